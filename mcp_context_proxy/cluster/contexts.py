@@ -100,8 +100,7 @@ class _StoredContext(Struct):
 
 def context_id_of(params: Members, caller: Caller) -> str | None:
     """Return the context handle that a request names, in its ``_meta`` or its arguments."""
-    meta = eras.meta_of(params) if caller.meta is None else caller.meta
-    named = envelope.text(meta.get(eras.CONTEXT_KEY)) if eras.CONTEXT_KEY in meta else None
+    named = envelope.text(caller.meta.get(eras.CONTEXT_KEY))
     if named is None and "arguments" in params and b"context_id" in bytes(params["arguments"]):
         try:
             found = _arguments(params["arguments"]).context_id

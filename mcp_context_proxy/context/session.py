@@ -422,13 +422,13 @@ QUERY_CHARACTERS = 4000
 """Length to which a query is cut: the model reads 256 word pieces of each sentence, and people type less."""
 
 
-def handle_of(params: Members, handles: Handles, principal: str | None = None) -> Handle | None:
-    """Return the context handle that a request names in its ``_meta``; None if it names none.
+def handle_of(meta: Members, handles: Handles, principal: str | None = None) -> Handle | None:
+    """Return the context handle that the ``_meta`` of a request names; None if it names none.
 
     Raises:
         RequestError: the handle is unknown, was forgotten, or belongs to another principal.
     """
-    wanted = envelope.text(eras.meta_of(params).get(eras.CONTEXT_KEY))
+    wanted = envelope.text(meta.get(eras.CONTEXT_KEY))
     if wanted is None:
         return None
     handle = handles.get(wanted, principal)

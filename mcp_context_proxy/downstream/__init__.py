@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
-from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.eras import Era, Meta
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,8 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
     client_info: Raw | None = None
     log_level: Raw | None = None
     """The client's opt-in to log messages about this request."""
+    meta: Meta | None = None
+    """The ``_meta`` of its params as the client sent it; None if it is not decoded."""
     on_notification: Notify | None = None
     """Takes progress and log notifications that belong to this request."""
     wants_progress: bool = False

@@ -310,6 +310,7 @@ class ModernHttp:
             client_info=outgoing.client_info,
             log_level=outgoing.log_level,
             progress_token=request_id if outgoing.wants_progress else None,
+            meta=outgoing.meta,
         )
         subject = outgoing.subject or method
         seconds = outgoing.timeout if outgoing.timeout is not None else self._call_seconds

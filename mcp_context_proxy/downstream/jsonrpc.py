@@ -137,6 +137,7 @@ class Peer:
             client_info=outgoing.client_info,
             log_level=outgoing.log_level,
             progress_token=pending.id if outgoing.wants_progress else None,
+            meta=outgoing.meta,
         )
         try:
             frame, channel = envelope.request(pending.id, method, down), self._attached
@@ -423,6 +424,13 @@ def _scalar(raw: Raw | None) -> float | str | None:
     return envelope.text(raw) or envelope.number(raw)
 
 
+def _echoed(request_id: object) -> int | None:
+    """Return the number that a string or a float is, as some servers echo one; None if it is none."""
+    if isinstance(request_id, str) and len(request_id) <= ID_DIGITS and request_id.isdecimal():
+        return int(request_id)
+    return int(request_id) if isinstance(request_id, float) and request_id.is_integer() else None
+
+
 class _PendingRequests:
     """All pending requests of one peer: correlates them by id, enforces and pauses their timeouts.
 
@@ -440,15 +448,9 @@ class _PendingRequests:
         """Time of the next look at the deadlines."""
 
     def find(self, request_id: object) -> _Pending | None:
-        """Return the request with this id if its caller still waits.
-
-        Some servers echo a number as a string or as a float.
-        """
-        if isinstance(request_id, str) and len(request_id) <= ID_DIGITS and request_id.isdecimal():
-            request_id = int(request_id)
-        if isinstance(request_id, float) and request_id.is_integer():
-            request_id = int(request_id)
-        pending = self.by_id.get(request_id) if isinstance(request_id, int) else None
+        """Return the request with this id if its caller still waits."""
+        number = request_id if isinstance(request_id, int) else _echoed(request_id)
+        pending = None if number is None else self.by_id.get(number)
         return None if pending is None or pending.done else pending
 
     def add(self, method: str, outgoing: Outgoing) -> _Pending:
@@ -457,7 +459,9 @@ class _PendingRequests:
         now = self._loop.time()
         pending.give_up_at = now + (timeout if timeout > self._call_max_seconds else self._call_max_seconds)
         self.by_id[pending.id] = pending
-        self._give_until(pending, now + timeout)
+        pending.deadline = now + timeout
+        if pending.deadline < self._looks_at:
+            self._look_at(pending.deadline)
         return pending
 
     def extend(self, pending: _Pending) -> None:
@@ -468,10 +472,13 @@ class _PendingRequests:
     def _give_until(self, pending: _Pending, deadline: float) -> None:
         pending.deadline = deadline
         if deadline < self._looks_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._looks_at = deadline
-            self._timer = self._loop.call_at(deadline, self._look)
+            self._look_at(deadline)
+
+    def _look_at(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._looks_at = deadline
+        self._timer = self._loop.call_at(deadline, self._look)
 
     def _look(self) -> None:
         """Give up the requests whose time is over, and look again when the next one's is."""

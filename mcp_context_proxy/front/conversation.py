@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator
+from contextvars import copy_context
 from typing import Protocol
 
 import anyio
@@ -35,7 +36,7 @@ from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS
 from mcp_context_proxy.server.negotiation import INITIALIZE, LISTEN, Negotiation
 from mcp_context_proxy.system.threads import Flight, in_task, in_thread
-from mcp_context_proxy.trust import THE_USER, Principal
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +125,9 @@ class Conversation:
         """Converse over `channel`; `rights` are those of the host."""
         self._negotiation, self._gateway = negotiation, negotiation.gateway
         self._limits, self._channel, self._rights = limits, channel, rights
+        self._context = copy_context()
+        """The context of every request: it acts for the host."""
+        self._context.run(ACTING.set, rights)
         self._session: Session | None = None
         self._under_way = 0
         """Number of requests that are being answered."""
@@ -266,7 +270,7 @@ class Conversation:
             text = f"busy: {self._under_way} requests are under way"
             self._reply_now(envelope.error_reply(request_id, INVALID_REQUEST, text))
             return False
-        flight = self._cancellable[request_id] = Flight(self._group)
+        flight = self._cancellable[request_id] = Flight(self._group, self._context)
         self._under_way += 1
         self._flights.add(flight)
         flight.start(self._answer(request_id, method, params, caller, flight, release))

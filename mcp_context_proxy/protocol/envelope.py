@@ -446,7 +446,8 @@ DEPTHS_CUT: Final = 10_000
 
 def nests_deeper(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -> bool:
     """Return whether objects and arrays nest deeper than `limit` levels. The input must be valid JSON."""
-    if encoded.count(b"{") + encoded.count(b"[") <= limit:
+    # A level has a beginning and an end: most messages are too short to be looked through.
+    if len(encoded) <= 2 * limit or encoded.count(b"{") + encoded.count(b"[") <= limit:
         return False
     return any(depth > limit for depth in deepest(encoded, part_bytes))
 
@@ -463,7 +464,7 @@ def overflows(encoded: bytes) -> bool:
     """Return whether JSON has a number like 1e999, over which some programs end the whole connection."""
     plain = encoded.translate(_DIGITS, b"+")
     # Not by `in`, which takes bytes for a number first, and makes an error of that: every call looks so.
-    if plain.find(b"e000") < 0 and plain.find(_LONG_NUMBER) < 0:
+    if plain.find(b"e000") < 0 and (len(plain) < len(_LONG_NUMBER) or plain.find(_LONG_NUMBER) < 0):
         return False
     return any(found[1] and math.isinf(float(found[1])) for found in _NUMBER_OR_STRING.finditer(encoded))
 

@@ -10,7 +10,7 @@ Only the members that this proxy acts on are checked; the server judges the rest
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from enum import Enum, StrEnum, auto
+from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Any, Final, TypeVar
 
@@ -180,6 +180,16 @@ class Meta(dict[str, Raw]):
         sent |= {key: self[key] for key in (CLIENT_INFO_KEY, LOG_LEVEL_KEY) if key in self}
         return envelope.raw(sent)
 
+    @cached_property
+    def encoded_values(self) -> bytes:
+        """Its values, side by side."""
+        return b",".join(self.values())
+
+    @cached_property
+    def overflows(self) -> bool:
+        """True if it has a number over which some programs end; see `envelope.overflows`."""
+        return envelope.overflows(self.encoded_values)
+
     def introduces(self, capabilities: object, client_info: object, log_level: object) -> bool:
         """Return whether these are just those that it has."""
         own = self.get(CLIENT_CAPABILITIES_KEY), self.get(CLIENT_INFO_KEY), self.get(LOG_LEVEL_KEY)
@@ -228,10 +238,18 @@ def client_capabilities(declared: Raw | None) -> Mapping[str, Any]:
     """Return those of a client's capabilities that let servers make requests of it, by name."""
     if declared is None or len(declared) <= len(b"{}"):
         return {}
+    small = len(declared) <= USUAL_META_BYTES
+    return _known_capabilities(bytes(declared)) if small else _capabilities(declared)
+
+
+def _capabilities(declared: bytes | Raw) -> Mapping[str, Any]:
     known = envelope.value_or_none(declared)
     if not isinstance(known, dict):
         return {}
     return {name: known[name] for name in CAPABILITY_OF.values() if isinstance(known.get(name), dict)}
+
+
+_known_capabilities = lru_cache(maxsize=64)(_capabilities)
 
 
 def fit_params_to_server(
@@ -242,11 +260,13 @@ def fit_params_to_server(
     client_info: Mapping[str, Any] | Raw | None = None,
     log_level: Raw | None = None,
     progress_token: int | None = None,
+    meta: Meta | None = None,
 ) -> Members:
     """Convert the params of a client's request for a downstream server of an era.
 
     ``_meta`` of others is kept. Keys of this proxy are removed, and keys that belong to one hop are replaced.
-    Capabilities, name and version of the client, and its log level are sent to modern servers only.
+    Capabilities, name and version of the client, and its log level are sent to modern servers only. `meta` is
+    the ``_meta`` of the params, if it is decoded already.
     """
     if era is HANDSHAKE and progress_token is None and _HOP_KEYS.isdisjoint(params):
         return params
@@ -254,7 +274,7 @@ def fit_params_to_server(
     out.pop(TASK_KEY, None)
     sent: dict[str, Any] = {}
     if out.pop("_meta", None) is not None:
-        meta = meta_of(params)
+        meta = meta_of(params) if meta is None else meta
         if (
             era is MODERN
             and progress_token is None
@@ -533,10 +553,12 @@ def params_fault(
             needs = f"{method} needs {name}," if needed else f"{name} of {method} must be"
             return f"{needs} {_KINDS[kinds[0]]}"
     raw_meta = params.get("_meta")
-    if raw_meta is not None and len(raw_meta) > envelope.TAKEN_APART_BYTES:
-        return _too_large("_meta", method, raw_meta)
-    if raw_meta is not None and not envelope.starts_with(raw_meta, OBJECT + NULL):
-        return "_meta must be an object"
+    # One that is decoded, and not empty, is an object of a right size.
+    if raw_meta is not None and not meta:
+        if len(raw_meta) > envelope.TAKEN_APART_BYTES:
+            return _too_large("_meta", method, raw_meta)
+        if not envelope.starts_with(raw_meta, OBJECT + NULL):
+            return "_meta must be an object"
     if method == "completion/complete" and (wrong := _reference_fault(params)) is not None:
         return wrong
     if raw_meta is None:
@@ -564,37 +586,3 @@ def _too_large(name: str, method: str, raw: Raw) -> str:
 
 def _is(raw: Raw | None, kinds: bytes) -> bool:
     return raw is not None and envelope.starts_with(raw, kinds)
-
-
-MOST_DECODED: Final = 1024 * 1024
-"""Size of a result up to which it is decoded; a larger one counts as a success."""
-
-
-class Outcome(Enum):
-    """Ways in which a call ends."""
-
-    SUCCEEDED = auto()
-    FAILED = auto()
-    """The result says so, or cannot be read."""
-    ASKS = auto()
-    """The result requires input; the call ends when the client has given it."""
-
-
-SUCCEEDED: Final = Outcome.SUCCEEDED
-FAILED: Final = Outcome.FAILED
-ASKS: Final = Outcome.ASKS
-
-
-def outcome_of(result: bytes) -> Outcome:
-    """Return how a call with this result ended."""
-    # The size comes first: each search of a result of 10 MB takes up to 20 ms. Without an escape, which
-    # counts as input that may be required, the name of the member can be written in one way only.
-    if len(result) > MOST_DECODED or (result.find(b'"isError"') < 0 and not may_require_input(result)):
-        return SUCCEEDED
-    try:
-        members = envelope.members(result)
-    except (msgspec.DecodeError, RecursionError):
-        return FAILED
-    if result_type(members) == "input_required":
-        return ASKS
-    return FAILED if bytes(members.get("isError", b"false")) == b"true" else SUCCEEDED

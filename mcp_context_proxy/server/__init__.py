@@ -70,8 +70,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Sends a notification that belongs to this request."""
     ask: Ask
     """Makes a request of the client; a modern client cannot be asked so."""
-    meta: eras.Meta | None = None
-    """The ``_meta`` of the request, if the front has decoded it."""
+    meta: eras.Meta = eras.NO_META
+    """The ``_meta`` of the request."""
     release: Callable[[], None] | None = None
     """Gives back the room of the request at the front: the limits of its server count it from now on."""
 

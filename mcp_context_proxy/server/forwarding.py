@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -37,13 +38,7 @@ from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import named, quoted
 from mcp_context_proxy.server import Caller, questions
 from mcp_context_proxy.server.consent import PendingInput
-from mcp_context_proxy.server.questions import (
-    Requests,
-    answer_word,
-    ask_for_input,
-    limited_ask,
-    url_elicitation,
-)
+from mcp_context_proxy.server.questions import ClientQuestions, Requests, ask_for_input, url_elicitation
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust.audit import AuditLog
 
@@ -79,7 +74,7 @@ class _Request(msgspec.Struct, eq=False):
     method: str
     params: Members
     """Params with names as the server knows them."""
-    meta: Members
+    meta: eras.Meta
     """Their ``_meta``, decoded, as the client sent it."""
     caller: Caller
     subject: str
@@ -90,6 +85,32 @@ class _Request(msgspec.Struct, eq=False):
     _reached: float = -math.inf
     _timer: asyncio.TimerHandle | None = None
     _over: bool = False
+
+    def outgoing(self, ask: Ask | None = None, notify: Notify | None = None) -> Outgoing:
+        """Return what goes with it; `notify` takes its notifications instead of this."""
+        client, caller, session = self.client, self.caller, self.caller.session
+        if session is None:
+            level = self.meta.get(eras.LOG_LEVEL_KEY)
+            if level is not None and client.era is HANDSHAKE:
+                client.subscriptions.include_log_level(envelope.text(level) or "")
+        else:
+            # A handshake-era server is told once, not with each request, and only a level that a client set.
+            name = session.log_level or (DEFAULT_LOG_LEVEL if client.era is MODERN else None)
+            level = None if name is None else envelope.raw(name)
+        return Outgoing(
+            subject=self.subject,
+            timeout=client.config.call_timeout,
+            capabilities=caller.capabilities,
+            client_info=caller.client_info,
+            log_level=level,
+            meta=self.meta,
+            on_notification=self if notify is None else notify,
+            wants_progress="progressToken" in self.meta,
+            party=Party(caller.principal) if session is None else session.party,
+            ask=ask,
+            on_counted=caller.release,
+            judge=self.judge,
+        )
 
     def __call__(self, method: str, params: Members) -> None:
         """Take a notification of the server."""
@@ -167,72 +188,53 @@ class Forwarder:
             DownstreamError: see `Link.request`.
             RequestError: the client refused a request of the server, or continues an unknown call.
         """
-        meta = eras.meta_of(params) if caller.meta is None else caller.meta
-        request = _Request(client, method, params, meta, caller, subject, judge)
+        request = _Request(client, method, params, caller.meta, caller, subject, judge)
+        modern = caller.era is MODERN
+        waits = modern and _may_be_asked(request)
         with request:
-            if caller.era is client.era:
-                # A server of the handshake era asks meanwhile; the questions of a modern one are its result.
-                ask = self._ask(request, caller.ask) if caller.era is HANDSHAKE else None
-                result = await self._send(request, params, _outgoing(request, request, ask))
-            else:
-                result = await self._relayed(request)
-        if caller.era is HANDSHAKE and client.era is not MODERN:
+            try:
+                if waits:
+                    await in_task()
+                    result = await self._send_pending(request)
+                else:
+                    # A server of the handshake era asks meanwhile, a modern one by its result.
+                    outgoing = request.outgoing(None if modern else self._ask(request, caller.ask))
+                    result = await self._send(request, params, outgoing)
+                    if not modern:
+                        if client.era is MODERN:
+                            result = await self._resolve_input_required(request, outgoing, result)
+                    elif len(result) > envelope.TAKEN_APART_BYTES or eras.may_require_input(result):
+                        result = await self._checked(request, result)
+            except RemoteError as error:
+                # That of a call that waits is checked already, and may be of another server.
+                checked = error if waits else await questions.checked_error(client, error)
+                result = _in_place_of(checked, request)
+        if not modern and client.era is not MODERN:
             # Nothing to fit, so nothing is parsed: the bytes pass as they came.
             return result
         if len(result) > envelope.TAKEN_APART_BYTES:
             return await in_thread(eras.fit_result_to_client, method, result, caller.era)
         return eras.fit_result_to_client(method, result, caller.era)
 
-    async def _relayed(self, request: _Request) -> bytes:
-        """Return the result of a server of the other era, or of one whose era is not known yet."""
-        client, caller = request.client, request.caller
-        if caller.era is HANDSHAKE:
-            outgoing = _outgoing(request, request, self._ask(request, caller.ask))
-            result = await self._send(request, request.params, outgoing)
-            if client.era is MODERN:
-                return await self._resolve_input_required(request, outgoing, result)
-            return result
-        if client.era is not HANDSHAKE or request.method not in INPUT_METHODS:
-            return await self._send(request, request.params, _outgoing(request, request))
-        try:
-            if "requestState" in request.params or client_capabilities(caller.capabilities):
-                await in_task()
-                return await self._send_pending(request)
-            return await self._send(request, request.params, _outgoing(request, request))
-        except RemoteError as error:
-            asks = url_elicitation(error, request.params, caller)
-            if asks is None:
-                raise
-            return asks
-
     async def _send_pending(self, request: _Request) -> bytes:
         """Send a modern client's call to a server that may make requests of the client meanwhile."""
 
         async def work(ask: Ask, notify: Notify) -> bytes:
-            outgoing = _outgoing(request, notify, self._ask(request, ask))
-            return await self._send(request, request.params, outgoing)
+            outgoing = request.outgoing(self._ask(request, ask), notify)
+            try:
+                return await self._checked(request, await self._send(request, request.params, outgoing))
+            except RemoteError as error:
+                raise await questions.checked_error(request.client, error) from None
 
         subject = f"{request.client.name} {request.method}"
         return await self._pending.call(request.caller.principal, subject, request.params, request, work)
 
     def _ask(self, request: _Request, ask: Ask) -> Ask | None:
         """Return the way in which the server asks the client; the audit has each question."""
-        client, caller = request.client, request.caller
-        if not client_capabilities(caller.capabilities):
+        if not client_capabilities(request.caller.capabilities):
             return None
-        limited = limited_ask(caller, ask, client)
-        party = None if caller.session is None else caller.session.party
-
-        async def audited(method: str, params: Members) -> bytes:
-            answer = "refused"
-            try:
-                answered = await client.asked(limited, party, method, params)
-                answer = answer_word(answered)
-                return answered
-            finally:
-                self._note_question(request, method, answer)
-
-        return audited
+        note = partial(self._note_question, request)
+        return ClientQuestions(request.caller, request.client, ask, note)
 
     def _note_question(self, request: _Request, method: str, answer: str) -> None:
         caller = request.caller
@@ -270,35 +272,36 @@ class Forwarder:
             result = await self._send(request, retry, outgoing)
         raise InputMissingError(server, f"it asked more than {INPUT_ROUNDS} times")
 
-    async def _send(self, request: _Request, params: Members, outgoing: Outgoing) -> bytes:
-        client = request.client
+    def _send(self, request: _Request, params: Members, outgoing: Outgoing) -> Awaitable[bytes]:
+        # No coroutine of its own: one less for each call to go through, on both ways.
         if request.caller.era is MODERN and "inputResponses" in params:
             for answer in questions.answers_in(params):
                 self._note_question(request, "inputResponses", answer)
-        try:
-            if self.tracing is None:
-                result = await client.call(request.method, params, outgoing)
-            else:
-                result = await self._traced(self.tracing, request, params, outgoing)
-        except RemoteError as error:
-            raise await questions.checked_error(client, error) from error
-        # A large result is read in a thread in any case: to search it takes as long.
-        large = len(result) > envelope.TAKEN_APART_BYTES
-        if request.caller.era is MODERN and (large or eras.may_require_input(result)):
-            # Whatever the server's era: the client would answer such a result of any server.
-            parts, required = await _requests_in(client.name, result, client.limits)
-            if required is None:
-                return result
-            checked = await questions.checked_requests(client, parts, required)
-            for method in questions.asked_by(checked):
-                self._note_question(request, method, "asked by the result of the call")
-            return checked
-        return result
+        if self.tracing is None:
+            return request.client.call(request.method, params, outgoing)
+        return self._traced(self.tracing, request, params, outgoing)
+
+    async def _checked(self, request: _Request, result: bytes) -> bytes:
+        """Return a result for a modern client, which would answer the questions in it, of any server.
+
+        A large one is read in a thread in any case: to search it takes as long.
+        """
+        client = request.client
+        if len(result) <= envelope.TAKEN_APART_BYTES and not eras.may_require_input(result):
+            return result
+        parts, required = await _requests_in(client.name, result, client.limits)
+        if required is None:
+            return result
+        checked = await questions.checked_requests(client, parts, required)
+        for method in questions.asked_by(checked):
+            self._note_question(request, method, "asked by the result of the call")
+        return checked
 
     async def _traced(
         self, tracing: Tracing, request: _Request, params: Members, outgoing: Outgoing
     ) -> bytes:
         with tracing.downstream(request.client.name, request.method, params) as traced:
+            outgoing = msgspec.structs.replace(outgoing, meta=eras.meta_of(traced.params))
             result = await request.client.call(request.method, traced.params, outgoing)
             traced.answered(result)
             return result
@@ -341,29 +344,29 @@ def _members(raw: Raw) -> Members:
     return envelope.members(raw)
 
 
-def _outgoing(request: _Request, notify: Notify, ask: Ask | None = None) -> Outgoing:
-    client, caller, session, meta = request.client, request.caller, request.caller.session, request.meta
-    if session is None:
-        level = meta.get(eras.LOG_LEVEL_KEY)
-        if level is not None and client.era is HANDSHAKE:
-            client.subscriptions.include_log_level(envelope.text(level) or "")
-    else:
-        # A handshake-era server is told once, not with each request, and only a level that a client set.
-        name = session.log_level or (DEFAULT_LOG_LEVEL if client.era is MODERN else None)
-        level = None if name is None else envelope.raw(name)
-    return Outgoing(
-        subject=request.subject,
-        timeout=client.config.call_timeout,
-        capabilities=caller.capabilities,
-        client_info=caller.client_info,
-        log_level=level,
-        on_notification=notify,
-        wants_progress="progressToken" in meta,
-        party=Party(caller.principal) if session is None else session.party,
-        ask=ask,
-        on_counted=caller.release,
-        judge=request.judge,
-    )
+def _asks_meanwhile(request: _Request) -> bool:
+    """Return whether a server may ask during a request, which only one of the handshake era does."""
+    return request.client.era is HANDSHAKE and request.method in INPUT_METHODS
+
+
+def _in_place_of(error: RemoteError, request: _Request) -> bytes:
+    """Return the result by which a modern client is sent to a URL, instead of the error of an older server.
+
+    Raises:
+        RemoteError: it is any other error.
+    """
+    if request.caller.era is MODERN and _asks_meanwhile(request):
+        asks = url_elicitation(error, request.params, request.caller)
+        if asks is not None:
+            return asks
+    raise error
+
+
+def _may_be_asked(request: _Request) -> bool:
+    """Return whether a modern client may be asked so, or answers what it was asked."""
+    if not _asks_meanwhile(request):
+        return False
+    return "requestState" in request.params or bool(client_capabilities(request.caller.capabilities))
 
 
 def tell_waiting(params: Members, notify: Notify, seconds: float, standing: str) -> None:

@@ -45,7 +45,7 @@ from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.system.threads import Cancellable, assigned, in_task, in_thread
+from mcp_context_proxy.system.threads import Cancellable, in_task, in_thread
 from mcp_context_proxy.trust import ACTING, Principal
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Gateway:
                 caller.session.rights = caller.rights
             if method != "tools/call" or self.tracing is not None:
                 await in_task()
-            drain, request = self.drain, Cancellable()
+            drain, request, acting = self.drain, Cancellable(), ACTING.get()
             if drain.stopping:
                 raise RequestError(SHUTTING_DOWN, "shutting down: the proxy was told to stop; it did not run")
             drain.requests.add(request)
@@ -178,15 +178,19 @@ class Gateway:
                         caller = await self.profiles.admit(caller)
                     if self.sharing is not None:
                         params = await self.sharing.fetch(params, caller)
-                    with assigned(ACTING, caller.rights):
-                        if self.tracing is None:
-                            result = await handler(params, caller)
-                        else:
-                            result = await self._traced(self.tracing, handler, method, params, caller)
+                    # A conversation acts for its host already.
+                    if acting is not caller.rights:
+                        ACTING.set(caller.rights)
+                    if self.tracing is None:
+                        result = await handler(params, caller)
+                    else:
+                        result = await self._traced(self.tracing, handler, method, params, caller)
                     if self.sharing is not None:
                         result = await self.sharing.keep(params, caller, result)
                     return result
             finally:
+                if acting is not caller.rights:
+                    ACTING.set(acting)
                 drain.requests.discard(request)
             why = "shutting down: the request was given up; it may or may not have run"
             raise RequestError(SHUTTING_DOWN, why)

@@ -34,9 +34,9 @@ from mcp_context_proxy.interactions import InteractionRecorder
 from mcp_context_proxy.items import NO_FILTERS, Document, Kind, NameOf, SearchFilters, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
-from mcp_context_proxy.protocol.eras import Era, Outcome, client_capabilities, outcome_of
+from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.strangers import mark_untrusted
-from mcp_context_proxy.results import ReadError, read, with_note
+from mcp_context_proxy.results import FAILED, ReadError, outcome_of, read, with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.consent import PendingInput
@@ -134,7 +134,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         """Return the result of a meta tool that calls no other one, not yet fitted to an era."""
         raw = params.get("arguments", NO_ARGUMENTS)
         try:
-            _wants_data(params)  # before anything is done
+            _wants_data(caller)  # before anything is done
             if name in (SEARCH, SET_CONTEXT):
                 kind: type[SearchArguments | ContextArguments]
                 kind = SearchArguments if name == SEARCH else ContextArguments
@@ -158,21 +158,23 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         """
         raw, tool = params.get("arguments", NO_ARGUMENTS), None
         try:
-            _wants_data(params)  # before anything is done
+            _wants_data(caller)  # before anything is done
             if len(raw) > envelope.TAKEN_APART_BYTES:  # those of the tool may be large
                 await in_task()
                 wanted = await in_thread(_decoded, raw, CallArguments)
             else:
                 wanted = _decoded(raw, CallArguments)
-            arguments = NO_ARGUMENTS if wanted.arguments is UNSET else wanted.arguments
+            arguments = wanted.arguments
+            if arguments is UNSET or _is_null(arguments):
+                arguments = NO_ARGUMENTS
             sent = {**params, "arguments": arguments}
             if wanted.name in RESERVED:
                 return await self._own_through(through, wanted.name, sent, caller)
             if wanted.context_id is not None:
                 # In the _meta, where every call has its context; no server sees it.
-                self._handle(wanted.context_id, sent, caller)
-                meta = {**eras.meta_of(sent), eras.CONTEXT_KEY: envelope.raw(wanted.context_id)}
-                sent["_meta"] = envelope.raw(meta)
+                self._handle(wanted.context_id, caller)
+                meta = eras.Meta({**caller.meta, eras.CONTEXT_KEY: envelope.raw(wanted.context_id)})
+                sent["_meta"], caller = envelope.raw(meta), replace(caller, meta=meta)
         except _UnusableArgumentsError as error:
             return eras.fit_result_to_client("tools/call", failure(f"{through}: {error}"), caller.era)
         try:
@@ -185,7 +187,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             if through != CALL_READ_ONLY or tool.tool_class is ToolClass.READ:
                 said = wanted.goal and self.redact(wanted.goal)
                 result = await self.calls.call_tool(tool, sent, caller, goal=said, through=through)
-                fits = result.find(b'"isError"') < 0 or outcome_of(result) is not Outcome.FAILED
+                fits = result.find(b'"isError"') < 0 or outcome_of(result) is not FAILED
                 differs = "" if fits else misfit(tool, caller.name_of(tool), arguments)
                 return with_note(result, differs) if differs else result
             self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)
@@ -241,7 +243,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         notify: Notify,
     ) -> bytes:
         """Search for either meta tool; a handshake-era session lists the selected tools from now on."""
-        handle, query = self._handle(wanted.context_id, params, caller), wanted.query
+        handle, query = self._handle(wanted.context_id, caller), wanted.query
         overrides, scope, best = Overrides(), None, False
         if isinstance(wanted, SearchArguments):
             best = wanted.best
@@ -249,7 +251,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             scope = Scope(kinds, _filters(wanted))
             number = DomainOverrides(top_n=wanted.top_n)
             overrides = Overrides(number, number)
-            if not _wants_data(params) and (kinds is None or Kind.TOOL in kinds):
+            if not _wants_data(caller) and (kinds is None or Kind.TOOL in kinds):
                 query = query.strip() or scope.filters.server or ""
                 catalog = self.calls.catalog
                 snapshot = (catalog if caller.rights.limited else catalog.whole).snapshot
@@ -284,7 +286,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             self.changes.show_found(caller.session, answer.tool_names)
         session: SessionContext | None = handle or caller.session
         noted = None
-        if not _wants_data(params):
+        if not _wants_data(caller):
             agent = eras.name_of(caller.client_info)
             noted = self.noted.of(caller.principal, agent) if session is None else session.noted
         notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
@@ -301,7 +303,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
-        if _wants_data(params):
+        if _wants_data(caller):
             data = await in_thread(search_data, answer, notes, caller.name_of, self._figures(caller))
             return _data(data, context_id)
         whole, tokens = False, ANSWER_TOKENS
@@ -340,7 +342,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if not self.manage():
             return failure(f"{MANAGE} is switched off; [context] manage_tool switches it on")
         session: SessionContext = (
-            self._handle(wanted.context_id, params, caller) or caller.session or self._new_handle(caller)
+            self._handle(wanted.context_id, caller) or caller.session or self._new_handle(caller)
         )
         if wanted.action != "list":
             if wanted.type is None or wanted.name is None:
@@ -357,7 +359,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         snapshot = self.calls.catalog.snapshot
         named = [(item, current_name(item, snapshot, caller.name_of)) for item in items]
         lines = [f"- {item.type} {name} ({item.include_mode})" for item, name in named]
-        if _wants_data(params):
+        if _wants_data(caller):
             return _data({"items": [replace(item, name=name) for item, name in named]}, context_id)
         text = "\n".join(["In the context of every request:", *lines] if lines else ["The context is empty."])
         return _text(text, context_id)
@@ -374,7 +376,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
 
     async def _read(self, wanted: ReadArguments, params: Members, caller: Caller) -> bytes:
         """Return a part of a document; one that is read whole is not given again in this session."""
-        session: SessionContext | None = self._handle(wanted.context_id, params, caller) or caller.session
+        session: SessionContext | None = self._handle(wanted.context_id, caller) or caller.session
         most, snapshot = self.document_bytes(), self.calls.catalog.snapshot
         read = partial(read_part, snapshot, wanted.name, wanted.section, wanted.page, most)
         try:
@@ -387,7 +389,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             self.was_read(part.document)
         if part.is_whole and session is not None:
             session.delivered[key_of(part.document)] = (part.document.fingerprint, Delivery.WHOLE)
-        if not _wants_data(params):
+        if not _wants_data(caller):
             return _text(part_text(part))
         facts = {"uri": part.uri, "section": part.section, "page": part.page, "pages": part.pages}
         return _data({**facts, "text": part.text, "outline": part.outline, "folder": part.folder})
@@ -412,7 +414,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 None if everybody else caller.rights.owner,
             )
             found = await in_thread(search, abandon_on_cancel=True)
-            if _wants_data(params):
+            if _wants_data(caller):
                 return _data({"query": wanted.query, **recall_data(found)})
             return _text(recall_text(found))
         except StoreError as error:
@@ -442,10 +444,10 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             result = mark_untrusted(kept.server, result)
         return with_note(result, reading.note)
 
-    def _handle(self, context_id: str | None, params: Members, caller: Caller) -> Handle | None:
+    def _handle(self, context_id: str | None, caller: Caller) -> Handle | None:
         """Return the context that a call names; a model can read the error about an unknown `context_id`."""
         if context_id is None:
-            return handle_of(params, self.handles, caller.principal)
+            return handle_of(caller.meta, self.handles, caller.principal)
         handle = self.handles.get(context_id, caller.principal)
         if handle is None:
             raise _UnusableArgumentsError(f"unknown or expired context_id; {SET_CONTEXT} gives one")
@@ -478,15 +480,12 @@ def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
 
 def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
     """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
+    decoder: msgspec.json.Decoder[Arguments] = _decoder(kind)
     try:
-        if bytes(raw).find(b"null") >= 0:  # `in` makes an error first, because it takes bytes for a number
-            given = _without_nulls(raw)
-            if "filters" in given:
-                given["filters"] = envelope.raw(_without_nulls(given["filters"]))
-            raw = envelope.raw(given)
-        decoder: msgspec.json.Decoder[Arguments] = _decoder(kind)
         return decoder.decode(raw)
     except msgspec.DecodeError as error:
+        if (given := _without_nulls(raw)) is not None:
+            return _decoded(given, kind)
         if (written := envelope.text(raw)) is not None:
             return _decoded(Raw(written.encode()), kind)
         if (ours := in_our_words(raw, kind)) is not None:
@@ -494,13 +493,26 @@ def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
         raise _UnusableArgumentsError(in_words(error, kind)) from None
 
 
-def _without_nulls(raw: Raw) -> Members:
-    return {name: value for name, value in envelope.members(raw).items() if bytes(value) != b"null"}
+def _without_nulls(raw: Raw) -> Raw | None:
+    """Return arguments without those that are null, as in their filters; None if that changes none."""
+    try:
+        given = envelope.members(raw)
+    except msgspec.DecodeError:
+        return None
+    kept = {name: value for name, value in given.items() if not _is_null(value)}
+    filters = _without_nulls(kept["filters"]) if "filters" in kept else None
+    if filters is not None:
+        kept["filters"] = filters
+    return None if filters is None and len(kept) == len(given) else envelope.raw(kept)
 
 
-def _wants_data(params: Members) -> bool:
+def _is_null(raw: Raw) -> bool:
+    return len(raw) == len(b"null") and bytes(raw) == b"null"
+
+
+def _wants_data(caller: Caller) -> bool:
     """Return whether a program asks for data instead of the text that models read."""
-    wanted = eras.meta_of(params).get(eras.FORMAT_KEY)
+    wanted = caller.meta.get(eras.FORMAT_KEY)
     if wanted is None:
         return False
     if envelope.text(wanted) != "json":

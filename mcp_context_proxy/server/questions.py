@@ -19,11 +19,11 @@ import json
 import logging
 import secrets
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.config.tables import KIB
@@ -80,19 +80,33 @@ _EXACT: Final = frozenset(
 """Members that a peer compares or sends back: they are never changed, so they must hide nothing."""
 
 
-def limited_ask(caller: Caller, ask: Ask, client: DownstreamClient) -> Ask:
-    """Return the way in which a server asks the client during one call."""
-    asked = 0
+class ClientQuestions(Struct, eq=False):
+    """Asks the client for a server during one call: bounded, checked, and told to the audit."""
 
-    async def limited(method: str, params: Members) -> bytes:
-        nonlocal asked
+    caller: Caller
+    client: DownstreamClient
+    ask: Ask
+    note: Callable[[str, str], None]
+    """Takes the method of each question, and how it was answered."""
+    _asked: int = 0
+
+    async def __call__(self, method: str, params: Members) -> bytes:
+        """Ask; see `Ask`."""
+        session, answer = self.caller.session, "refused"
+        try:
+            party = None if session is None else session.party
+            answered = await self.client.asked(self._limited, party, method, params)
+            answer = answer_word(answered)
+            return answered
+        finally:
+            self.note(method, answer)
+
+    async def _limited(self, method: str, params: Members) -> bytes:
         # A request that is refused counts as well: a server that tries words until one passes is stopped.
-        if asked >= client.limits.questions_per_call:
-            raise RequestError(INTERNAL_ERROR, f"the client was asked {asked} times during this call")
-        asked += 1
-        return await ask_client(caller, ask, method, await _checked(client, method, params))
-
-    return limited
+        if self._asked >= self.client.limits.questions_per_call:
+            raise RequestError(INTERNAL_ERROR, f"the client was asked {self._asked} times during this call")
+        self._asked += 1
+        return await ask_client(self.caller, self.ask, method, await _checked(self.client, method, params))
 
 
 async def ask_client(caller: Caller, ask: Ask, method: str, params: Members) -> bytes:

@@ -141,10 +141,10 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
 
     async def _read_context(self, uri: str, params: Members, caller: Caller) -> tuple[str, str] | None:
         """Return media type and text of a ``context://`` resource; None if there is no such resource."""
-        session = handle_of(params, self.handles, caller.principal) or caller.session
+        session = handle_of(caller.meta, self.handles, caller.principal) or caller.session
         if uri == CURRENT:
             # For the query of the request, else for the session's latest, else the items of every session.
-            query = envelope.text(eras.meta_of(params).get(eras.QUERY_KEY))
+            query = envelope.text(caller.meta.get(eras.QUERY_KEY))
             if query is None and session is not None:
                 query = session.query
             snapshot = self.catalog.snapshot
@@ -374,7 +374,7 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
                 INVALID_PARAMS, f"prompt {CONTEXT_PROMPT!r} needs a query: what you want to do"
             )
         query = query[:QUERY_CHARACTERS]
-        session = handle_of(params, self.handles, caller.principal) or caller.session
+        session = handle_of(caller.meta, self.handles, caller.principal) or caller.session
         selected = await self.contexts.select(query, session, owner=caller.principal, deliver="prompt")
         context, snapshot = selected.context, selected.found.snapshot
         texts = rendering.document_messages(context, snapshot, selected.told)
@@ -404,7 +404,7 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
         if names.is_full(name):
             return prompt
         self._raise_if_withheld(name)
-        session = handle_of(params, self.handles, caller.principal) or caller.session
+        session = handle_of(caller.meta, self.handles, caller.principal) or caller.session
         if session is not None:
             try:
                 session.means("prompt", name, prompt.server)

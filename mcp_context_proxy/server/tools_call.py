@@ -44,10 +44,19 @@ from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
-from mcp_context_proxy.protocol.eras import ASKS, FAILED, HANDSHAKE, SUCCEEDED, Outcome, outcome_of
+from mcp_context_proxy.protocol.eras import HANDSHAKE
 from mcp_context_proxy.protocol.framing import after_step
 from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
-from mcp_context_proxy.results import SMALL_BYTES, LargeResults
+from mcp_context_proxy.results import (
+    ASKS,
+    FAILED,
+    SMALL_BYTES,
+    SUCCEEDED,
+    LargeResults,
+    Outcome,
+    ending_of,
+    outcome_of,
+)
 from mcp_context_proxy.results.shortening import Call
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
@@ -114,35 +123,16 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         params: Members,
         caller: Caller,
         session: SessionContext | None,
-        *,
         goal: str | None,
-        result: bytes,
-        seconds: float,
-        rule: str | None = None,
-    ) -> None:
-        """Take a call that its server has answered; one that asks for input has not ended.
-
-        ``rule`` is what allowed it, if it was not the default.
-        """
-        # Of a small result it is read later how it ended; a large one is not kept for that.
-        outcome, size = result if len(result) <= SMALL_BYTES else outcome_of(result), len(result)
-        after_step(partial(self._take, tool, params, caller, session, goal, outcome, size, seconds, rule))
-
-    def _take(
-        self,
-        tool: Tool,
-        params: Members,
-        caller: Caller,
-        session: SessionContext | None,
-        goal: str | None,
-        outcome: Outcome | bytes,
+        outcome: Outcome,
         size: int,
         seconds: float,
         rule: str | None,
     ) -> None:
-        """Take an answered call when its answer is written: its caller does not wait for what follows."""
-        if isinstance(outcome, bytes):
-            outcome = outcome_of(outcome)
+        """Take a call that its server has answered; one that asks for input has not ended.
+
+        ``size`` is that of its result; ``rule`` is what allowed it, if it was not the default.
+        """
         ms = seconds * 1000
         if self.audit is not None:
             how = outcome.name.lower()
@@ -232,12 +222,12 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         # The uses of an administrator teach everybody's searches; those of others only their own, unless
         # their profile says otherwise.
         principal, owner = caller.principal, "" if caller.rights.teaches else caller.rights.owner
-        connection = _connection(session, caller, owner)
-        if self.in_session is not None and not owner:
-            self.in_session((tool.server, tool.name), connection)
         call = (tool.exposed_name, None if session is None else session.id, principal, owner, goal)
         if self._is_settled(call):
             return
+        connection = _connection(session, caller, owner)
+        if self.in_session is not None and not owner:
+            self.in_session((tool.server, tool.name), connection)
         # A connection counts once, however often it calls, and so does a person without one on each day.
         day = int(time_of_day() // DAY)
         counted_as = connection or f"day {day} of {person_in(principal) or 'the user'}"
@@ -429,7 +419,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         return tool
 
     def _note_meant(self, name: str, tool: Tool, params: Members, caller: Caller) -> None:
-        if SEPARATOR not in name and (session := self._session_of(params, caller)) is not None:
+        if SEPARATOR not in name and (session := self._session_of(caller)) is not None:
             session.means(Kind.TOOL, name, tool.server)
 
     async def call_tool(
@@ -474,7 +464,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             except DownstreamError as error:
                 self.ended.failed(tool, params, caller, error, 0.0, rule)
                 raise
-            agreed = await self.consent.obtain(tool, sent, caller, self._session_of(params, caller), through)
+            agreed = await self.consent.obtain(tool, sent, caller, self._session_of(caller), through)
             if isinstance(agreed, bytes):
                 if outcome_of(agreed) is not ASKS:
                     self.ended.refused(tool, params, caller, rule)
@@ -501,14 +491,16 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         if asks:
             await self.consent.remember(tool, sent, caller, result)
         self.answered[tool.server] += 1
-        session = self._session_of(params, caller)
+        session = self._session_of(caller)
         if session is not None:
             session.called(tool, result, self.contexts.result_reading)
-        self.ended.answered(
-            tool, params, caller, session, goal=goal, result=result, seconds=seconds, rule=rule
+        (outcome, structured), size = ending_of(result), len(result)
+        # When the answer is written: its caller does not wait for what follows.
+        after_step(
+            partial(self.ended.answered, tool, params, caller, session, goal, outcome, size, seconds, rule)
         )
         # Nearly every result is small and in one form, and ends here.
-        if len(result) > SMALL_BYTES or result.find(b'"structuredContent"') >= 0:
+        if size > SMALL_BYTES or structured:
             return await self._fitted(tool, params, caller, result, direct=through is None)
         return mark_untrusted(tool.server, result) if client.config.spotlight else result
 
@@ -553,11 +545,11 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             self.when_kept(caller)
         return fitted
 
-    def _session_of(self, params: Members, caller: Caller) -> SessionContext | None:
-        if "_meta" not in params:
+    def _session_of(self, caller: Caller) -> SessionContext | None:
+        if eras.CONTEXT_KEY not in caller.meta:
             return caller.session
         try:
-            return handle_of(params, self.handles, caller.principal) or caller.session
+            return handle_of(caller.meta, self.handles, caller.principal) or caller.session
         except RequestError:  # an expired handle is no reason to fail the call
             return caller.session
 

@@ -166,10 +166,9 @@ class ToolList:
         The query in ``_meta`` comes first, then the context handle in it, then the handshake-era session. A
         query in the request is the only form that both eras and every cache on the way allow.
         """
-        meta, session = eras.meta_of(params), caller.session
+        meta, session = caller.meta, caller.session
         text = envelope.text(meta.get(eras.QUERY_KEY)) or ""
-        named = eras.CONTEXT_KEY in meta
-        handle = handle_of(params, self._handles, caller.principal) if named else None
+        handle = handle_of(meta, self._handles, caller.principal)
         if text.strip():
             return _Query(text[:QUERY_CHARACTERS], handle or session)
         if handle is not None:

@@ -28,7 +28,7 @@ from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import DownstreamError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
-from mcp_context_proxy.protocol.eras import Outcome, outcome_of
+from mcp_context_proxy.results import FAILED, outcome_of
 
 NAMED: Final = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
 """Methods whose ``name`` param becomes part of the span, and the attribute that holds it."""
@@ -105,7 +105,7 @@ class TracedRequest:
     def answered(self, result: bytes) -> None:
         if self._method != "tools/call" or not self._span.is_recording():
             return
-        if outcome_of(result) is Outcome.FAILED:
+        if outcome_of(result) is FAILED:
             _fail(self._span, "tool_error", "")
 
 

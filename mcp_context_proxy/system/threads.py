@@ -210,15 +210,18 @@ class Flight:
     # Of the class, because one is made for every call.
     reply: Reply[Any] | None = None
     """What it waits for without a task."""
-    _context: Context | None = None
     _coroutine: Coroutine[Any, Any, None] | None = None
     _scope: anyio.CancelScope | None = None
     _cancelled = False
     """True while it has to be cancelled at its next wait."""
 
-    def __init__(self, group: TaskGroup) -> None:
-        """Prepare a flight; if it needs a task, that is one of `group`."""
+    def __init__(self, group: TaskGroup, context: Context | None = None) -> None:
+        """Prepare a flight; if it needs a task, that is one of `group`.
+
+        It runs in a copy of `context`, or of that in which it is started.
+        """
         self._group = group
+        self._context = copy_context() if context is None else context.copy()
         self.scopes: list[Cancellable] = []
         """Those that are entered, which are scopes of the task if the flight goes on in one."""
 
@@ -234,7 +237,7 @@ class Flight:
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine up to its first wait. An error that it raises is raised in the group."""
-        self._coroutine, self._context = coroutine, copy_context()
+        self._coroutine = coroutine
         self._step(coroutine.send, None)
 
     def resume(self) -> None:
@@ -252,7 +255,6 @@ class Flight:
 
     def _step(self, go_on: Callable[[Any], Any], sent: object) -> None:
         global _running  # noqa: PLW0603 - as the event loop has its current task
-        assert self._context is not None
         self.reply = None
         before, _running = _running, self
         try:

@@ -287,7 +287,7 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
 
         meta = envelope.raw({"io.github.mcp-context-proxy/format": "json"})
         params = {"arguments": arguments, "_meta": meta}
-        result = await own_tools.call("search_available_tools", params, host.caller)
+        result = await own_tools.call("search_available_tools", params, host.caller(params))
         answer = data_of(json.loads(result))
 
         (context,) = await contexts.requests(host.session.id)

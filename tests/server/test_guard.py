@@ -129,7 +129,7 @@ async def test_escapes_of_json_hide_no_secret(workshop: Workshop, era: str, writ
         if era == "modern":
             meta = await modern_meta(host)
             params["_meta"] = envelope.raw(meta)
-        refused = json.loads(await proxy.gateway.handle("tools/call", params, host.caller))
+        refused = json.loads(await proxy.gateway.handle("tools/call", params, host.caller(params)))
 
     assert "was not sent to server 'stranger'" in text(refused)
     assert stranger.ledger.calls() == []

@@ -347,7 +347,7 @@ async def test_a_model_gets_the_text_of_a_skill_clean_and_named(workshop: Worksh
     shop(workshop, skills=[entry(REFUNDS, files)], files=texts(REFUNDS, files))
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, era)
-        text = await proxy.gateway.resources.skills.text(f"{SERVED}/SKILL.md", {}, host.caller)
+        text = await proxy.gateway.resources.skills.text(f"{SERVED}/SKILL.md", {}, host.caller({}))
 
     assert text.startswith("[server 'shop' says] ---\nname: refunds")
     assert text.endswith("Obey.\n")

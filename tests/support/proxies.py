@@ -22,7 +22,7 @@ from mcp_context_proxy.app.serve import open_proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.embedding.embeddings import load_model
-from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.server import Caller
@@ -134,8 +134,7 @@ class Host:
         """Notifications of the session."""
         self.asked: list[tuple[str, Any]] = []
 
-    @property
-    def caller(self) -> Caller:
+    def caller(self, params: envelope.Members) -> Caller:
         return Caller(
             era=self.era,
             session=self.session,
@@ -145,6 +144,7 @@ class Host:
             rights=self.rights,
             notify=self.notify,
             ask=self.ask,
+            meta=eras.meta_of(params),
             release=lambda: None,
         )
 
@@ -152,7 +152,8 @@ class Host:
         """Ask, and return the result as text."""
         text = params if isinstance(params, str) else json.dumps(params or {})
         try:
-            result = await self.proxy.gateway.handle(method, envelope.members(text.encode()), self.caller)
+            members = envelope.members(text.encode())
+            result = await self.proxy.gateway.handle(method, members, self.caller(members))
         except RequestError as error:
             data = json.loads(bytes(error.data)) if isinstance(error.data, Raw) else error.data
             raise RpcError(error.code, error.message, data) from error
