@@ -97,7 +97,7 @@ async def test_the_largest_result_is_shortened_with_a_few_times_its_size_in_memo
             async with http(proxy.base) as client:
                 await client.until_listed("odd__tool_000")
                 grown = []
-                for _ in range(3 * ROUNDS):
+                for _ in range(2 * ROUNDS):
                     before = rss(proxy.process.pid)
                     forget_peak(proxy.process.pid)
                     result = await client.call("odd__tool_000", {"nonce": nonce()})
