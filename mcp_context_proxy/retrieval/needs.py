@@ -93,7 +93,7 @@ _NAMED = (
     r"(?:(?-i:[A-Z][A-Za-z]+)|him|her|them|(?:every|some)(?:one|body)"
     r"|(?:my|our|his|her|the) (?:\w+ ){0,2}?(?:boss|team|people|guys|colleagues?|mother|father|mum|mom|dad"
     r"|wife|husband|sister|brother|landlord|neighbou?rs?|teacher|doctor|lawyer|customers?|clients?|supplier|tenants?"
-    r"|manager|staff|family|parents?|group|others))\b"
+    r"|manager|staff|family|parents?|group))\b"
 )
 """Somebody who can be written to."""
 
