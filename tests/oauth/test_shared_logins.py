@@ -172,7 +172,7 @@ async def main(url, key, place):
     with open_store(store) as opened:
         shared = shared_credentials(Config(store=store, cluster=ClusterConfig(key=key)), opened)
         auth = BearerAuth(config, login=Logins(shared).of(config))
-        async with httpx2.AsyncClient(auth=auth, timeout=30) as client:
+        async with httpx2.AsyncClient(auth=auth, timeout=120) as client:
             for _ in range(3):
                 print((await client.get(url)).status_code, flush=True)
 anyio.run(main, *sys.argv[1:])

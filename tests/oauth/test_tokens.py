@@ -138,7 +138,7 @@ from mcp_context_proxy.oauth.bearer import BearerAuth
 from mcp_context_proxy.config import ServerConfig
 async def main(url):
     config = ServerConfig(name="locked", url=url)
-    async with httpx2.AsyncClient(auth=BearerAuth(config), timeout=30) as client:
+    async with httpx2.AsyncClient(auth=BearerAuth(config), timeout=120) as client:
         for _ in range(3):
             print((await client.get(url)).status_code, flush=True)
 anyio.run(main, sys.argv[1])
