@@ -30,7 +30,6 @@ from mcp_context_proxy.downstream.fleet import (
     address,
     failure,
     last_output,
-    remedy_for_output,
     strays,
     working_folder,
 )
@@ -394,7 +393,7 @@ async def _server(
     if cause := failure(client):
         status = await http_status(config) if config.url is not None else None
         shown = f"{cause} (HTTP status {status})" if status is not None and status >= 300 else cause
-        remedy = remedy_for_output(client) or remedy_for(config, client.fault, status, bool(stray))
+        remedy = client.remedy or remedy_for(config, client.fault, status, bool(stray))
         return Verdict(Level.PROBLEM, client.name, shown, remedy, (*last_output(client), *stray))
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, but offers no tools")
@@ -486,7 +485,7 @@ def _counts(problems: int, warnings: int) -> str:
 def _may_miss_variables(client: DownstreamClient) -> bool:
     """Return whether a variable may explain why a program does not work: nothing that it said does."""
     silent = client.fault in {Fault.EXITED, Fault.SILENT, Fault.REFUSED}
-    return silent and client.config.command is not None and not remedy_for_output(client)
+    return silent and client.config.command is not None and not client.remedy
 
 
 def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:

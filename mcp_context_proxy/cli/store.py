@@ -231,8 +231,10 @@ def migrate(config: Config) -> None:
 
     with open_store(replace(config.store, migrate="check")) as store:
         before, after = store.database.migrate()
-    said = f"from {before} to {after}" if before != after else f"at {after} already"
-    results().say(f"The schema of {store.place} is {said}.")
+    said = f"is at version {after} already"
+    if before != after:
+        said = f"was brought from version {before} to {after}" if before else f"is made, at version {after}"
+    results().say(f"The schema of {store.place} {said}.")
 
 
 @store_command.command("copy")

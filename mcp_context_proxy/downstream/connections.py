@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Hashable, Mapping
+from collections.abc import AsyncIterator, Hashable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -48,6 +48,7 @@ from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import load_sdk
 from mcp_context_proxy.trust import ACTING
 
@@ -245,6 +246,44 @@ def describe(error: BaseException) -> str:
         # Without its number, which tells a person nothing.
         return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
     return in_words(str(error)) or type(error).__name__
+
+
+def remedy_for_output(lines: Iterable[str]) -> str:
+    """Return the remedy for a program that has ended, by what it wrote; empty if that says nothing known."""
+    output = "\n".join(lines)
+    return next((remedy for said, remedy in _REMEDIES if said.search(output)), "")
+
+
+_REMEDIES: Final = (
+    (
+        pattern(r"EADDRINUSE|[Aa]ddress already in use"),
+        "a port that it wants is taken, perhaps by another copy of it. Behind the proxy it should speak over "
+        "stdio: look for an option such as --stdio or --transport stdio",
+    ),
+    (
+        pattern(r"'\w*Server' object has no attribute|No module named 'mcp\.|from 'mcp(?:\.\w+)*'"),
+        "it seems to be written for version 1 of the Python SDK of MCP and to run with version 2: with uvx, "
+        'begin its args with "--with", "mcp<2"',
+    ),
+    (
+        pattern(r"does not satisfy Python|requires a different Python|Requires-Python"),
+        'it needs another version of Python: with uvx, begin its args with "--python", "3.13"',
+    ),
+    (
+        pattern(r"npm (?:ERR!|error) (?:404|notarget)|not found in the package registry"),
+        "its registry does not have this package, or no such version: check the name, or pin another version",
+    ),
+    (
+        pattern(r"An executable named .* is not provided by package"),
+        'with uvx, begin its args with "--from", the package, and the executable that is named above',
+    ),
+    (pattern(r"Cannot connect to the Docker daemon|error during connect: .*docker"), "start Docker"),
+    (
+        pattern(r"ENOTFOUND|EAI_AGAIN|Temporary failure in name resolution|[Nn]ame or service not known"),
+        "it does not reach the network: check the connection, and whether this network needs HTTPS_PROXY",
+    ),
+)
+"""What the output of a program that has ended may say, and the remedy; the first that fits counts."""
 
 
 DECLARED = (*CAPABILITY_OF.values(), "experimental")

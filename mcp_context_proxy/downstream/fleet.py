@@ -26,7 +26,7 @@ from mcp_context_proxy.downstream.era_negotiation import Unprobed
 from mcp_context_proxy.downstream.inbound import KeepLine, OnEvent
 from mcp_context_proxy.downstream.lifecycle import ServerState, StartLimiter
 from mcp_context_proxy.downstream.listing import CachedListing
-from mcp_context_proxy.errors import Fault, ServerOff, ServerUnavailableError
+from mcp_context_proxy.errors import ServerOff, ServerUnavailableError
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, unmarked
 from mcp_context_proxy.store import ListingStore
@@ -422,46 +422,6 @@ def last_output(client: DownstreamClient) -> tuple[str, ...]:
 
 
 _STATES_ERROR: Final = pattern(r"\w*(?:Error|Exception)\b|(?i:\berror:|\bfatal\b|\bbecause the\b|^[×✘] )")
-
-
-def remedy_for_output(client: DownstreamClient) -> str:
-    """Return the remedy for a program that has ended, by what it wrote; empty if that says nothing known."""
-    if client.fault is not Fault.EXITED or client.config.command is None:
-        return ""
-    output = "\n".join(client.stderr)
-    return next((remedy for said, remedy in _REMEDIES if said.search(output)), "")
-
-
-_REMEDIES: Final = (
-    (
-        pattern(r"EADDRINUSE|[Aa]ddress already in use"),
-        "a port that it wants is taken, perhaps by another copy of it. Behind the proxy it should speak over "
-        "stdio: look for an option such as --stdio or --transport stdio",
-    ),
-    (
-        pattern(r"'\w*Server' object has no attribute|No module named 'mcp\.|from 'mcp(?:\.\w+)*'"),
-        "it seems to be written for version 1 of the Python SDK of MCP and to run with version 2: with uvx, "
-        'begin its args with "--with", "mcp<2"',
-    ),
-    (
-        pattern(r"does not satisfy Python|requires a different Python|Requires-Python"),
-        'it needs another version of Python: with uvx, begin its args with "--python", "3.13"',
-    ),
-    (
-        pattern(r"npm (?:ERR!|error) (?:404|notarget)|not found in the package registry"),
-        "its registry does not have this package, or no such version: check the name, or pin another version",
-    ),
-    (
-        pattern(r"An executable named .* is not provided by package"),
-        'with uvx, begin its args with "--from", the package, and the executable that is named above',
-    ),
-    (pattern(r"Cannot connect to the Docker daemon|error during connect: .*docker"), "start Docker"),
-    (
-        pattern(r"ENOTFOUND|EAI_AGAIN|Temporary failure in name resolution|[Nn]ame or service not known"),
-        "it does not reach the network: check the connection, and whether this network needs HTTPS_PROXY",
-    ),
-)
-"""What the output of a program that has ended may say, and the remedy; the first that fits counts."""
 
 
 def strays(client: DownstreamClient) -> tuple[str, ...]:

@@ -23,9 +23,14 @@ import anyio
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.programs import broken_npx_cache, downloads, package_version, secrets_of
+from mcp_context_proxy.config.programs import (
+    broken_npx_cache,
+    downloads,
+    package_version,
+    secrets_of,
+)
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream.connections import connect, describe, fault_of
+from mcp_context_proxy.downstream.connections import connect, describe, fault_of, remedy_for_output
 from mcp_context_proxy.downstream.era_negotiation import Connected, EraMemory, Introduction, Unprobed
 from mcp_context_proxy.downstream.inbound import ClientSubscriptions, KeepLine, Output
 from mcp_context_proxy.downstream.jsonrpc import Inbound
@@ -428,6 +433,12 @@ class ServerLifecycle:
             return self.output.stderr_lines()
         return self._stderr_at_failure
 
+    @property
+    def remedy(self) -> str:
+        """Remedy for a program that has ended, by what it wrote; empty if that says nothing known."""
+        has_ended = self.fault is Fault.EXITED and self.config.command is not None
+        return remedy_for_output(self.stderr) if has_ended else ""
+
     def unavailable(self) -> ServerUnavailableError:
         """Return the error of a call while there is no connection: state, cause and last output."""
         state = self.standing
@@ -439,6 +450,8 @@ class ServerLifecycle:
         elif self.state is ServerState.STARTING and self.cause:
             # The cause is that of the attempt before.
             state = f"{'starting' if self.downloading is None else state} again; before"
+        if self.remedy:
+            return ServerUnavailableError(self.name, state, f"{self.cause}; {self.remedy}")
         last_output = self.stderr[-QUOTED_LINES:] or self.output.strays
         return ServerUnavailableError(self.name, state, self.cause, last_output)
 

@@ -165,9 +165,13 @@ def _of_table(path: Path, table: MessageTable, done: Imported) -> Iterator[Inter
             told = ", ".join(sorted(str(name) for (name,) in tables)) or "none"
             raise DataFileError(path, None, f"it has no table {table.name!r}; it has {told}")
         if missing := {table.content, table.time} - columns:
-            told = ", ".join(sorted(columns))
+            told, column = ", ".join(sorted(columns)), min(missing)
+            use = "text" if column == table.content else "time"
             raise DataFileError(
-                path, None, f"table {table.name!r} has no column {min(missing)!r}; it has {told}"
+                path,
+                None,
+                f"table {table.name!r} has no column {column!r} for the {use}: "
+                f"name the one that has it, of {told}",
             )
         wanted = [
             _quoted(column) if column in columns else "NULL"

@@ -110,6 +110,23 @@ async def test_a_server_that_exits_at_start_is_reported_with_its_last_output(
     assert "no API key: set KEY" in message
 
 
+async def test_where_the_last_output_has_a_known_remedy_a_call_gets_that_instead_of_the_output(
+    workshop: Workshop, good: Server, era: str
+) -> None:
+    lines = [
+        "npm error code E404",
+        "npm error 404 Not Found - GET https://registry.npmjs.org/nothing",
+        *"abc",
+    ]
+    workshop.server("dead", at_start=[{"stderr": "\n".join(lines)}, {"exit": 1}], tools=[tool("x")])
+    async with inside(workshop.config()) as proxy:
+        assert await works(Host(proxy, era))
+        message = str(proxy.fleet.clients["dead"].unavailable())
+
+    assert "exited (code 1); its registry does not have this package" in message
+    assert "output" not in message
+
+
 async def test_a_server_that_exits_before_the_first_request_is_reported_with_its_exit_code(
     workshop: Workshop,
 ) -> None:

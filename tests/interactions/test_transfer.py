@@ -88,8 +88,11 @@ def test_columns_may_have_other_names(memory: InteractionMemory, tmp_path: Path)
     done = import_file(memory, path, MessageTable(content="body", time="at"))
 
     assert done.kept == 1
-    with pytest.raises(DataFileError, match="table 'messages' has no column 'content'; it has at, body, id"):
+    told = "table 'messages' has no column 'content' for the text: name the one that has it, of at, body, id"
+    with pytest.raises(DataFileError, match=told):
         import_file(memory, path)
+    with pytest.raises(DataFileError, match="has no column 'timestamp' for the time: name"):
+        import_file(memory, path, MessageTable(content="body"))
     with pytest.raises(DataFileError, match="no table 'chat'; it has messages"):
         import_file(memory, path, MessageTable(name="chat"))
 
