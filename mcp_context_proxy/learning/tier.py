@@ -180,17 +180,17 @@ class LearnedTier:
         """Return a value that is equal as long as the pairs are the same."""
         return self._visible()
 
-    def supported(self, query: NDArray[np.float32]) -> Mapping[ToolKey, Support]:
-        """Return the support that each tool has for a query, from its best pair.
+    def supported(self, query: NDArray[np.float32], written: str | None = None) -> Mapping[ToolKey, Support]:
+        """Return the support that each tool has for a query, from its best pair; see `Learned`.
 
         A pair counts as ``cosine - DISCOUNT - DOUBT * (1 - confidence)``. A doubtful one counts in full only
         beside another one of its tool that was begun at another time.
         """
         best: dict[ToolKey, tuple[float, Pair, PairIndex]] = {}
         firm = set[ToolKey]()
-        now = self._clock()
+        now, forms = self._clock(), self._forms(query, written)
         for index in self._visible():
-            if (cosines := _cosines(index, query)) is None:
+            if (cosines := _cosines(index, *forms)) is None:
                 continue
             near = np.flatnonzero(cosines >= GATE)
             nearest_first = near[np.argsort(-cosines[near], kind="stable")]
@@ -218,14 +218,21 @@ class LearnedTier:
             for tool, (counted, pair, index) in best.items()
         }
 
-    def confidence(self, query: NDArray[np.float32]) -> float | None:
+    def confidence(self, query: NDArray[np.float32], written: str | None = None) -> float | None:
         """Return how much is known of requests like this, 0 to 1; None before enough was learned to tell."""
-        compared = [(index.pairs, _cosines(index, query)) for index in self._visible()]
+        forms = self._forms(query, written)
+        compared = [(index.pairs, _cosines(index, *forms)) for index in self._visible()]
         found = [(pairs, cosines) for pairs, cosines in compared if cosines is not None]
         if not found:
             return None
         pairs = [pair for some, _ in found for pair in some]
         return confidence(pairs, np.concatenate([cosines for _, cosines in found]))
+
+    def _forms(self, query: Vector, written: str | None) -> list[Vector]:
+        """Return the vectors of a query: as it is understood, and as it was written where that differs."""
+        if written is None or not any(index.pairs for index in self._visible()):
+            return [query]
+        return [query, *self._model.vectors([clean(written)])[1]]
 
     def learn(self, use: Use) -> None:
         """Learn from a use; the changed pairs are in the store when this returns, unless it fails.
@@ -430,11 +437,12 @@ def most_of(owner: str) -> int:
     return MOST_OF_AN_OWNER if owner else MOST_PAIRS
 
 
-def _cosines(index: PairIndex, query: NDArray[np.float32]) -> NDArray[np.float32] | None:
-    """Return the cosine of each pair's query with this one; None without pairs of the same model."""
-    if not index.pairs or index.matrix.shape[-1] != query.shape[-1]:
+def _cosines(index: PairIndex, *forms: Vector) -> NDArray[np.float32] | None:
+    """Return the cosine of each pair's query with the nearest form; None without pairs of the same model."""
+    if not index.pairs or any(index.matrix.shape[-1] != form.shape[-1] for form in forms):
         return None
-    return dots(index.matrix, query)
+    nearest: NDArray[np.float32] = np.maximum.reduce([dots(index.matrix, form) for form in forms])
+    return nearest
 
 
 def _readable(pair: Pair) -> Pair:

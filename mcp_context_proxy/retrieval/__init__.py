@@ -98,10 +98,18 @@ class Support(Struct, frozen=True):
 class Learned(Protocol):
     """Tools that were used for earlier queries. Blocking and thread-safe."""
 
-    def supported(self, query: NDArray[np.float32]) -> Mapping[ToolKey, Support]:
-        """Return the support of tools, by server and own name, for a query ([dimensions], norm 1)."""
+    def supported(self, query: NDArray[np.float32], written: str | None = None) -> Mapping[ToolKey, Support]:
+        """Return the support of tools, by server and own name, for a query.
 
-    def confidence(self, query: NDArray[np.float32]) -> float | None:
+        Queries are learned as they were written. A misspelled or foreign one may be understood otherwise, so
+        the nearer of the two counts.
+
+        Args:
+            query: The vector of the query as it is understood, [dimensions], of norm 1.
+            written: The query as it was written, where it is understood otherwise.
+        """
+
+    def confidence(self, query: NDArray[np.float32], written: str | None = None) -> float | None:
         """Return how much is known of requests like this, 0 to 1; None where too little was learned."""
 
     def generation(self) -> object:

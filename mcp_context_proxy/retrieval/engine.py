@@ -42,12 +42,7 @@ from mcp_context_proxy.retrieval.query_scores import (
     first_vectors,
     younger,
 )
-from mcp_context_proxy.retrieval.scoring import (
-    Background,
-    Calibration,
-    count_selected,
-    rivals_of,
-)
+from mcp_context_proxy.retrieval.scoring import Background, Calibration, count_selected, rivals_of
 from mcp_context_proxy.retrieval.text import name_key
 from mcp_context_proxy.system.later import np
 
@@ -173,7 +168,7 @@ class Engine:
         supports, novel = dict[int, Support](), dict[int, float]()
         with_learned = options.learned and options.method == "hybrid"
         if self._learned is not None and vectors is not None and with_learned:
-            supports = _by_item(index, partial(self._learned.supported, vectors[0]))
+            supports = _by_item(index, partial(self._learned.supported, vectors[0], understood.unlike(query)))
         if self._novel is not None and vectors is not None and options.explore:
             novel = _by_item(index, self._novel)
         begun, likely = index, 0
@@ -297,9 +292,10 @@ class Engine:
         if self._learned is None:
             return None
         index = self.index_of(snapshot)
-        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index)
+        understood, _ = self._read_query(query, index, snapshot)
+        vectors, _ = self._query_vectors(understood, index)
         try:
-            return None if vectors is None else self._learned.confidence(vectors[0])
+            return None if vectors is None else self._learned.confidence(vectors[0], understood.unlike(query))
         except ModelError:
             return None
 

@@ -202,6 +202,10 @@ class ReadQuery(Struct, frozen=True):
         """The query as it was understood, for a person; None where it is as it was written."""
         return None if not self.texts or self.texts[0] == self.written else self.texts[0]
 
+    def unlike(self, query: str) -> str | None:
+        """Return a query that is understood as other words than its own; None for most."""
+        return None if self.texts[:1] == (query,) else query
+
 
 def read_query(
     query: str,

@@ -102,7 +102,7 @@ async def names(proxy: Proxy, query: str) -> list[str]:
 async def test_a_newly_learned_pair_counts_at_once(workshop: Workshop) -> None:
     tools = [tool(f"report_{number}", f"Report number {number} about sales") for number in range(8)]
     workshop.server("s", tools=[*tools, tool("post_message", "Send a message to a channel")])
-    query, lookups = "prepare what the board wants before it meets", "search_results"
+    query, lookups = "let the others know that I shall be late", "search_results"
     async with inside(workshop.config()) as proxy:
         learned = proxy.search.learned
         assert learned is not None

@@ -53,6 +53,16 @@ def test_a_tool_used_for_a_query_is_supported_for_similar_queries(tier, words):
     assert tier.supported(words.one("resize an image")) == {}
 
 
+def test_a_query_that_is_understood_otherwise_is_found_as_it_was_written(tier, words):
+    understood = words.one("resize an image")
+
+    assert tier.supported(understood, QUERY) == {}
+    tier.learn(use())
+    assert tier.supported(understood) == {}
+    assert tier.supported(understood, QUERY) == tier.supported(words.one(QUERY))
+    assert tier.supported(words.one(QUERY), "resize an image") == tier.supported(words.one(QUERY))
+
+
 def test_support_stays_below_the_cosine_and_grows_with_confidence(tier, words):
     tier.learn(use())
     once = tier.supported(words.one(QUERY))[MAIL].cosine

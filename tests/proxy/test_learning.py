@@ -61,6 +61,19 @@ async def test_a_tool_that_was_found_and_used_is_learned_for_its_query(proxy: Pr
     assert (pair.query, pair.tool, pair.confidence) == (QUERY, ("s", used.partition("__")[2]), 0.75)
 
 
+@pytest.mark.parametrize("query", ["elimina la fila 4 de la hoja", "zeige mir alle offenen Issues"])
+async def test_a_request_that_is_understood_as_other_words_is_learned_as_well(
+    proxy: Proxy, host: Host, query: str
+) -> None:
+    before = await found(host, query)
+    used = next(name for name in before[::-1] if "report" in name)
+    await host.call("call_tool", {"name": used, "arguments": {}})
+    await pairs(proxy)
+
+    assert before[0] != used
+    assert (await found(host, query))[0] == used
+
+
 async def test_the_next_search_finds_it_better_and_says_why(proxy: Proxy, host: Host) -> None:
     before = await found(host)
     used = before[-1]

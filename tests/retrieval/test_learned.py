@@ -24,7 +24,7 @@ class Says:
             ("srv", name): Support(c, "a query of before", 3, most_added) for name, c in cosines.items()
         }
 
-    def supported(self, query: np.ndarray) -> dict[tuple[str, str], Support]:
+    def supported(self, query: np.ndarray, written: str | None = None) -> dict[tuple[str, str], Support]:
         return self._supports
 
 

@@ -211,7 +211,7 @@ class OneUse:
     def __init__(self, server: str, name: str) -> None:
         self._support = {(server, name): Support(0.95, "a query of before", 1)}
 
-    def supported(self, query: Any) -> dict[tuple[str, str], Support]:
+    def supported(self, query: Any, written: str | None = None) -> dict[tuple[str, str], Support]:
         return self._support
 
     def confidence(self, query: Any) -> float | None:
