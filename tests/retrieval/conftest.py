@@ -1,8 +1,8 @@
-"""Small catalogs, and an embedder that needs no model: words have fixed random directions."""
+"""Small catalogs, the packaged engine, and an embedder that needs no model: words have fixed directions."""
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -10,8 +10,19 @@ import numpy as np
 import pytest
 from support.general_requests import GENERAL_REQUESTS
 
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Source, Tool
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.scoring import packaged_background
+from mcp_context_proxy.store import open_store
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with open_store("memory") as store:
+        embedder = CachedEmbedder(LazyModel(), store.vectors)
+        yield Engine(embedder, embedder, calibration=packaged_background())
 
 
 class WordVectors:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import FITTING
 from mcp_context_proxy.retrieval.engine import Engine
@@ -28,17 +27,8 @@ from mcp_context_proxy.retrieval.item_metadata import (
     wanted,
 )
 from mcp_context_proxy.retrieval.queries import read_query
-from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
 
 Build = Callable[..., Tool]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with open_store("memory") as store:
-        embedder = CachedEmbedder(LazyModel(), store.vectors)
-        yield Engine(embedder, embedder, calibration=packaged_background())
 
 
 def notes(tool: Build, snapshot: Callable[..., Snapshot]) -> Snapshot:

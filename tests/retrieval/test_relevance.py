@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.general_requests import GENERAL_REQUESTS
 
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, load_model
+from mcp_context_proxy.embedding.embeddings import load_model
 from mcp_context_proxy.examples.functions import server
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
@@ -29,13 +29,6 @@ from mcp_context_proxy.retrieval.scoring import (
     needed_evidence,
     packaged_background,
 )
-from mcp_context_proxy.store import open_store
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with open_store("memory") as store:
-        yield Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
 
 
 @pytest.fixture(scope="module")

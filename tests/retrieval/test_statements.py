@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
-from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
 
 Build = Callable[..., Tool]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with open_store("memory") as store:
-        embedder = CachedEmbedder(LazyModel(), store.vectors)
-        yield Engine(embedder, embedder, calibration=packaged_background())
 
 
 def read(query: str) -> ReadQuery:
