@@ -76,6 +76,8 @@ NO_SYNONYMS: Mapping[str, str] = {}
 
 T = TypeVar("T")
 
+ANY_QUERY = "find the open issues about it"
+
 QUERIES_KEPT = 4
 """Latest queries that are not read again: one request searches tools and documents and asks for more."""
 
@@ -254,6 +256,8 @@ class Engine:
             for further in steps:
                 index = further
                 self._keep(index)
+            # A first search would wait for the patterns with which queries are read.
+            self._read_query(ANY_QUERY, index, snapshot)
             return index
 
     def index_of(self, snapshot: Snapshot) -> Index:

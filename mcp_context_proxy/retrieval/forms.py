@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from mcp_context_proxy.retrieval.item_metadata import PHRASES
-from mcp_context_proxy.retrieval.text import STOP_WORDS, TABLES, listed, meanings
+from mcp_context_proxy.retrieval.text import STOP_WORDS, TABLES, listed, meanings, spoken
 from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
@@ -334,10 +334,8 @@ _PHRASES: Final[Mapping[str, str]] = PHRASES | {
 }
 """The same with an object within them: "call it off"."""
 
-_PHRASE: Final = pattern(
-    lambda: f"(?:{'|'.join(sorted(_PHRASES, key=lambda one: -len(one)))})\\b",
-    re.IGNORECASE,
-)
+_LONGEST_FIRST: Final = sorted(_PHRASES, key=len, reverse=True)
+LONGEST_PHRASE: Final = len(_LONGEST_FIRST[0])
 
 SOMEBODY = (
     r"(?:(?-i:[A-Z][A-Za-z]+)|him|her|them|(?:every|some)(?:one|body)"
@@ -349,33 +347,32 @@ SOMEBODY = (
 
 _CELL: Final = pattern(r"\b[A-Z]{1,3}\d{1,5}\b")
 _ISSUE_KEY: Final = pattern(r"\b[A-Z]{2,10}-\d+\b")
-_HOUR: Final = pattern(
-    r"\b(?:\d{1,2} ?[ap]m|\d{1,2}:\d\d|half past|quarter (?:to|past)|\d{1,2} o['’]?clock|noon)\b",
-    re.IGNORECASE,
+_HOUR: Final = spoken(
+    r"\b(?:\d{1,2} ?[ap]m|\d{1,2}:\d\d|half past|quarter (?:to|past)|\d{1,2} o['’]?clock|noon)\b"
 )
 _CHANNEL: Final = pattern(r"(?<!\S)#[a-z][\w-]+")
 _VALUES: Final = ((_CELL, "cell"), (_ISSUE_KEY, "issue"), (_HOUR, "hour"), (_CHANNEL, "channel"))
 """Values that are the object of a verb, with the words that stand for them in `_BY_OBJECT`."""
 
-_MADE_OTHER: Final = pattern(
+_MADE_OTHER: Final = spoken(
     r"make(?= (?:it|them|this|these|those|the|my|our|all|every|each)\b.{0,80}? (?:\w{2,}er|more|less|public"
     r"|private|visible|invisible|hidden|black|white|red|blue|green|yellow|grey|gray|orange|purple|pink|look"
     r"|stay|louder|empty|available|active|inactive|read-only|mandatory|optional)\b)",
-    re.IGNORECASE,
+    "make",
 )
 """Orders to change something: "make the header blue"."""
 
 _WITH_OTHER_WORDS: Final = (
     (
-        pattern(
+        spoken(
             rf"(?:write to|tell|inform|notify|text)(?= {SOMEBODY}(?:,|:|$| (?:that|about|how|why|when|where"
             rf"|what|we|I|I'm|I'll|the|our|my|it|it's)\b))(?!.{{0,200}} (?:in|as|with|by) an? )",
-            re.IGNORECASE,
+            "write|tell|inform|notify|text",
         ),
         "send message to",
     ),
-    (pattern(rf"(?:e-?mail|mail)(?= {SOMEBODY})", re.IGNORECASE), "send email to"),
-    (pattern(rf"(?:bill|invoice)(?= {SOMEBODY})", re.IGNORECASE), "create invoice for"),
+    (spoken(rf"(?:e-?mail|mail)(?= {SOMEBODY})", "mail"), "send email to"),
+    (spoken(rf"(?:bill|invoice)(?= {SOMEBODY})", "bill|invoice"), "create invoice for"),
     (_MADE_OTHER, "change"),
 )
 """Orders to write to somebody, or to change something, with the words that tools have for them."""
@@ -399,8 +396,12 @@ def reworded(order: str) -> tuple[int, str] | None:
 
     The order begins with its opening word.
     """
-    if (phrase := _PHRASE.match(order)) is not None:
-        return phrase.end(), _PHRASES[phrase.group().lower()]
+    beginning = order[: LONGEST_PHRASE + 1].lower()
+    if beginning.startswith(tuple(_LONGEST_FIRST)):
+        for phrase in _LONGEST_FIRST:
+            after = beginning[len(phrase) : len(phrase) + 1]
+            if beginning.startswith(phrase) and not (after.isalnum() or after == "_"):
+                return len(phrase), _PHRASES[phrase]
     verb, *following = (match.group() for match in islice(_LETTERS.finditer(order), OBJECT_WORDS + 1))
     objects = {word.lower() for word in following}
     objects |= {word for value, word in _VALUES if value.search(order, 0, FIRST_OF_ORDER)}

@@ -377,12 +377,14 @@ _DENIED: Final = spoken(
     r"|(?:(?:^|[,.;:!?])\s*|\b(?:but|and|please|just) )(?P<nothing>\w+) (?:nothing|none)\b"
     r"(?: of (?:it|them|these|those))?"
     r"|\bno (?:changes?|edits?|modifications?|deletions?|writes?)\b)"
-    r"[^,.;:!?\n]*?(?=[,.;:!?\n]|$| (?:but|just|only|and|tell|show|list|give|get|check|find|let|please)\b)"
+    r"[^,.;:!?\n]*?(?=[,.;:!?\n]|$| (?:but|just|only|and|tell|show|list|give|get|check|find|let|please)\b)",
+    "no|n't|n’t|dont|shouldnt|mustnt|never|without|instead|rather",
 )
 """Clauses that say what is not to be done: "don't delete anything", "without changing it", "merge none"."""
 
 KEEPS: Final = spoken(
-    r"\b(?:but|and) (?:please )?(?:keep|leave) (?:the|it|my|our|them|everything|all|that|those|its)\b"
+    r"\b(?:but|and) (?:please )?(?:keep|leave) (?:the|it|my|our|them|everything|all|that|those|its)\b",
+    "keep|leave",
 )
 """Words that say what is not to be deleted: "but keep the note"."""
 
@@ -404,7 +406,7 @@ MOST_PARTS = 24
 """Sentences of a query, and clauses of a sentence, that are looked at for what is only told."""
 
 _LET_KNOW: Final = spoken(
-    rf"\blet (?P<who>{SOMEBODY}) know\b(?!.{{0,80}} (?:in|as|with|on) (?:an?|the|our) )"
+    rf"\blet (?P<who>{SOMEBODY}) know\b(?!.{{0,80}} (?:in|as|with|on) (?:an?|the|our) )", "know"
 )
 _MUST = r"(?:should|must|needs? to|ha(?:s|ve) to|ought to)(?: (?:now|also|really|rather|actually|just))?"
 _SUBJECT = (

@@ -233,7 +233,8 @@ _PAGES: Final = spoken(r"\b(?:pages?|wiki)\b(?! (?:code|template|component|sourc
 
 _HISTORY_NAMED: Final = spoken(
     r"\W*(?:(?:please|can you|could you|I (?:want|need) to) )*(?:show|get|list|see|view|read|check|what)\b"
-    r".{0,60}\b(?:commit|change|edit|revision|version|page|file|git) (?:history|logs?)\b"
+    r".{0,60}\b(?:commit|change|edit|revision|version|page|file|git) (?:history|logs?)\b",
+    "history|log",
 )
 
 FACTS_OF_A_PERSON: Final = Purpose(MEMORY_AGAIN.said, MEMORY_AGAIN.words, MEMORY_AGAIN.shown, 0.2)
@@ -256,7 +257,8 @@ _PERSONAL: Final = spoken(
     r"|I(?:'m| am| was)? (?:allergic|born|vegetarian|vegan|married|retired|moved|prefer"
     r"|live (?:in|at|on|near|with)|always use|never use|hate|can't stand|grew up|work (?:at|for|as))\b"
     r"|(?:what|which|where|when|how old|who)\b.*\b(?:I (?:told|mentioned to|said to) you"
-    r"|you (?:know|remember) about me|what I (?:told|said)))"
+    r"|you (?:know|remember) about me|what I (?:told|said)))",
+    "my|i |i'm|about me",
 )
 """Facts about the caller, and questions for them: things that one tells once."""
 
@@ -288,7 +290,8 @@ _CHANGED_ROWS: Final = spoken(
     r"^\W*(?:please )?(?:add|insert|put|delete|remove|update|change|set)\b.*"
     r"(?:\b(?:rows?|records?|entry|entries)\b.*\b(?:to|into|in|from|of) (?:the |our |my )?"
     r"(?!the|our|my|first|second|third|last|next|this|that|same|new|whole)\w+ table\b"
-    r"|\bwhere \w+ (?:is|=|equals) )"
+    r"|\bwhere \w+ (?:is|=|equals) )",
+    "table|where",
 )
 
 _AGGREGATED: Final = spoken(
@@ -344,7 +347,8 @@ IDIOMS: Final = (
             rf"|for (?:future|later) reference|commit (?:{_THIS} )?to memory"
             rf"|(?:store|save|keep|put|register|add|enter) (?:{_THIS} )?(?:in|into|to) (?:your "
             rf"|the )?memory))\b"
-            r"(?! (?:to|me|what|when|who|how)\b)"
+            r"(?! (?:to|me|what|when|who|how)\b)",
+            "remember|memori|in mind|forget|know|reference|memory",
         ),
         "add to memory",
         MEMORY,
@@ -358,7 +362,8 @@ IDIOMS: Final = (
             rf"|(?:{_KEEP}) {_THIS}(?=\W*:|\W+(?:that\b|{_FACT}))"
             rf"|(?:{_KEEP})(?: (?:on to|track of))?(?= {_FACT}| {_CLAUSE}|(?<=note)\s*:)"
             rf"|(?:keep|make) a (?:\w+ )?record(?: of (?:{_THIS}|{_FACT}))?(?=\W*[:,]| that\b| of\b)"
-            rf"|let the record show|for the record(?=\W)|take note(?=\W*:| that\b| of\b)){_NOWHERE_ELSE}"
+            rf"|let the record show|for the record(?=\W)|take note(?=\W*:| that\b| of\b)){_NOWHERE_ELSE}",
+            f"{_KEEP}|record".replace("[sz]e", ""),
         ),
         "add a note to memory",
         NOTES,
@@ -368,7 +373,8 @@ IDIOMS: Final = (
             _COURTESIES
             + r"(?P<idiom>(?:make|take|leave|keep) (?:me )?an? (?:(?:quick|mental|short|brief|little)"
             r" )?note|(?:quick )?note (?:to|for) (?:self|myself|me|later)|quick note)\b(?! (?:to|on|for) )"
-            rf"{_NOWHERE_ELSE}"
+            rf"{_NOWHERE_ELSE}",
+            "note",
         ),
         "add a note to memory",
         NOTES,
@@ -386,7 +392,8 @@ IDIOMS: Final = (
             r"|told you|mention(?:ed)?)"
             r"|(?:did|have) we (?:ever )?(?:talk|talked|spoken|speak)(?: before)? about"
             r"|remind me (?:what|who|when|where|which)"
-            r"|who (?:is|was)(?= [A-Z]\w+ again\b)))\b"
+            r"|who (?:is|was)(?= [A-Z]\w+ again\b)))\b",
+            "know|remember|recall|saved|noted|stored|memory|thing|say|said|tell|told|mention|talk|spoke|speak|remind|again",
         ),
         "search memory for",
         MEMORY,
@@ -394,7 +401,8 @@ IDIOMS: Final = (
     (
         spoken(
             _COURTESIES + r"(?P<idiom>(?:what|when|where) (?:did|have) (?:I|we)"
-            r" (?:write|written|note|noted|jot|jotted)(?: down)?)\b(?! to\b)"
+            r" (?:write|written|note|noted|jot|jotted)(?: down)?)\b(?! to\b)",
+            "write|writ|note|jot",
         ),
         "search notes",
         NOTES,
@@ -403,7 +411,8 @@ IDIOMS: Final = (
         spoken(
             _COURTESIES + r"(?P<idiom>forget(?= (?:that|what|about|everything|all|the fact)\b)"
             r"|disregard(?= what I\b)|(?:stop|no longer) remember(?:ing)?"
-            r"|(?:delete|remove|erase|wipe|clear)(?= what you (?:know|remember)\b))"
+            r"|(?:delete|remove|erase|wipe|clear)(?= what you (?:know|remember)\b))",
+            "forget|disregard|remember|you know",
         ),
         "delete from memory",
         MEMORY,
@@ -414,20 +423,22 @@ words that tools have. They count where a request opens with them. What is writt
 for notes as well."""
 
 _DOWN = _COURTESIES + r"(?P<verb>note|jot|write|scribble) down\b(?=.{0,200}\S)"
-_DOWN_ANYWHERE: Final = spoken(_DOWN)
-_DOWN_IN_NOTES: Final = spoken(_DOWN + _NOWHERE_ELSE)
+_DOWN_ANYWHERE: Final = spoken(_DOWN, "down")
+_DOWN_IN_NOTES: Final = spoken(_DOWN + _NOWHERE_ELSE, "down")
 
 WRITTEN_DOWN: Final = Purpose(NOTES.said, NOTES.words, NOTES.shown, 0.1)
 """What is to be written down, and nothing says where: "write down the steps of this recipe"."""
 
 _ASKED_AGAIN: Final = spoken(
-    r"^\W*(?:what|who|where|when|which)(?:'s| is| are| was| were| did)\b.{1,200}\bagain[\s?!.]*$"
+    r"^\W*(?:what|who|where|when|which)(?:'s| is| are| was| were| did)\b.{1,200}\bagain[\s?!.]*$",
+    "again",
 )
 """Questions for what the caller has known before: "what was the name of the plumber again"."""
 
 _AT_THE_END: Final = spoken(
     r"[\s,](?:(?:and|so|but|please|pls) )?(?P<idiom>(?:do not|don't|dont|never) forget(?: (?:it|that|this))?"
-    r"|remember (?:it|that|this)|keep (?:it|that|this) in mind|for (?:future|later) reference)[\s.!]*$"
+    r"|remember (?:it|that|this)|keep (?:it|that|this) in mind|for (?:future|later) reference)[\s.!]*$",
+    "forget|remember|in mind|reference",
 )
 """Ways to end what is to be remembered ("I was born in Oslo, don't forget"), if it opens with no order."""
 
@@ -456,9 +467,10 @@ _VERSIONED = spoken(
     r"|migrations?|workflows?"
     r"|(?:main|master|this|it)(?=\W*$)|[\w/-]+\.(?!com\b|org\b|net\b)[a-z]{1,5})\b"
 )
-_NAMES_SERVICE: Final = spoken(
-    r"\b(?:to|in|into|on|onto|from|via|with|using|at|through|of|my|our|his|her|their|the|an?) (?:\w+['’]s )?"
-    rf"({'|'.join(sorted(listed('services')))})\b"
+_SERVICES: Final = listed("services")
+_NAMED: Final = spoken(
+    r"\b(?:to|in|into|on|onto|from|via|with|using|at|through|of|my|our|his|her|their|the|an?) "
+    r"(?=(?P<name>\w+)(?:['’]s (?P<of_it>\w+))?)"
 )
 _BROWSES: Final = frozenset(
     ["go", "open", "visit", "navigat", "brows", "head", "search", "find", "googl", "look"]
@@ -468,8 +480,14 @@ _BROWSES: Final = frozenset(
 
 def service_of(request: str) -> str | None:
     """Return the service that a request is for by name: "upload it to S3"."""
-    match = _NAMES_SERVICE.search(request, 0, FIRST_OF_REQUEST)
-    return None if match is None or opening(request) in _BROWSES else match[1].lower()
+    named = (
+        name.lower()
+        for match in _NAMED.finditer(request, 0, FIRST_OF_REQUEST)
+        for name in (match["of_it"], match["name"])
+        if name is not None and name.lower() in _SERVICES
+    )
+    service = next(named, None)
+    return None if service is None or opening(request) in _BROWSES else service
 
 
 _ADDRESSED = pattern(
