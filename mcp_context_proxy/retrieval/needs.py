@@ -267,14 +267,15 @@ def _needs_of(sentence: str) -> Iterator[Span]:
     A divider ends a need if something is asked for after it and both sides say enough, outside quotations.
     """
     start, opened = 0, opening_match(sentence)
-    telling, quoted = list[int](), list[Span]()
+    telling: list[int] | None = None
+    quoted = list[Span]()
     for divider in _DIVIDER.finditer(sentence):
         has_opened = opened is not None and start + opened.end() <= divider.start()
         first = opened.group().lower() if opened is not None and has_opened else ""
         least = _least_around(divider, sentence, start, first)
         if least is None:
             continue
-        if not telling:
+        if telling is None:  # most sentences have no divider
             telling, quoted = telling_places(sentence), quotations(sentence)
         before = bisect_left(telling, divider.start()) - bisect_left(telling, start)
         after = len(telling) - bisect_left(telling, divider.end())
