@@ -589,7 +589,7 @@ def copies(index: Index) -> Iterator[Copy]:
         cosines[ages[block, None] - ages[None, :] < YOUNGER_SECONDS] = 0
         for tool, row in zip(tools[block], cosines, strict=True):
             original = tools[int(row.argmax())]
-            if row.max() >= COPY_COSINE and original.definition != tool.definition:
+            if row.max() >= COPY_COSINE and original.written != tool.written:
                 yield Copy(tool, original)
 
 

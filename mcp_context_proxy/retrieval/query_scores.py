@@ -458,14 +458,14 @@ class QueryScores:
         names = self.query.index.names[self.items[ordered], 0].tolist()
         if len(set(names)) == len(names):
             return ordered, {}
-        first, twins = dict[tuple[str, bytes], int](), dict[int, tuple[Tool, ...]]()
+        first, twins = dict[tuple[str, object], int](), dict[int, tuple[Tool, ...]]()
         kept = np.ones(ordered.size, bool)
         for at, (place, position) in enumerate(
             zip(ordered.tolist(), self.items[ordered].tolist(), strict=True)
         ):
             item = self.query.index.items[position]
             if isinstance(item, Tool):
-                same = first.setdefault((item.name, item.definition), place)
+                same = first.setdefault((item.name, item.written), place)
                 if same != place:
                     kept[at], twins[same] = False, (*twins.get(same, ()), item)
         return ordered[kept], twins
