@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -83,8 +83,6 @@ would save, and a process has few files open."""
 
 SAVED_SECONDS = 3600.0
 """Age up to which an equal cached listing is not written again."""
-
-_entries = msgspec.json.Decoder(list[Raw]).decode
 
 
 class Listed(Struct, frozen=True):
@@ -441,7 +439,7 @@ def _page(result: bytes, member: str, most: int) -> tuple[Members, list[bytes] |
     # Measured before it is taken apart: millions of tiny entries would take seconds and gigabytes.
     if envelope.holds_a_flood(listed, max(envelope.MOST_ENTRIES, FAR_TOO_MANY * most)):
         return page, None
-    return page, [bytes(entry) for entry in _entries(listed)]
+    return page, [bytes(entry) for entry in envelope.elements(listed)]
 
 
 class CachedListing(msgspec.Struct, frozen=True, omit_defaults=True):
