@@ -293,7 +293,7 @@ class InteractionIndex:
             owner = self._number(_OWNED + one.owner)
             self._facts[at] = (one.id, one.time, agent, owner, kind, same, NOWHERE, True)
         counted = count_terms(Fields("", one.content[:WORDS_INDEXED], "", "", "", "") for one in fresh)
-        if self._counts and len(self._counts[-1].lengths) < COUNTED_TOGETHER:
+        if self._counts and self._counts[-1].size < COUNTED_TOGETHER:
             counted = join_counts([self._counts.pop(), counted])
         self._counts.append(counted)
         self._count, self._latest = count, fresh[-1].id

@@ -6,9 +6,9 @@ The score is that of Robertson, Zaragoza and Taylor, "Simple BM25 extension to m
 ``idf * x * (k1 + 1) / (k1 + x)`` with ``idf = ln(1 + (N - df + 0.5) / (df + 0.5))``. The factor k1 + 1 is
 that of Okapi BM25: it changes no order, but the fusion with the cosine depends on it.
 
-Counts are kept per source as they are read (`TermCounts`, by item) and sorted by term for groups of about
-4,096 items (`Postings`). A change of the catalog sorts only the groups anew in which something changed, and a
-search looks at tens of arrays instead of one for each of thousands of servers.
+Counts are kept by term (`Postings`), first those of each source as it is read, then those of groups of about
+4,096 items alone. A change of the catalog sorts only the groups anew in which something changed, and a search
+looks at tens of arrays instead of one for each of thousands of servers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -133,9 +133,9 @@ class LexicalIndex(Struct, frozen=True, eq=False, dict=True):
         unchanged = before is not None and list(map(id, counts)) == list(map(id, before.counts))
         if before is not None and unchanged and before.unsuspected is unsuspected is None:
             return before
-        sizes = [len(part.lengths) for part in counts]
+        sizes = [part.size for part in counts]
         known = before.groups if before is not None else ()
-        groups = grouped(list(zip(counts, sizes, strict=True)), ITEMS_A_GROUP, Postings.of, known)
+        groups = grouped(list(zip(counts, sizes, strict=True)), ITEMS_A_GROUP, TermCounts.grouped, known)
         return cls(tuple(counts), np.cumsum([0, *sizes]), tuple(groups), unsuspected)
 
     def score(self, weights: Mapping[str, float]) -> LexicalScores:
@@ -202,29 +202,35 @@ class LexicalIndex(Struct, frozen=True, eq=False, dict=True):
 
     def parts(self, items: Sequence[int], idf: Mapping[str, float]) -> list[list[tuple[str, str, float]]]:
         """Return the score of each of some items by field and term, in the order of the query's terms."""
-        terms, hashes = list(idf.items()), np.array([hash(term) for term in idf], np.int64)
-        norms, by_source = self.norms.reshape(-1, len(FIELDS)), dict[int, dict[int, int]]()
-        sources = (self.firsts.searchsorted(items, side="right") - 1).tolist()
-        found = []
-        for item, source in zip(items, sources, strict=True):
-            counted, local = self.counts[source], item - int(self.firsts[source])
-            if (asked := by_source.get(source)) is None:
-                asked = by_source[source] = counted.places_of(hashes)
-            row = slice(counted.offsets[local], counted.offsets[local + 1])
-            # Few numbers are left: plain integers and floats are faster than arrays of one or two.
-            at = [place for place, number in enumerate(counted.terms[row].tolist()) if number in asked]
-            fields = counted.fields[row].take(at)
-            shares = (counted.counts[row].take(at) * norms[item].take(fields)).tolist()
-            by_term = dict[int, list[tuple[str, float]]]()
-            for number, field, share in zip(
-                counted.terms[row].take(at).tolist(), fields.tolist(), shares, strict=True
-            ):
-                by_term.setdefault(asked[number], []).append((FIELDS[field], share))
-            own = list[tuple[str, str, float]]()
-            for term, having in sorted(by_term.items()):
-                factor = terms[term][1] * (K1 + 1) / (math.fsum(share for _, share in having) + K1)
-                own += [(field, terms[term][0], factor * share) for field, share in having]
-            found.append(own)
+        if not items:
+            return []
+        hashes, found = np.array([hash(term) for term in idf], np.int64), [list[Any]() for _ in items]
+        placed, by_group = list(self._placed_groups()), dict[int, list[int]]()
+        for at, number in enumerate(np.searchsorted([first for _, first in placed], items, "right").tolist()):
+            by_group.setdefault(number - 1, []).append(at)
+        for number, among in by_group.items():
+            whole, shift = placed[number][0].whole, placed[number][1] * len(FIELDS)
+            begins = np.array([items[at] for at in among]) * len(FIELDS) - shift
+            ends = np.stack([begins, begins + len(FIELDS)], axis=1).astype(whole.cells.dtype)
+            having, at_cells = list[tuple[int, str, float, int]](), list[int]()
+            for (term, rarity), (start, end) in zip(idf.items(), whole.spans(hashes), strict=True):
+                if start < end:
+                    for at, (low, high) in zip(
+                        among, whole.cells[start:end].searchsorted(ends).tolist(), strict=True
+                    ):
+                        if low < high:
+                            having.append((at, term, rarity, high - low))
+                            at_cells += range(start + low, start + high)
+            cells = whole.cells[at_cells].astype(np.int64)
+            added = zip(
+                (cells % len(FIELDS)).tolist(),
+                (whole.counts[at_cells] * self.norms.take(cells + shift)).tolist(),
+                strict=True,
+            )
+            for at, term, rarity, size in having:
+                own = list(islice(added, size))
+                factor = rarity * (K1 + 1) / (math.fsum(share for _, share in own) + K1)
+                found[at] += [(FIELDS[field], term, factor * share) for field, share in own]
         return found
 
     @cached_property
@@ -296,50 +302,132 @@ def _saturated(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return saturated
 
 
-class TermCounts(Struct, frozen=True, eq=False):
-    """Counts of each term in each field of some items: compressed rows, one per item.
+class Postings(Struct, frozen=True, eq=False, dict=True):
+    """Counts of each term in each field of some items, by term.
 
     Terms are kept as their hash in this process, so that the counts of different sources need no common
     vocabulary.
     """
 
-    offsets: NDArray[np.int64]
-    """Row of item i: ``offsets[i]:offsets[i + 1]``."""
     vocabulary: NDArray[np.int64]
     """Hashes of all terms that occur, ascending."""
-    terms: Small
-    """Positions in the vocabulary."""
-    fields: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    """Term t has ``cells[offsets[t]:offsets[t + 1]]``."""
+    cells: Small
+    """Places where a term occurs, ascending: ``item * len(FIELDS) + field``."""
     counts: Small
     lengths: Small
     """[items, fields], in terms."""
 
-    def places_of(self, hashes: NDArray[np.int64]) -> dict[int, int]:
-        """Return terms that occur, by position in the vocabulary, each with its place among the hashes."""
+    @classmethod
+    def of(
+        cls, vocabulary: NDArray[np.int64], terms: NDArray[Any], cells: Small, counts: Small, lengths: Small
+    ) -> Postings:
+        """Sort counts by term, given as a position in the vocabulary; the cells of each ascend already."""
+        # A stable argsort, several times as fast as numpy's: terms and places are sorted as one number.
+        order = np.sort(terms.astype(np.int64) << 32 | np.arange(terms.size)) & 0xFFFF_FFFF
+        sizes = np.bincount(terms, minlength=vocabulary.size)
+        (used,) = sizes.nonzero()
+        offsets = np.append(0, np.cumsum(sizes[used]))
+        return cls(vocabulary[used], offsets, _small(cells[order], lengths.size), counts[order], lengths)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Postings]) -> Postings:
+        """Join those of several groups of items, at least one."""
+        if len(parts) == 1:
+            return parts[0]
+        known = [part.vocabulary for part in parts]
+        vocabulary, numbers = np.unique(np.concatenate(known), return_inverse=True)
+        numbered = np.split(numbers.astype(np.int32), np.cumsum([own.size for own in known])[:-1])
+        firsts = np.cumsum([0, *(part.lengths.size for part in parts)]).tolist()
+        return cls.of(
+            vocabulary,
+            np.concatenate([own[part.terms] for part, own in zip(parts, numbered, strict=True)]),
+            np.concatenate([part.cells + np.int32(at) for part, at in zip(parts, firsts, strict=False)]),
+            np.concatenate([part.counts for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+        )
+
+    @property
+    def terms(self) -> NDArray[np.intp]:
+        """Position in the vocabulary of the term of each cell."""
+        return np.repeat(np.arange(self.vocabulary.size), np.diff(self.offsets))
+
+    def take(self, rows: NDArray[np.int64]) -> Postings:
+        """Return the counts of some of the items, in this order."""
+        places = np.full(len(self.lengths), -1, np.int32)
+        places[rows] = np.arange(rows.size)
+        items, fields = np.divmod(self.cells, len(FIELDS))
+        moved = places[items]
+        (at,) = (moved >= 0).nonzero()
+        cells = moved[at] * np.int32(len(FIELDS)) + fields[at]
+        if (np.diff(rows) < 0).any():
+            order = np.argsort(cells, kind="stable")
+            at, cells = at[order], cells[order]
+        return Postings.of(self.vocabulary, self.terms[at], cells, self.counts[at], self.lengths[rows])
+
+    def spans(self, hashes: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Return where the cells of each of some terms are."""
         if not self.vocabulary.size:
-            return {}
-        positions = np.minimum(self.vocabulary.searchsorted(hashes), self.vocabulary.size - 1)
-        (known,) = (self.vocabulary[positions] == hashes).nonzero()
-        return dict(zip(positions[known].tolist(), known.tolist(), strict=True))
+            return [(0, 0)] * hashes.size
+        places = np.minimum(self.vocabulary.searchsorted(hashes), self.vocabulary.size - 1)
+        ends = np.where(self.vocabulary[places] == hashes, self.offsets[places + 1], self.offsets[places])
+        return list(zip(self.offsets[places].tolist(), ends.tolist(), strict=True))
+
+    @cached_property
+    def totals(self) -> NDArray[np.float64]:
+        """[fields]: the sum of the lengths."""
+        totals: NDArray[np.float64] = self.lengths.sum(axis=0, dtype=np.float64)
+        return totals
+
+    @cached_property
+    def having(self) -> NDArray[np.intp]:
+        """[fields]: how many items have the field."""
+        having: NDArray[np.intp] = (self.lengths > 0).sum(axis=0)
+        return having
+
+
+class TermCounts:
+    """Counts of the terms of some items, which are kept once: with those of the group that they are in."""
+
+    __slots__ = ("_among", "size")
+
+    def __init__(self, own: Postings) -> None:
+        """Keep counts by themselves, until they are in a group."""
+        self.size = len(own.lengths)
+        self._among = own, 0
+        """Counts that these are among, and the place of the first item there."""
 
     def take(self, rows: NDArray[np.int64]) -> TermCounts:
         """Return the counts of some of the items, in this order."""
-        sizes = np.diff(self.offsets)[rows]
-        offsets = np.append(0, np.cumsum(sizes))
-        at = np.repeat(self.offsets[rows] - offsets[:-1], sizes) + np.arange(offsets[-1])
-        occurring = self.terms[at]
-        is_used = np.zeros(self.vocabulary.size, bool)
-        is_used[occurring] = True
-        (used,) = is_used.nonzero()
-        terms = (np.cumsum(is_used) - 1)[occurring]
-        return TermCounts(
-            offsets,
-            self.vocabulary[used],
-            _small(terms, used.size),
-            self.fields[at],
-            self.counts[at],
-            self.lengths[rows],
-        )
+        among, first = self._among
+        return TermCounts(among.take(first + rows))
+
+    @staticmethod
+    def grouped(members: Sequence[TermCounts]) -> Postings:
+        """Join the counts of several sources, and keep each of them there from now on."""
+        whole, first = _together(members), 0
+        for member in members:
+            member._among = whole, first
+            first += member.size
+        return whole
+
+
+def _together(members: Sequence[TermCounts]) -> Postings:
+    """Return the counts of all members; those that are side by side already are taken together."""
+    runs: list[tuple[Postings, int, int]] = []
+    for member in members:
+        among, first = member._among
+        if runs and runs[-1][0] is among and runs[-1][2] == first:
+            runs[-1] = among, runs[-1][1], first + member.size
+        else:
+            runs.append((among, first, first + member.size))
+    return Postings.joined(
+        [
+            among if (first, end) == (0, len(among.lengths)) else among.take(np.arange(first, end))
+            for among, first, end in runs
+        ]
+    )
 
 
 def count_terms(items: Iterable[Fields]) -> TermCounts:
@@ -359,75 +447,15 @@ def count_terms(items: Iterable[Fields]) -> TermCounts:
     cells, numbered = np.divmod(both, max(vocabulary.size, 1))
     most = np.array([MAX_COUNT_OF_TEXT if field == "text" else MAX_COUNT for field in FIELDS])
     counts = np.minimum(counts, most[cells % len(FIELDS)])
-    return TermCounts(
-        np.searchsorted(cells, np.arange(len(by_field) + 1) * len(FIELDS)),
-        vocabulary,
-        _small(numbered, vocabulary.size),
-        (cells % len(FIELDS)).astype(np.uint8),
-        _small(counts, int(counts.max(initial=0))),
-        _small(by_field, int(by_field.max(initial=0))),
-    )
+    small = [_small(one, int(one.max(initial=0))) for one in (counts, by_field)]
+    return TermCounts(Postings.of(vocabulary, numbered, cells, *small))
 
 
 def join_counts(parts: Sequence[TermCounts]) -> TermCounts:
     """Return the counts of several groups of items as those of one."""
     if len(parts) == 1:
         return parts[0]
-    if not parts:
-        return count_terms(())
-    vocabulary, numbers = np.unique(np.concatenate([part.vocabulary for part in parts]), return_inverse=True)
-    numbered = np.split(numbers.astype(np.int32), np.cumsum([part.vocabulary.size for part in parts])[:-1])
-    shifts = np.cumsum([0, *(part.terms.size for part in parts)])
-    offsets = [part.offsets[1:] + shift for part, shift in zip(parts, shifts, strict=False)]
-    return TermCounts(
-        np.concatenate([np.zeros(1, np.int64), *offsets]),
-        vocabulary,
-        _small(
-            np.concatenate([own[part.terms] for part, own in zip(parts, numbered, strict=True)]),
-            vocabulary.size,
-        ),
-        np.concatenate([part.fields for part in parts]),
-        np.concatenate([part.counts for part in parts]),
-        np.concatenate([part.lengths for part in parts]),
-    )
-
-
-class Postings(Struct, frozen=True, eq=False):
-    """The counts of a group of items, by term."""
-
-    vocabulary: NDArray[np.int64]
-    """Hashes of all terms, ascending."""
-    offsets: NDArray[np.int64]
-    """Term t has ``cells[offsets[t]:offsets[t + 1]]``."""
-    cells: Small
-    """Places where a term occurs, ascending: ``item * len(FIELDS) + field``."""
-    counts: Small
-    lengths: Small
-    """[items, fields], in terms."""
-    totals: NDArray[np.float64]
-    """[fields]: the sum of the lengths."""
-    having: NDArray[np.int64]
-    """[fields]: how many items have the field."""
-
-    @classmethod
-    def of(cls, members: Sequence[TermCounts]) -> Postings:
-        """Sort the counts of some items by term."""
-        joined = join_counts(members)
-        item_of = np.repeat(np.arange(len(joined.lengths), dtype=np.int32), np.diff(joined.offsets))
-        cells = item_of * np.int32(len(FIELDS)) + joined.fields
-        # A stable argsort, several times as fast as numpy's: terms and places are sorted as one number.
-        together = np.sort(joined.terms.astype(np.int64) << 32 | np.arange(joined.terms.size))
-        order = together & 0xFFFF_FFFF
-        sizes = np.bincount(joined.terms, minlength=joined.vocabulary.size)
-        return cls(
-            joined.vocabulary,
-            np.append(0, np.cumsum(sizes)),
-            _small(cells[order], joined.lengths.size),
-            joined.counts[order],
-            joined.lengths,
-            joined.lengths.sum(axis=0, dtype=np.float64),
-            (joined.lengths > 0).sum(axis=0),
-        )
+    return TermCounts(_together(parts)) if parts else count_terms(())
 
 
 def _small(numbers: Small, highest: int) -> Small:

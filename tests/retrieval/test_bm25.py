@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,7 +76,10 @@ def test_counts_of_two_groups_make_the_index_of_both(first: list[Fields], second
     whole = LexicalIndex.build([count_terms(first + second)])
 
     assert joined.score(QUERY).scores.tolist() == whole.score(QUERY).scores.tolist()
-    assert join_counts(joined.counts).terms.tolist() == whole.counts[0].terms.tolist()
+    together = LexicalIndex.build([join_counts(joined.counts)])
+    assert together.score(QUERY).scores.tolist() == whole.score(QUERY).scores.tolist()
+    taken = LexicalIndex.build([one.take(np.arange(one.size)[::-1]) for one in reversed(joined.counts)])
+    assert taken.score(QUERY).scores.tolist() == whole.score(QUERY).scores.tolist()[::-1]
 
 
 def test_an_empty_catalog_has_no_scores() -> None:
