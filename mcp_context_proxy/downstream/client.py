@@ -55,7 +55,7 @@ from mcp_context_proxy.protocol.envelope import (
     RequestError,
     nests_deeper,
 )
-from mcp_context_proxy.protocol.eras import CAPABILITY_OF, HANDSHAKE, Era, Meta
+from mcp_context_proxy.protocol.eras import CAPABILITY_OF, HANDSHAKE, Era
 from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
@@ -217,11 +217,7 @@ class DownstreamClient(ServerLifecycle):
         size = sum(map(len, params.values()))
         # First, because it may wait for a thread: nothing may come between the bounds and the count.
         large = size > REDACTED_IN_LOOP_BYTES
-        meta = outgoing.meta
-        if large:
-            fault = await in_thread(_unsendable, params, meta, limits)
-        else:
-            fault = _unsendable(params, meta, limits)
+        fault = await in_thread(_unsendable, params, limits) if large else _unsendable(params, limits)
         if fault is not None:
             raise RequestError(INVALID_PARAMS, f"{outgoing.subject} was not sent to {self.name!r}: {fault}")
         if large:
@@ -505,23 +501,13 @@ def _may_report_error(result: bytes) -> bool:
     return result.find(b'"isError"') >= 0 or result.find(b"\\u00") >= 0
 
 
-def _unsendable(params: Members, meta: Meta | None, limits: Limits) -> str | None:
-    """Return why a server may end over a request, and with it those of others; None if it can be read.
-
-    `meta` is its ``_meta``, if that is decoded: it is looked at once, though it comes with each request.
-    """
-    levels, overflows = limits.nesting_results, False
-    if meta:
-        params = params.copy()
-        params.pop("_meta", None)
-        overflows = meta.overflows
-        if nests_deeper(meta.encoded_values, levels - 1):
-            return f"it nests deeper than {levels} levels"
+def _unsendable(params: Members, limits: Limits) -> str | None:
+    """Return why a server may end over a request, and with it those of others; None if it can be read."""
     # Side by side, values are as deep as each of them, and are looked at once.
     values = b",".join(params.values())
-    if nests_deeper(values, levels):
-        return f"it nests deeper than {levels} levels"
-    if overflows or envelope.overflows(values):
+    if nests_deeper(values, limits.nesting_results):
+        return f"it nests deeper than {limits.nesting_results} levels"
+    if envelope.overflows(values):
         return "it has a number too large to be read"
     return None
 

@@ -129,9 +129,10 @@ class Conversation:
         """The context of every request: it acts for the host."""
         self._context.run(ACTING.set, rights)
         self._session: Session | None = None
-        self._under_way = 0
-        """Number of requests that are being answered."""
         self._flights: set[Flight] = set()
+        """Requests that are being answered."""
+        self._held_replies = 0
+        """Number of other replies that wait for the host to read."""
         self._cancellable: dict[RequestId, Flight] = {}
         """Those that are not cancelled: an id can be used again as soon as its request is."""
         self._idle = anyio.Event()
@@ -184,6 +185,10 @@ class Conversation:
     def is_busy(self) -> bool:
         """True while one more request would be refused."""
         return self._under_way >= self._limits.in_flight
+
+    @property
+    def _under_way(self) -> int:
+        return len(self._flights) + self._held_replies
 
     def receive(self, frame: bytes | Oversized) -> None:
         if isinstance(frame, Oversized):
@@ -266,12 +271,11 @@ class Conversation:
         except RequestError as error:
             self._reply_now(envelope.error_reply(request_id, error.code, error.message, error.data))
             return False
-        if self.is_busy:
-            text = f"busy: {self._under_way} requests are under way"
+        if (under_way := self._under_way) >= self._limits.in_flight:
+            text = f"busy: {under_way} requests are under way"
             self._reply_now(envelope.error_reply(request_id, INVALID_REQUEST, text))
             return False
         flight = self._cancellable[request_id] = Flight(self._group, self._context)
-        self._under_way += 1
         self._flights.add(flight)
         flight.start(self._answer(request_id, method, params, caller, flight, release))
         return True
@@ -361,7 +365,6 @@ class Conversation:
             if release is not None:
                 release()
             drain.end()
-            self._under_way -= 1
             self._flights.discard(flight)
             if self._cancellable.get(request_id) is flight:
                 del self._cancellable[request_id]
@@ -375,13 +378,13 @@ class Conversation:
             try:
                 await self._channel.send(response)
             finally:
-                self._under_way -= 1
+                self._held_replies -= 1
                 self._note_idle()
             self._channel.resume_reading()
 
         if not self._channel.send_nowait(response):
             self._channel.pause_reading()
-            self._under_way += 1
+            self._held_replies += 1
             self._group.start_soon(send_and_resume)
 
     def _note_idle(self) -> None:

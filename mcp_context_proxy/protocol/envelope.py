@@ -452,7 +452,7 @@ def nests_deeper(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -> bo
     return any(depth > limit for depth in deepest(encoded, part_bytes))
 
 
-_DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
+_DIGITS: Final = bytes.maketrans(b"123456789E+", b"000000000e0")
 _LONG_NUMBER: Final = b"0" * 210
 """The fewest digits with which an exponent below 100 goes beyond all that most readers can represent."""
 _NUMBER_OR_STRING: Final = pattern(
@@ -462,7 +462,7 @@ _NUMBER_OR_STRING: Final = pattern(
 
 def overflows(encoded: bytes) -> bool:
     """Return whether JSON has a number like 1e999, over which some programs end the whole connection."""
-    plain = encoded.translate(_DIGITS, b"+")
+    plain = encoded.translate(_DIGITS)
     # Not by `in`, which takes bytes for a number first, and makes an error of that: every call looks so.
     if plain.find(b"e000") < 0 and (len(plain) < len(_LONG_NUMBER) or plain.find(_LONG_NUMBER) < 0):
         return False

@@ -180,16 +180,6 @@ class Meta(dict[str, Raw]):
         sent |= {key: self[key] for key in (CLIENT_INFO_KEY, LOG_LEVEL_KEY) if key in self}
         return envelope.raw(sent)
 
-    @cached_property
-    def encoded_values(self) -> bytes:
-        """Its values, side by side."""
-        return b",".join(self.values())
-
-    @cached_property
-    def overflows(self) -> bool:
-        """True if it has a number over which some programs end; see `envelope.overflows`."""
-        return envelope.overflows(self.encoded_values)
-
     def introduces(self, capabilities: object, client_info: object, log_level: object) -> bool:
         """Return whether these are just those that it has."""
         own = self.get(CLIENT_CAPABILITIES_KEY), self.get(CLIENT_INFO_KEY), self.get(LOG_LEVEL_KEY)

@@ -402,15 +402,15 @@ class PipeWriter(asyncio.BaseProtocol):
 
     def write_line(self, frame: bytes) -> None:
         """Write a frame, on one line, and a newline; nothing if the pipe is closed."""
-        if self._pipe is None:
-            return
         frame = on_one_line(frame)
-        if self._left:
-            self._left += (memoryview(frame), memoryview(b"\n"))
-        elif len(frame) < SMALL_BYTES and self._gathers:
+        if self._gathers and len(frame) < SMALL_BYTES and not self._left:
             self._gathered.append(frame + b"\n")
             if len(self._gathered) >= GATHERED:
                 self._write_gathered()
+        elif self._pipe is None:
+            return
+        elif self._left:
+            self._left += (memoryview(frame), memoryview(b"\n"))
         elif len(frame) < LARGE_BYTES:
             self._write_gathered()
             self._pipe.write(frame + b"\n")

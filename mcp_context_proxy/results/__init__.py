@@ -48,6 +48,8 @@ ASKS: Final = Outcome.ASKS
 
 
 _ABSENT: Final = Raw()
+_COMPLETE: Final = b'"complete"'
+"""The type of nearly all results of the modern era."""
 
 
 class _Ending(Struct):
@@ -70,7 +72,8 @@ def ending_of(result: bytes) -> tuple[Outcome, bool]:
         ending = _ending(result)
     except (msgspec.DecodeError, RecursionError):
         return FAILED, True
-    if ending.result_type is not _ABSENT and envelope.text(ending.result_type) == "input_required":
+    named = bytes(ending.result_type)
+    if named and named != _COMPLETE and envelope.text(named) == "input_required":
         outcome = ASKS
     elif ending.is_error is not _ABSENT and bytes(ending.is_error) == b"true":
         outcome = FAILED

@@ -200,18 +200,18 @@ class Forwarder:
                     # A server of the handshake era asks meanwhile, a modern one by its result.
                     outgoing = request.outgoing(None if modern else self._ask(request, caller.ask))
                     result = await self._send(request, params, outgoing)
-                    if not modern:
-                        if client.era is MODERN:
-                            result = await self._resolve_input_required(request, outgoing, result)
-                    elif len(result) > envelope.TAKEN_APART_BYTES or eras.may_require_input(result):
-                        result = await self._checked(request, result)
+                    if modern:
+                        if _may_ask(result):
+                            result = await self._checked(request, result)
+                    elif client.era is MODERN:
+                        result = await self._resolve_input_required(request, outgoing, result)
+                    else:
+                        # Nothing to fit, so nothing is parsed: the bytes pass as they came.
+                        return result
             except RemoteError as error:
                 # That of a call that waits is checked already, and may be of another server.
                 checked = error if waits else await questions.checked_error(client, error)
                 result = _in_place_of(checked, request)
-        if not modern and client.era is not MODERN:
-            # Nothing to fit, so nothing is parsed: the bytes pass as they came.
-            return result
         if len(result) > envelope.TAKEN_APART_BYTES:
             return await in_thread(eras.fit_result_to_client, method, result, caller.era)
         return eras.fit_result_to_client(method, result, caller.era)
@@ -222,7 +222,8 @@ class Forwarder:
         async def work(ask: Ask, notify: Notify) -> bytes:
             outgoing = request.outgoing(self._ask(request, ask), notify)
             try:
-                return await self._checked(request, await self._send(request, request.params, outgoing))
+                result = await self._send(request, request.params, outgoing)
+                return await self._checked(request, result) if _may_ask(result) else result
             except RemoteError as error:
                 raise await questions.checked_error(request.client, error) from None
 
@@ -282,13 +283,8 @@ class Forwarder:
         return self._traced(self.tracing, request, params, outgoing)
 
     async def _checked(self, request: _Request, result: bytes) -> bytes:
-        """Return a result for a modern client, which would answer the questions in it, of any server.
-
-        A large one is read in a thread in any case: to search it takes as long.
-        """
+        """Return a result for a modern client, which would answer the questions in it, of any server."""
         client = request.client
-        if len(result) <= envelope.TAKEN_APART_BYTES and not eras.may_require_input(result):
-            return result
         parts, required = await _requests_in(client.name, result, client.limits)
         if required is None:
             return result
@@ -342,6 +338,11 @@ def _members(raw: Raw) -> Members:
     if envelope.holds_a_flood(raw):
         raise msgspec.ValidationError("too many members")
     return envelope.members(raw)
+
+
+def _may_ask(result: bytes) -> bool:
+    """Return whether a result may require input; a large one is read in any case, in a thread."""
+    return len(result) > envelope.TAKEN_APART_BYTES or eras.may_require_input(result)
 
 
 def _asks_meanwhile(request: _Request) -> bool:

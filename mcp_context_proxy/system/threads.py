@@ -238,31 +238,30 @@ class Flight:
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine up to its first wait. An error that it raises is raised in the group."""
         self._coroutine = coroutine
-        self._step(coroutine.send, None)
-
-    def resume(self) -> None:
-        """Go on: the reply that was waited for has come."""
-        if self._coroutine is not None:
-            self._step(self._coroutine.send, None)
+        self.resume()
 
     def cancel(self) -> None:
         if self._scope is not None:
             self._scope.cancel()
         elif self._coroutine is not None and self.reply is not None:
-            self._step(self._coroutine.throw, asyncio.CancelledError())
+            self.resume(asyncio.CancelledError())
         elif self._coroutine is not None:
             self._cancelled = True
 
-    def _step(self, go_on: Callable[[Any], Any], sent: object) -> None:
+    def resume(self, raised: BaseException | None = None) -> None:
+        """Go on up to the next wait: the reply that was waited for has come, or an error is raised there."""
         global _running  # noqa: PLW0603 - as the event loop has its current task
+        coroutine = self._coroutine
+        if coroutine is None:
+            return
         self.reply = None
         before, _running = _running, self
         try:
-            awaited = self._context.run(go_on, sent)
-        except StopIteration:
-            self._coroutine = None
-            return
-        except asyncio.CancelledError:
+            if raised is None:
+                awaited = self._context.run(coroutine.send, None)
+            else:
+                awaited = self._context.run(coroutine.throw, raised)
+        except (StopIteration, asyncio.CancelledError):
             self._coroutine = None
             return
         except Exception as error:  # boundary: it ends the group, as that of a task would

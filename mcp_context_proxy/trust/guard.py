@@ -104,12 +104,14 @@ class KnownSecrets:
         self._foreign: dict[str, Forms] = {}
         """Forms of the secrets that each server was not given; made when they are needed."""
         self._redactor: Redactor | None = None
+        self.redacts_results = False
+        """True if known secrets are removed from results, too."""
         if config is not None:
             self.configure(config)
 
     def configure(self, config: Config) -> None:
         """Follow a changed configuration; secrets learned since the start stay known."""
-        self._guards = config.guards
+        self._guards, self.redacts_results = config.guards, config.guards.results == "redact"
         self._configured = [
             (name, secret) for name, server in config.servers.items() for secret in secrets_of(server)
         ]
@@ -125,11 +127,6 @@ class KnownSecrets:
         """Add secrets that a server was given while the proxy runs, such as tokens; the latest are kept."""
         self._learned.setdefault(server, deque(maxlen=LEARNED)).extend(secrets)
         self._forget_forms()
-
-    @property
-    def redacts_results(self) -> bool:
-        """True if known secrets are removed from results, too."""
-        return self._guards.results == "redact"
 
     def in_params(self, server: str, params: Params) -> KnownSecret | None:
         """Return a secret in the params of a request to a server that was not given it; None without one."""
