@@ -63,8 +63,8 @@ def server() -> Iterator[PostgresServer]:
         yield started
 
 
-def opened(server: PostgresServer, name: str, **more: Any) -> Store:
-    return open_store(StoreConfig(url=server.url, namespace=name, timeout_seconds=TIMEOUT, **more))
+def opened(server: PostgresServer, name: str, timeout_seconds: float = TIMEOUT, **more: Any) -> Store:
+    return open_store(StoreConfig(url=server.url, namespace=name, timeout_seconds=timeout_seconds, **more))
 
 
 def count(store: Store, batch: int | None = None) -> None:
@@ -186,7 +186,8 @@ def test_writing_goes_on_at_the_standby_that_takes_over_and_nothing_is_lost(serv
 
 def test_no_row_of_a_writer_that_is_slow_to_commit_is_skipped(server: PostgresServer) -> None:
     """Another writer of the area waits, so what is committed first has the smaller ids."""
-    with opened(server, "slow") as slow, opened(server, "slow") as other, opened(server, "slow") as reader:
+    patient = opened(server, "slow", timeout_seconds=60)  # its transaction is open as long as others look
+    with patient as slow, opened(server, "slow") as other, opened(server, "slow") as reader:
         began, late = threading.Event(), threading.Event()
 
         def write_slowly() -> None:

@@ -113,6 +113,7 @@ def limits_in_use() -> set[str]:
     found = set()
     for file in package.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("limits"):
-                found.add(node.attr)
+            match node:
+                case ast.Attribute(ast.Name(name) | ast.Attribute(attr=name), key) if name.endswith("limits"):
+                    found.add(key)
     return found

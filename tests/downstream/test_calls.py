@@ -333,7 +333,7 @@ for line in sys.stdin:
         info = {"name": "asking", "version": "1"}
         result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
         print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
-for number in range(200_000):
+for number in range(20_000):
     print(json.dumps({"jsonrpc": "2.0", "id": number, "method": "ping"}))
 print("all are asked", file=sys.stderr, flush=True)
 input_is_never_read_again = sys.stdout.flush() or __import__("time").sleep(600)

@@ -97,6 +97,7 @@ async def test_a_rolling_restart_loses_no_call_and_runs_none_twice(workshop: Wor
                     answer = await balancer.call(next(numbers))
                     if not served(answer):
                         failed.append(answer.text)
+                    await anyio.sleep(0.02)  # the replicas that start need a processor, too
 
             def start() -> HttpProxy:
                 return stack.enter_context(http_proxy(config))

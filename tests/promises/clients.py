@@ -296,7 +296,8 @@ CLIENTS = (
         "A result is shortened only if every byte of it can still be read. The whole is kept for the "
         "session or the principal whose call it was, to all others its id is unknown, and it is forgotten "
         "with the session. What is not in memory is in files without a name that only you can read, which "
-        "the system deletes with the process, even if it is killed.",
+        "the system deletes with the process, even if it is killed. Very long lists of tools are in such "
+        "files, too.",
         (
             "results/test_every_byte.py::test_the_pages_of_a_shortened_text_joined_are_the_text",
             "results/test_every_byte.py::test_the_pages_of_shortened_json_joined_are_the_json_and_what_is_shown_is_json",
@@ -304,6 +305,7 @@ CLIENTS = (
             LARGE + "test_the_result_of_another_session_is_unknown",
             LARGE + "test_results_are_forgotten_with_their_session",
             LARGE + "test_what_does_not_fit_in_memory_is_in_files_without_a_name_that_only_the_user_can_read",
+            "downstream/test_listing.py::test_a_very_large_list_takes_little_memory_and_leaves_no_file",
         ),
     ),
     Promise(

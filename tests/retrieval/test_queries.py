@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.growth import costs_more
 from support.servers import real_lists
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
@@ -719,6 +720,13 @@ def test_a_request_that_needs_what_was_told_before_stays_whole() -> None:
 )
 def test_a_request_may_be_for_a_service_by_name(request_: str, service: str | None) -> None:
     assert service_of(request_) == service
+
+
+@pytest.mark.parametrize("words", ["then a, ", "and the, then it ", "a, ", "it should. ", "do not, and "])
+def test_a_query_of_nothing_but_places_to_divide_is_read_in_the_time_of_its_length(words: str) -> None:
+    query = (words * 8_000)[:8_000]
+
+    assert not costs_more(16, divided, query, query[:2_000])
 
 
 def test_what_is_for_a_service_that_no_tool_names_fits_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -93,8 +94,18 @@ class PostgresServer:
     def kill(self) -> None:
         """End all of its processes at once, as the machine's failure would."""
         if self._process is not None and self._process.poll() is None:
-            self._signal(signal.SIGKILL)
-            self._process.wait(PATIENCE)
+            self.pause()  # a server that is stopped starts no further process
+            # One that lived on would write to the files that the next server has begun to repair.
+            with ExitStack() as stack:
+                ended = [os.pidfd_open(pid) for pid in self._children()]
+                for descriptor in ended:
+                    stack.callback(os.close, descriptor)
+                self._signal(signal.SIGKILL)
+                self._process.wait(PATIENCE)
+                for descriptor in ended:
+                    assert select.select([descriptor], [], [], PATIENCE)[0], (
+                        "a process of the server lives on"
+                    )
         (self.data / "postmaster.pid").unlink(missing_ok=True)
         for left in self.folder.glob(".s.PGSQL.*"):
             left.unlink()
@@ -107,13 +118,10 @@ class PostgresServer:
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
-        os.kill(self._process.pid, number)
-        # Its children have sessions of their own.
-        for pid in self._children():
-            try:
+        # Its children have sessions of their own, and once it has ended it has none.
+        for pid in (self._process.pid, *self._children()):
+            with suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                continue
 
     def _children(self) -> list[int]:
         assert self._process is not None

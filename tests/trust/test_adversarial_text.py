@@ -322,6 +322,7 @@ def test_a_query_of_spaces_is_divided_at_once() -> None:
     assert not costs_more(40, needs.divided, "a" + " " * 80_000 + "b", "a" + " " * 8_000 + "b")
 
 
+@pytest.mark.no_cover  # as above
 @pytest.mark.parametrize("part", QUERY_PARTS)
 def test_the_longest_query_is_read_at_once(part: str) -> None:
     """Half of it gives the time to compare with, so that no machine is too slow for this test."""
