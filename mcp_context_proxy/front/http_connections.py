@@ -56,8 +56,7 @@ WAITING_KEY = "mcp-context-proxy/waiting"
 """Key of an ASGI scope: the `Waiting` of the request's connection."""
 
 CHUNKS_STEP = 1024
-"""Bytes of a body in chunks given to the parser before others have their turn. A chunk costs as much time as
-a kilobyte without chunks, and may have one byte: 16 KiB of those take 20 ms."""
+"""Bytes of a body in chunks given to the parser at a time; of chunks of one byte, 16 KiB take it 20 ms."""
 
 TOGETHER_BYTES = 16 * 1024 * 1024
 """Unsent bytes on all connections beyond which stalled clients go early: one of the largest responses."""
