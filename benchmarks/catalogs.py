@@ -21,11 +21,14 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog.names import parse_tools
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
+from mcp_context_proxy.downstream.listing import filed
 from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.items import Snapshot, Source, Tool
 
 LISTS = Path(__file__).parents[1] / "tests" / "data" / "tools"
 WORDS = ("alpha", "harbour", "meadow", "copper", "lantern", "orchard", "summit", "violet", "walnut", "zephyr")
+LISTED_TOGETHER = 10_000
+"""Tools whose definitions come together: as many as a proxy takes of one server."""
 STEP = 0.48
 """Length of the step away from a vector of length 1: 1 / sqrt(1 + 0.48 ** 2) is a cosine of 0.9."""
 
@@ -62,17 +65,17 @@ def lists_in(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def snapshot(size: int, lists: dict[str, list[dict[str, Any]]]) -> Snapshot:
-    """So many tools, the same every time."""
-    sources, left = [], size
-    for copy in itertools.count():
-        for server, tools in lists.items():
-            key = f"{server}-c{copy}"  # one object for all of its tools, as a proxy has it
-            own = tuple(_made(key, tool, copy) for tool in tools[:left])
-            sources.append(Source(key, own))
-            left -= len(own)
-            if not left:
-                return Snapshot(1, tuple(sources))
-    raise AssertionError("unreachable")
+    """So many tools, the same every time; their definitions are where a proxy has those of large servers."""
+    servers = (
+        (f"{name}-c{copy}", tools, copy) for copy in itertools.count() for name, tools in lists.items()
+    )
+    entries = ((key, tool, copy) for key, tools, copy in servers for tool in tools)
+    left, by_server = itertools.islice(entries, size), dict[str, list[Tool]]()
+    while made := [_made(*one) for one in itertools.islice(left, LISTED_TOGETHER)]:
+        written = filed(tuple(tool.written for tool in made))
+        for tool, own in zip(made, written, strict=True):
+            by_server.setdefault(tool.server, []).append(replace(tool, written=own))
+    return Snapshot(1, tuple(Source(key, tuple(tools)) for key, tools in by_server.items()))
 
 
 def published(lists: dict[str, list[dict[str, Any]]]) -> Snapshot:

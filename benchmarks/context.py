@@ -38,8 +38,9 @@ from mcp_context_proxy.items import Item
 from mcp_context_proxy.library import Catalog, Include, reference, rule, tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.queries import query_vectors, read_query
+from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
+from mcp_context_proxy.retrieval.vectors import query_vectors
 from mcp_context_proxy.store import Store, open_store
 
 SERVERS, TOOLS_EACH, DOCUMENTS = 60, 50, 300
@@ -93,7 +94,8 @@ class Subject:
     async def milliseconds(self, query: str, session: Session, overrides: Overrides) -> float:
         """To build one context, once its query is embedded."""
         index = self.engine.index_of(self.catalog.snapshot)
-        query_vectors(read_query(query, index.lexical.has, index.words, {}), self.queries.embed)
+        read = read_query(query, index.lexical.has, index.words, {})
+        query_vectors(read.texts, read.beside, self.queries.embed)
         began = time.perf_counter()
         context = await self.contexts.build(query, session, overrides)
         elapsed = time.perf_counter() - began

@@ -30,8 +30,9 @@ from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.learning import MOST_PAIRS, Signal, Use, key_of
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.queries import query_vectors, read_query
+from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
+from mcp_context_proxy.retrieval.vectors import query_vectors
 from mcp_context_proxy.store import Pair, open_store
 
 TOOLS = 3_000
@@ -83,7 +84,7 @@ def measure(lists: Path, rounds: int, folder: Path) -> list[Figure]:
                 for engine, spent in zip(engines, searched, strict=True):
                     spent.append(timed(partial(engine.search, query, catalog)))
                 understood = read_query(query, index.lexical.has, index.words, {})
-                found = query_vectors(understood, queries.embed)
+                found = query_vectors(understood.texts, understood.beside, queries.embed)
                 assert found is not None
                 supported.append(len(tier.supported(found[0])))
                 tool = next(tools(catalog))

@@ -124,7 +124,7 @@ def _tool(line: CorpusLine) -> Tool:
         name=line.name,
         exposed_name=exposed_name(line.server, line.name, NAME_CHARACTERS),
         description=line.description or "",
-        definition=definition,
+        written=definition,
         fingerprint=fingerprint(line.server, definition),
         use_cases=line.use_cases,
         tool_class=class_of(line.name, definition),

@@ -61,6 +61,14 @@ DOCUMENT_KINDS = frozenset({Kind.RULE, Kind.REFERENCE})
 """Kinds that are read rather than called."""
 
 
+class Encoded(Protocol):
+    """JSON as bytes in memory, or the place of a file that ``bytes()`` reads it from."""
+
+    def __bytes__(self) -> bytes: ...
+
+    def __len__(self) -> int: ...
+
+
 class Tool(Struct, frozen=True):
     """A tool of one downstream server, with its definition as the bytes that the server sent."""
 
@@ -74,7 +82,7 @@ class Tool(Struct, frozen=True):
     """The name that fits every host; unique in the catalog, and the one in records and settings."""
     description: str
     """Empty if the server gives none."""
-    definition: bytes
+    written: Encoded
     """One JSON object as received, except that texts are cleaned, and cut if too long."""
     fingerprint: str
     """SHA-256 (hex) of server and definition, independent of the order of members."""
@@ -98,6 +106,11 @@ class Tool(Struct, frozen=True):
     """Length of a result that the tool wants hosts to keep whole; 0 leaves it to them."""
     wider_names: tuple[str, ...] = ()
     """Forms of its name for hosts with room for more of it than `exposed_name` has, the shortest first."""
+
+    @property
+    def definition(self) -> bytes:
+        """JSON as it is written, read from a file for a tool of a very long list."""
+        return bytes(self.written)
 
     @property
     def key(self) -> ToolKey:

@@ -129,7 +129,7 @@ def tool(
         name=name,
         exposed_name=shown,
         description=description,
-        definition=definition,
+        written=definition,
         fingerprint=fingerprint(server, definition),
         include=IncludeMode(include),
         tool_class=class_of(name, definition),

@@ -40,6 +40,7 @@ from mcp_context_proxy.config.reload import connection_identity
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.items import (
     Document,
+    Encoded,
     Prompt,
     Resource,
     Skill,
@@ -240,7 +241,7 @@ class Catalog:
             return self.whole.snapshot
 
     def read_ahead(
-        self, config: ServerConfig, listed: tuple[bytes, ...], check: Callable[[], object] = check_cancelled
+        self, config: ServerConfig, listed: tuple[Encoded, ...], check: Callable[[], object] = check_cancelled
     ) -> None:
         """Take a list of tools apart before its server publishes it, in a thread of anyio.
 

@@ -289,7 +289,7 @@ def restrained(tool: Tool, hints: Hints) -> Tool:
     stricter = is_stricter(hints.tool_class, tool.tool_class)
     return replace(
         tool,
-        definition=envelope.encode(members),
+        written=envelope.encode(members),
         tool_class=hints.tool_class if stricter else tool.tool_class,
         class_reason="a person has approved it as that" if stricter else tool.class_reason,
         interactive=tool.interactive or hints.interactive,
@@ -420,8 +420,8 @@ def keep_unchanged(before: Mapping[str, Defined], now: Mapping[str, Defined]) ->
     """
     kept = dict(now)
     for key, item in now.items():
-        known = before.get(key)
-        if known is None or known == item or replace(known, definition=item.definition) != item:
+        known, member = before.get(key), "written" if isinstance(item, Tool) else "definition"
+        if known is None or known == item or replace(known, **{member: getattr(item, member)}) != item:
             continue
         # The fingerprint of a tool is part of the comparison above.
         if isinstance(item, Tool) or canonical(known.definition) == canonical(item.definition):

@@ -52,6 +52,7 @@ from mcp_context_proxy.errors import (
     nearest_names,
 )
 from mcp_context_proxy.items import (
+    Encoded,
     IncludeMode,
     NameOf,
     Prompt,
@@ -401,7 +402,7 @@ def _place(config: ServerConfig, key: KeyPath) -> str:
     return next(filter(None, written), f"servers.{config.name}.{dotted(key)}")
 
 
-Checked: TypeAlias = Callable[[Iterable[bytes]], Iterator[bytes]]
+Checked: TypeAlias = Callable[[Iterable[Encoded]], Iterator[Encoded]]
 """Passes definitions on one by one; it may end the work by an exception."""
 
 
@@ -416,7 +417,7 @@ class ParsedTools(Struct, frozen=True):
     """The tools of a listing under one configuration of its server."""
 
     config: ServerConfig
-    definitions: Sequence[bytes]
+    definitions: Sequence[Encoded]
     tools: tuple[Tool, ...]
     turned_off: tuple[TurnedOffTool, ...]
     findings: tuple[str, ...]
@@ -439,11 +440,11 @@ class ToolLists:
         self._ahead: dict[str, ParsedTools] = {}
         """Lists that are not published yet, by server."""
 
-    def read_ahead(self, config: ServerConfig, listed: Sequence[bytes], checked: Checked) -> None:
+    def read_ahead(self, config: ServerConfig, listed: Sequence[Encoded], checked: Checked) -> None:
         """Parse a list that `parsed` will be asked for. Thread-safe."""
         self._ahead[config.name] = parse_tools(config, listed, checked, self._lengths, self._limits)
 
-    def parsed(self, config: ServerConfig, listed: Sequence[bytes], checked: Checked) -> ParsedTools:
+    def parsed(self, config: ServerConfig, listed: Sequence[Encoded], checked: Checked) -> ParsedTools:
         """Return the tools of a list; parsed again only when the list or the settings have changed."""
         for lists in (self.last, self._ahead):
             known = lists.get(config.name)
@@ -463,7 +464,7 @@ class ToolLists:
 
 def parse_tools(
     config: ServerConfig,
-    listed: Sequence[bytes],
+    listed: Sequence[Encoded],
     checked: Checked,
     name_lengths: Sequence[int],
     limits: Limits,
@@ -480,9 +481,9 @@ def parse_tools(
     tools: dict[str, Tool | TurnedOffTool] = {}
     candidates: dict[str, Candidate] = {}
     findings: list[str] = []
-    for position, definition in enumerate(checked(listed), 1):
+    for position, entry in enumerate(checked(listed), 1):
         try:
-            tool, remark, candidate = _parse_tool(config, definition, name_lengths, limits)
+            tool, remark, candidate = _parse_tool(config, entry, name_lengths, limits)
         except UnfitError as error:
             findings.append(entry_withheld(position, "tools", error))
             continue
@@ -504,7 +505,7 @@ def parse_tools(
 
 
 def _parse_tool(
-    config: ServerConfig, definition: bytes, name_lengths: Sequence[int], limits: Limits
+    config: ServerConfig, entry: Encoded, name_lengths: Sequence[int], limits: Limits
 ) -> tuple[Tool | TurnedOffTool, str, Candidate | None]:
     """Return a tool with a remark on a cut, and the candidate for its approval.
 
@@ -513,6 +514,7 @@ def _parse_tool(
     Raises:
         UnfitError: The tool cannot be shown.
     """
+    definition = bytes(entry)
     try:
         members = envelope.members(definition)
     except (ValueError, RecursionError):
@@ -538,14 +540,15 @@ def _parse_tool(
     except UnfitError as error:
         raise UnfitError(f"tool {name!r}: {error}") from None
     hints = Hints(markers.hinted or ToolClass.WRITE, markers.interactive)
-    candidate = Candidate.of(Approvable.TOOL, name, definition, shown, hints, known)
+    written = entry if shown is definition else shown
+    candidate = Candidate.of(Approvable.TOOL, name, entry, written, hints, known)
     shown_members = members if shown is definition else envelope.members(shown)
     tool = Tool(
         server=config.name,
         name=name,
         exposed_name=exposed,
         description=envelope.text(shown_members.get("description")) or "",
-        definition=shown,
+        written=written,
         fingerprint=candidate.fingerprint.of(config.name),
         include=include_of(config, name),
         tags=config.tags + tuple(tag for own in settings for tag in own.tags),

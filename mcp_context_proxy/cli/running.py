@@ -559,5 +559,5 @@ def _last_known_tools(config: Config, server: str) -> list[str]:
     with open_configured_store(config) as store:
         cached = ListingCache(config.servers[server], store.listings).load()
     tools = () if cached is None else cached.listing.tools
-    names = (envelope.text(envelope.members(one).get("name")) for one in tools)
+    names = (envelope.text(envelope.members(bytes(one)).get("name")) for one in tools)
     return [name for name in names if name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,6 +15,9 @@ from mcp_context_proxy.serving import begin_if_new, serve, telling_the_host
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that one can listen on but not connect to, and the one of this machine to connect to instead."""
+
+LISTENING = "0A"
+"""State of a socket that listens, in the tables of Linux."""
 
 PROBE_SECONDS = 2.0
 """Time limit for a proxy on this machine to answer."""
@@ -124,9 +129,26 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
             f"no proxy answers at {' or '.join(bases)}: start one with `serve --http`, set `http.api_port` "
             "for the one that a host starts, or name another port with --port"
         )
+    if _is_of_another_user(int(base.rpartition(":")[2])):
+        raise click.ClickException(
+            f"another user of this machine listens at {base}: its page would get the token. Choose another "
+            "port with http.port, and start the proxy"
+        )
     # Tokens of an issuer are for the HTTP front alone.
     token = (credentials_for(settings) if base in beside else credentials_of(config)).token
     click.echo(f"http://{base}/ui" + (f"#token={quote(token, safe='')}" if token else ""))
+
+
+def _is_of_another_user(port: int) -> bool:
+    """Return whether a user who is neither this one nor root listens at a port, where the system tells."""
+    listeners: set[int] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                _, local, _, state, _, _, _, user = line.split()[:8]
+                if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
+                    listeners.add(int(user))
+    return bool(listeners) and not listeners <= {0, os.getuid()}
 
 
 def _has_page(base: str) -> bool:

@@ -279,15 +279,17 @@ def copy_(ctx: click.Context, config_path: Path | None, source: str, target: str
 def prune(config: Config) -> None:
     """Delete what is older, or more, than the configuration keeps. A running proxy does that by itself."""
     from mcp_context_proxy.statistics.recorder import forget_old_counts
+    from mcp_context_proxy.store.tables import lag_of
 
     with open_configured_store(config) as store:
-        before, now = sum(_counted(store).values()), time.time()
-        lease = store.leases.take("prune", 600.0)
+        now, lease = time.time(), store.leases.take("prune", 600.0)
         if lease is None:
             results().say("Another process prunes the store at the moment.")
             return
         # Whoever did that until now is refused, and does it again when this has ended.
         store.database.take_upkeep_over()
+        lag_of(store.database, leap=True)
+        before = sum(_counted(store).values())
         forget_old_counts(store.statistics, config.limits, now)
         store.requests.forget_old(config.limits.requests_kept, now - config.limits.requests_age_seconds)
         kept = config.interactions

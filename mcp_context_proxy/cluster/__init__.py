@@ -20,6 +20,7 @@ from msgspec.structs import astuple, replace
 from mcp_context_proxy.context import NO_OVERRIDES, Delivery, Overrides
 from mcp_context_proxy.context.session import HISTORY_KEPT, Session, SessionContext
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.eras import Hello
 from mcp_context_proxy.store.database import Database, Tables
 
@@ -248,8 +249,6 @@ WRITTEN_THROUGH: Final = ("added", "removed", "by_person", "overrides", "log_lev
 """Parts that somebody has set: whoever was told that they are set finds them so at every replica."""
 
 _decode = msgspec.json.Decoder(ContextState).decode
-_members = msgspec.json.Decoder(dict[str, Raw]).decode
-_elements = msgspec.json.Decoder(list[Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -273,13 +272,14 @@ def encoded(state: ContextState, unknown: Unknown | None = None) -> bytes:
     data = _encode(state)
     if not unknown:
         return data
-    members: dict[str, Raw] = _members(data)
+    members: dict[str, Raw] = envelope.members(data)
     for name, found in unknown.items():
         mine = members.get(name)
         if (None if mine is None else bytes(mine)) == found.known:
             members[name] = found.written
         elif found.elements:
-            members[name] = Raw(_encode([*(_elements(mine) if mine is not None else ()), *found.elements]))
+            known = () if mine is None else envelope.elements(mine)
+            members[name] = Raw(_encode([*known, *found.elements]))
         elif mine is not None:
             members[name] = _overlaid(found.written, mine)
     return _encode(members)
@@ -294,11 +294,11 @@ def decoded(data: bytes) -> tuple[ContextState, Unknown]:
     try:
         state, elements = _decode(data), dict[str, tuple[Raw, ...]]()
     except msgspec.ValidationError:
-        state, elements = _readable(_members(data))
+        state, elements = _readable(envelope.members(data))
     known = _encode(state)
     if known == data:
         return state, {}
-    written, mine = _members(data), _members(known)
+    written, mine = envelope.members(data), envelope.members(known)
     own = {name: bytes(value) for name, value in mine.items()}
     return state, {
         name: _Unknown(value, own.get(name), elements.get(name, ()))
@@ -320,7 +320,7 @@ def _readable(members: Mapping[str, Raw]) -> tuple[ContextState, dict[str, tuple
             if get_origin(field.type) is not list:
                 continue
             (kind,), readable, others = get_args(field.type), list[Any](), list[Raw]()
-            for element in _elements(written):
+            for element in envelope.elements(written):
                 try:
                     readable.append(msgspec.json.decode(element, type=kind))
                 except msgspec.ValidationError:
@@ -332,7 +332,7 @@ def _readable(members: Mapping[str, Raw]) -> tuple[ContextState, dict[str, tuple
 def _overlaid(written: Raw, mine: Raw) -> Raw:
     """Return a value of ours, with the members that only the value in the row has."""
     try:
-        below, above = _members(written), _members(mine)
+        below, above = envelope.members(written), envelope.members(mine)
     except msgspec.DecodeError:
         return mine
     both = below.keys() & above.keys()

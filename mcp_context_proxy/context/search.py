@@ -32,11 +32,10 @@ from mcp_context_proxy.items import (
 from mcp_context_proxy.retrieval import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.forms import files_named
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import is_for
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
-from mcp_context_proxy.retrieval.text import identifier_words
+from mcp_context_proxy.retrieval.text import files_named, identifier_words
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import ACTING, reaches

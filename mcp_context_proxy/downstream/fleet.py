@@ -27,6 +27,7 @@ from mcp_context_proxy.downstream.inbound import KeepLine, OnEvent
 from mcp_context_proxy.downstream.lifecycle import ServerState, StartLimiter
 from mcp_context_proxy.downstream.listing import CachedListing
 from mcp_context_proxy.errors import ServerOff, ServerUnavailableError
+from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, unmarked
 from mcp_context_proxy.store import ListingStore
@@ -85,7 +86,7 @@ class Fleet:
         """Takes each line of a server's stderr; set before any server starts."""
         self.catch_up: Callable[[], Awaitable[None]] | None = None
         """Waits until the catalog has all lists so far; set before any server starts."""
-        self.read_ahead: Callable[[ServerConfig, tuple[bytes, ...]], None] | None = None
+        self.read_ahead: Callable[[ServerConfig, tuple[Encoded, ...]], None] | None = None
         """Takes a long list of tools apart, in a thread; set before any server starts."""
         self._log_level: str | None = None
         self.clients: Mapping[str, DownstreamClient] = Clients(
@@ -123,7 +124,7 @@ class Fleet:
         client.read_lists_ahead(partial(self._read_ahead, client))
         return client
 
-    def _read_ahead(self, client: DownstreamClient, tools: tuple[bytes, ...]) -> None:
+    def _read_ahead(self, client: DownstreamClient, tools: tuple[Encoded, ...]) -> None:
         if self.read_ahead is not None:
             self.read_ahead(client.config, tools)
 

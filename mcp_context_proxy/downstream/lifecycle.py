@@ -36,6 +36,7 @@ from mcp_context_proxy.downstream.inbound import ClientSubscriptions, KeepLine, 
 from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import CachedListing, ListingCache, Lists
 from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError, innermost
+from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, stranger_text
 from mcp_context_proxy.store import ListingStore
@@ -136,7 +137,7 @@ class ServerLifecycle:
         """Set at the end of the attempt that callers may wait for; None while there is none."""
         self._loaded, self._login_wanted = False, False
 
-    def read_lists_ahead(self, read: Callable[[tuple[bytes, ...]], None]) -> None:
+    def read_lists_ahead(self, read: Callable[[tuple[Encoded, ...]], None]) -> None:
         """Have each long list of tools taken apart by `read`, in a thread, before it counts."""
         self._lists.read_ahead = read
 

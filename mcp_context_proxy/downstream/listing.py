@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+import threading
+import weakref
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -27,9 +31,16 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import SKILLS_EXTENSION
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, quoted, stranger_text
+from mcp_context_proxy.results.result_store import nameless_file
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.items import Encoded
+else:
+    # A stored listing is decoded as this.
+    Encoded = bytes
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +77,12 @@ STALE_SECONDS = 24 * 3600.0
 LONG_LIST = 500
 """Tools from which on a new list is read ahead. Fewer take less than a tenth of a second."""
 
+FILED_BYTES = 2 * 1024 * 1024
+"""Size of a list of tools from which on it is kept in a file: some 1,500 of them. Fewer take less than they
+would save, and a process has few files open."""
+
 SAVED_SECONDS = 3600.0
 """Age up to which an equal cached listing is not written again."""
-
-_entries = msgspec.json.Decoder(list[Raw]).decode
 
 
 class Listed(Struct, frozen=True):
@@ -106,10 +119,80 @@ _CHANGED_BY = {
 """Lists to be fetched again, by the notification that says so."""
 
 
+class FiledTexts:
+    """Texts in a file without a name, which only this process reads, and which the system deletes with it."""
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        """Write them.
+
+        Raises:
+            OSError: there is no room for them, or no folder for temporary files.
+        """
+        self._file = nameless_file(None, b"".join(texts))
+        weakref.finalize(self, self._file.close)
+        self._ends = array("Q", itertools.accumulate(map(len, texts), initial=0))
+        self.hashes = array("q", map(hash, texts))
+        self._digests = b"".join(map(_digest, texts))
+        self._turn = threading.Lock()
+
+    def read(self, at: int) -> bytes:
+        """Read one of them, which takes some microseconds."""
+        with self._turn:
+            self._file.seek(self._ends[at])
+            return self._file.read(self.size(at))
+
+    def size(self, at: int) -> int:
+        return self._ends[at + 1] - self._ends[at]
+
+    def digest(self, at: int) -> bytes:
+        """Return the digest by which one is compared with another."""
+        return self._digests[DIGEST_BYTES * at : DIGEST_BYTES * (at + 1)]
+
+
+class FiledText(Struct, frozen=True, eq=False, gc=False):
+    """One of the texts in a file; equal to any text that says the same."""
+
+    file: FiledTexts
+    at: int
+
+    def __bytes__(self) -> bytes:
+        return self.file.read(self.at)
+
+    def __len__(self) -> int:
+        return self.file.size(self.at)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, FiledText):
+            return self.file.digest(self.at) == other.file.digest(other.at)
+        return isinstance(other, bytes) and self.file.digest(self.at) == _digest(other)
+
+    def __hash__(self) -> int:
+        return self.file.hashes[self.at]
+
+
+DIGEST_BYTES = 16
+
+
+def _digest(text: bytes) -> bytes:
+    return sha256(text).digest()[:DIGEST_BYTES]
+
+
+def filed(texts: tuple[Encoded, ...]) -> tuple[Encoded, ...]:
+    """Return the same texts, in a file where they are large and it can be written. Blocks."""
+    if sum(map(len, texts)) < FILED_BYTES:
+        return texts
+    try:
+        file = FiledTexts([*map(bytes, texts)])
+    except OSError as error:
+        logger.debug("a list of %d tools stays in memory: %s", len(texts), error)
+        return texts
+    return tuple(FiledText(file, at) for at in range(len(texts)))
+
+
 class ServerListing(Struct, frozen=True):
     """Everything one server listed: undecoded entries, in the order of the server."""
 
-    tools: tuple[bytes, ...] = ()
+    tools: tuple[Encoded, ...] = ()
     resources: tuple[bytes, ...] = ()
     templates: tuple[bytes, ...] = ()
     prompts: tuple[bytes, ...] = ()
@@ -137,7 +220,7 @@ class Lists:
         self._missing: set[str] = set()
         """Lists that this connection has not delivered at all."""
         self._notice = anyio.Event()
-        self.read_ahead: Callable[[tuple[bytes, ...]], None] | None = None
+        self.read_ahead: Callable[[tuple[Encoded, ...]], None] | None = None
         """Takes a long list of tools apart in a thread before it counts; None where nothing does."""
 
     def publish(self) -> bool:
@@ -243,8 +326,10 @@ class Lists:
         outdated = {STALE} if listing.skills == known.skills else {STALE, UNVERIFIED}
         findings = {name: found for name, found in listing.findings.items() if name not in outdated}
         listing = await _fit_headers(replace(listing, findings=findings), connected.link)
-        is_long = len(listing.tools) >= LONG_LIST and listing.tools != known.tools
-        if is_long and self.read_ahead is not None:
+        if len(listing.tools) < LONG_LIST:
+            return listing
+        listing = replace(listing, tools=await in_thread(filed, listing.tools))
+        if self.read_ahead is not None and listing.tools != known.tools:
             # Once it counts, the next snapshot waits for it, and with it the lists of all other servers.
             await in_thread(self.read_ahead, listing.tools)
         return listing
@@ -284,14 +369,14 @@ async def _fit_headers(listing: ServerListing, link: Link) -> ServerListing:
 
 
 def _header_maps(
-    tools: Iterable[bytes],
-) -> tuple[dict[str, HeaderMap], tuple[bytes, ...], tuple[str, ...]]:
+    tools: Iterable[Encoded],
+) -> tuple[dict[str, HeaderMap], tuple[Encoded, ...], tuple[str, ...]]:
     """Return the header maps by tool, the tools whose maps are valid, and why the others are withheld."""
     from mcp_context_proxy.downstream.http_client import header_map  # noqa: PLC0415 - imports the HTTP client
 
-    maps, usable, problems = dict[str, HeaderMap](), list[bytes](), list[str]()
+    maps, usable, problems = dict[str, HeaderMap](), list[Encoded](), list[str]()
     for definition in tools:
-        name, mapping, problem = header_map(definition)
+        name, mapping, problem = header_map(bytes(definition))
         if problem is None:
             usable.append(definition)
             maps[name] = mapping
@@ -311,7 +396,7 @@ async def _fetch_pages(
     size = 0
     params: Members = {}
     for _ in range(limits.pages):
-        left = msgspec.structs.replace(outgoing, timeout=max(0.0, give_up_at - anyio.current_time()))
+        left = replace(outgoing, timeout=max(0.0, give_up_at - anyio.current_time()))
         try:
             result = await link.request(listed.method, params, left)
         except RemoteError as error:
@@ -354,7 +439,7 @@ def _page(result: bytes, member: str, most: int) -> tuple[Members, list[bytes] |
     # Measured before it is taken apart: millions of tiny entries would take seconds and gigabytes.
     if envelope.holds_a_flood(listed, max(envelope.MOST_ENTRIES, FAR_TOO_MANY * most)):
         return page, None
-    return page, [bytes(entry) for entry in _entries(listed)]
+    return page, [bytes(entry) for entry in envelope.elements(listed)]
 
 
 class CachedListing(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -399,14 +484,16 @@ class ListingCache:
             return None
         age = self._clock() - found[0]
         # A clock that was set back makes no listing fresh.
-        return msgspec.structs.replace(cached, stale=not 0 <= age < STALE_SECONDS)
+        listing = replace(cached.listing, tools=filed(cached.listing.tools))
+        return replace(cached, listing=listing, stale=not 0 <= age < STALE_SECONDS)
 
     def save(self, introduction: Introduction, listing: ServerListing, *, started: bool = True) -> None:
         """Cache the listing; if that fails, it is fetched again next time.
 
         A server that dies and comes back mostly lists the same: an entry that was written lately stays.
         """
-        cached = CachedListing(introduction, listing, started=started)
+        whole = replace(listing, tools=tuple(map(bytes, listing.tools)))
+        cached = CachedListing(introduction, whole, started=started)
         now, encoded = self._clock(), msgspec.msgpack.encode(cached)
         digest = sha256(encoded).digest()
         if self._saved is not None and self._saved[1] == digest and 0 <= now - self._saved[0] < SAVED_SECONDS:

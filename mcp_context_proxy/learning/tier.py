@@ -373,7 +373,11 @@ class LearnedTier:
 
     def _prune(self) -> None:
         """Forget pairs with hardly any confidence, and the worst of too many."""
-        self._pruned_at = now = self._clock()
+        self._pruned_at = self._clock()
+        try:
+            now = self._clock() - self._store.lag()
+        except StoreError:
+            return
         for owner, index in self._now_known().indexes.items():
             kept = {id(pair) for pair in pruned(index.pairs, now, most_of(owner))}
             # Replicas that do not do the upkeep forget them in memory.
@@ -404,7 +408,7 @@ class LearnedTier:
     def _read(self) -> _Known:
         """Read the store; pairs of another model are embedded again where their text is known."""
         try:
-            changes = self._store.changes(0)
+            changes, now = self._store.changes(0), self._clock() - self._store.lag()
         except StoreError:
             return _Known()
         found = [_readable(pair) for pair in changes.pairs]
@@ -418,7 +422,7 @@ class LearnedTier:
         indexes, kept = {}, set[int]()
         for owner in {pair.owner for pair in usable}:
             of_owner = [pair for pair in usable if pair.owner == owner]
-            left = pruned(of_owner, self._clock(), most_of(owner))
+            left = pruned(of_owner, now, most_of(owner))
             kept |= {id(pair) for pair in left}
             indexes[owner] = PairIndex.of(left)
         # `refresh` deletes them: a search may be waiting for this, and a write can wait for another process.

@@ -50,6 +50,7 @@ from mcp_context_proxy.oauth.token_endpoint import (
     exchange,
     explained,
     scopes_beyond,
+    too_slow,
     with_tokens,
 )
 from mcp_context_proxy.protocol import eras
@@ -268,6 +269,9 @@ async def log_in(
         )
 
     async def redirect_to(address: str) -> None:
+        # A long one would push what the person was told out of sight.
+        if refusal := url_refusal(address):
+            raise OAuthFlowError(f"the address of the login cannot be used: {refusal}")
         loopback.expect(address)
         await show(address)
 
@@ -317,6 +321,9 @@ class LoginProvider(OAuthClientProvider):
             raise OAuthFlowError("the address of its login page has a user name or a fragment")
         if refusal := url_refusal(page):
             raise OAuthFlowError(f"the address of its login page cannot be used: {refusal}")
+        # A person is told where a login leads by it.
+        if refusal := url_refusal(str(metadata.issuer)):
+            raise OAuthFlowError(f"the name of its authorization server cannot be used: {refusal}")
         methods = metadata.code_challenge_methods_supported
         if methods is not None and PKCE_METHOD not in methods:
             raise OAuthFlowError(f"its authorization server does not support PKCE with {PKCE_METHOD}")
@@ -415,12 +422,16 @@ def _check_resource_metadata(
 
 async def _challenge(destinations: Destinations, request: httpx2.Request) -> httpx2.Response:
     """Return the server's refusal of a request without a token; made up if it does not refuse."""
-    async with httpx2.AsyncClient(
-        timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates()
-    ) as client:
-        answer = await client.send(request, stream=True)
-        destinations.heard_from(answer)
-        await answer.aclose()
+    answer = None
+    with anyio.move_on_after(REQUEST_SECONDS):
+        async with httpx2.AsyncClient(
+            timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates()
+        ) as client:
+            answer = await client.send(request, stream=True)
+            destinations.heard_from(answer)
+            await answer.aclose()
+    if answer is None:
+        raise too_slow(request)
     challenge = answer.headers.get("www-authenticate", "") if answer.status_code == 401 else ""
     return httpx2.Response(401, headers={"www-authenticate": challenge}, request=request)
 

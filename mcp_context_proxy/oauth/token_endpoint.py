@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import re
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -184,7 +185,7 @@ def _through_proxy(url: httpx2.URL) -> bool:
 
 
 REQUEST_SECONDS: Final = 15.0
-"""Timeout of one request to an authorization server."""
+"""Timeout of one request to an authorization server, until the whole response is there."""
 
 ANSWER_BYTES: Final = 1024 * 1024
 """Limit of one response; an honest one has a few kilobytes."""
@@ -200,6 +201,13 @@ EARLY_SECONDS: Final = 30.0
 
 EARLY_SHARE: Final = 0.25
 """Largest such time as a share of a token's life, so that a short one is not renewed with each request."""
+
+
+LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600
+"""Longest life of a token that is believed."""
+
+_TOKEN: Final = re.compile(r"[!-~][ -~]{0,65535}")
+"""An access token (RFC 6749, appendix A.12) that fits into a header."""
 
 
 class GrantRefusedError(AuthorizationError):
@@ -275,8 +283,15 @@ async def revoke(config: ServerConfig, credentials: OAuthCredentials) -> bool:
 
 
 def with_tokens(credentials: OAuthCredentials, tokens: OAuthToken) -> OAuthCredentials:
-    """Return the credentials with new tokens; fields that the response leaves out stay as they were."""
+    """Return the credentials with new tokens; fields that the response leaves out stay as they were.
+
+    Raises `AuthorizationError` if the token cannot be sent as one.
+    """
+    if not _TOKEN.fullmatch(tokens.access_token):
+        raise AuthorizationError(credentials.server, "its authorization server gave no usable token")
     lasts, now = tokens.expires_in, time_of_day()
+    if lasts is not None:
+        lasts = min(max(lasts, 0), LONGEST_SECONDS)
     return msgspec.structs.replace(
         credentials,
         access_token=tokens.access_token,
@@ -308,14 +323,29 @@ async def _post_as_client(
 
 
 async def exchange(
-    destinations: Destinations, request: httpx2.Request, most: int = ANSWER_BYTES
+    destinations: Destinations,
+    request: httpx2.Request,
+    most: int = ANSWER_BYTES,
+    seconds: float = REQUEST_SECONDS,
 ) -> httpx2.Response:
     """Send a request and return its whole response, of at most so many bytes.
 
-    Raises `OAuthFlowError` if the address is not allowed or not encrypted, or the response is too large, and
-    `httpx2.HTTPError` if there is no response, and `OSError` if the host is not known.
+    Raises `OAuthFlowError` if the address is not allowed or not encrypted, or the response is too large or
+    too slow, and `httpx2.HTTPError` if there is no response, and `OSError` if the host is not known.
     """
     check_encrypted(str(request.url))
+    # Each byte of a response may come within a timeout, and the last one never.
+    with anyio.move_on_after(seconds):
+        return await _exchange(destinations, request, most)
+    raise too_slow(request, seconds)
+
+
+def too_slow(request: httpx2.Request, seconds: float = REQUEST_SECONDS) -> OAuthFlowError:
+    """Return the error for a response that is not whole after its time."""
+    return OAuthFlowError(f"{request.url.host} did not answer within {seconds:g} s")
+
+
+async def _exchange(destinations: Destinations, request: httpx2.Request, most: int) -> httpx2.Response:
     # A few compressed bytes can stand for any number of others.
     request.headers["accept-encoding"] = "identity"
     *others, last = (await destinations.pinned(request))[:ADDRESSES_TRIED]
@@ -360,7 +390,8 @@ def check_encrypted(url: str) -> None:
     """
     parts = httpx2.URL(url)
     if parts.scheme != "https" and not _is_loopback(parts.host):
-        raise OAuthFlowError(f"{parts.host} is not reached over https: tokens would be readable on the way")
+        where = parts.host or one_line(url, REASON_SHOWN)
+        raise OAuthFlowError(f"{where} is not reached over https: tokens would be readable on the way")
 
 
 def _is_loopback(host: str) -> bool:

@@ -123,8 +123,8 @@ _decode_envelope = msgspec.json.Decoder(Envelope).decode
 _decode_error = msgspec.json.Decoder(Error).decode
 _decode_text = msgspec.json.Decoder(str).decode
 
-members = msgspec.json.Decoder(Members).decode
-"""Decodes the keys of a JSON object; its values stay raw. Raises `msgspec.DecodeError` if it is none."""
+members, elements = msgspec.json.Decoder(Members).decode, msgspec.json.Decoder(list[Raw]).decode
+"""Decode a JSON object or array, whose values stay raw. Raise `msgspec.DecodeError` if it is none."""
 
 value = msgspec.json.Decoder().decode
 """Decodes JSON to Python values. Raises `msgspec.DecodeError` if it is no JSON."""

@@ -56,7 +56,6 @@ _NAME: Final = pattern(r"""\s*(?:(['"])(.*?)\1[^,]*|([^,]+))""", re.DOTALL)
 
 _EMPTY_STEP: Final = 'it has an empty step; write it as items[*].title, or ["a name"] for odd names'
 
-_list = msgspec.json.Decoder(list[Raw]).decode
 _any = msgspec.json.Decoder(Raw).decode
 
 
@@ -90,7 +89,7 @@ def elements_of(value: bytes | Raw) -> list[Raw] | None:
     """Return the elements of an array; None of anything else, and of one that has too many."""
     if not envelope.starts_with(value, b"[") or envelope.holds_a_flood(value, ENTRIES):
         return None
-    return _list(value)
+    return envelope.elements(value)
 
 
 def shape(value: bytes | Raw, depth: int = SHAPE_DEPTH) -> str:

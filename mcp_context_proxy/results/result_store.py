@@ -340,7 +340,7 @@ class KeptResults:
         person = ACTING.get().person
         entry = _KeptResult(owner, person, kept.server, size, kept.text, None, self._clock())
         if self._folder is not None and in_memory + size > RESULTS_MEMORY_BYTES:
-            entry.file = await in_thread(_written, self._folder, kept.text)
+            entry.file = await in_thread(nameless_file, self._folder, kept.text)
             entry.text = None
         self.by_id[result_id] = entry
 
@@ -410,9 +410,13 @@ class KeptResults:
         entry.close_if_unused()
 
 
-def _written(folder: Path, text: bytes) -> BinaryIO:
-    """Return a new file without a name, readable only by this user, that has the text. Blocks."""
-    make_private_folder(folder)
+def nameless_file(folder: Path | None, text: bytes) -> BinaryIO:
+    """Return a new file without a name, readable only by this user, that has the text. Blocks.
+
+    Without a folder, it is in that for temporary files.
+    """
+    if folder is not None:
+        make_private_folder(folder)
     file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - open as long as it is kept
     try:
         view = memoryview(text)

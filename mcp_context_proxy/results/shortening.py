@@ -90,7 +90,6 @@ _CLOSED: Final = pattern(rb'"(?:additional|unevaluated)Properties"\s*:\s*(?!true
 
 POINTER: Final = "The result is in the structured content."
 
-_blocks = msgspec.json.Decoder(list[Raw]).decode
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -228,7 +227,7 @@ class Shortened(Struct, frozen=True):
 def with_note(result: bytes, note: str) -> bytes:
     """Add a text of the proxy itself to the end of a result's content."""
     parts = envelope.members(result)
-    blocks = _blocks(parts.get("content", b"[]"))
+    blocks = envelope.elements(parts.get("content", b"[]"))
     parts["content"] = envelope.raw([*blocks, {"type": "text", "text": note}])
     return envelope.encode(parts)
 

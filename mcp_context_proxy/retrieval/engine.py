@@ -44,6 +44,7 @@ from mcp_context_proxy.retrieval.query_scores import (
 )
 from mcp_context_proxy.retrieval.scoring import Background, Calibration, count_selected, rivals_of
 from mcp_context_proxy.retrieval.text import name_key
+from mcp_context_proxy.retrieval.vectors import query_vectors
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ Novel = Callable[[], Mapping[ToolKey, float]]
 NO_SYNONYMS: Mapping[str, str] = {}
 
 T = TypeVar("T")
+
+ANY_QUERY = "find the open issues about it"
 
 QUERIES_KEPT = 4
 """Latest queries that are not read again: one request searches tools and documents and asks for more."""
@@ -253,6 +256,8 @@ class Engine:
             for further in steps:
                 index = further
                 self._keep(index)
+            # A first search would wait for the patterns with which queries are read.
+            self._read_query(ANY_QUERY, index, snapshot)
             return index
 
     def index_of(self, snapshot: Snapshot) -> Index:
@@ -391,10 +396,8 @@ class Engine:
         nothing_embedded = index.dense is None and (index.complete or bool(index.note) or not ahead)
         if nothing_embedded or self._query_embedder is None:
             return None, index.note
-        from mcp_context_proxy.retrieval.queries import query_vectors  # noqa: PLC0415 - as above
-
         try:
-            return query_vectors(query, self._query_embedder.embed, history), None
+            return query_vectors(query.texts, query.beside, self._query_embedder.embed, history), None
         except ModelError as error:
             lexical = lexical_only(index, error)
             if not error.passing:  # the model is not asked again until the catalog changes
@@ -586,7 +589,7 @@ def copies(index: Index) -> Iterator[Copy]:
         cosines[ages[block, None] - ages[None, :] < YOUNGER_SECONDS] = 0
         for tool, row in zip(tools[block], cosines, strict=True):
             original = tools[int(row.argmax())]
-            if row.max() >= COPY_COSINE and original.definition != tool.definition:
+            if row.max() >= COPY_COSINE and original.written != tool.written:
                 yield Copy(tool, original)
 
 

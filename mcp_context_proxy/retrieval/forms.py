@@ -16,12 +16,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from mcp_context_proxy.retrieval.text import STOP_WORDS
+from mcp_context_proxy.retrieval.item_metadata import PHRASES
+from mcp_context_proxy.retrieval.text import STOP_WORDS, TABLES, listed, meanings, spoken
 from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
@@ -188,12 +190,7 @@ _MAY_BE_ARITHMETIC = pattern(
     r"\d|√|\b(?:plus|minus|times|divided by|multiplied by|root of|percent of|squared|cubed)\b",
     re.IGNORECASE,
 )
-_ASKING_WORDS = """
-calculate calc compute evaluate solve work much result answer value math maths whats find give get tell show
-equal equals exactly roughly quick quickly hey hi ok okay pls
-"""
-_ASKING: Final = frozenset(_ASKING_WORDS.split())
-"""Words around an expression with which it is all that a request is about, beside stop words."""
+_ASKING: Final = listed("around arithmetic")
 
 _OPERAND = pattern(rf"[\d.,$€£()]+|\b{_SPELLED}\b")
 _WORD = pattern(r"[^\W\d_]+")
@@ -201,25 +198,7 @@ _WORD = pattern(r"[^\W\d_]+")
 MOST_OTHER_WORDS: Final = 6
 """Other words of a need from which on an expression is hardly what it is about."""
 
-
-_OPERATIONS: Final = {
-    "+": "add",
-    "-": "subtract",
-    "*": "multiply",
-    "x": "multiply",
-    "×": "multiply",
-    "/": "divide",
-    "÷": "divide",
-    "^": "power",
-    "**": "power",
-    "plus": "add",
-    "minus": "subtract",
-    "times": "multiply",
-    "multiplied by": "multiply",
-    "divided by": "divide",
-    "%": "modulo",
-}
-"""Operations of an expression that has only one."""
+_OPERATIONS: Final = meanings("operations")
 
 _SIGNED = pattern(r"\d\s+-\d")
 """Two numbers, the second below 0, as in coordinates: nothing is taken from the first."""
@@ -230,44 +209,12 @@ LAST_DAY: Final = 31
 EDGES = "\"'`()[]{}<>,;:!?“”¿¡«»„"
 """Characters around a word that are not part of it."""
 
-_SHORT_FORMS = """
-pr=pull request; prs=pull requests; mr=merge request; mrs=merge requests; repo=repository; repos=repositories
-db=database; dbs=databases; k8s=kubernetes; env=environment; envs=environments; config=configuration
-configs=configurations; docs=documentation; dm=direct message; dms=direct messages; pic=picture; pics=pictures
-img=image; vid=video; cron=scheduled job; ci=continuous integration pipeline; cal=calendar; appt=appointment
-msg=message; msgs=messages; dir=directory; dirs=directories; app=application; apps=applications
-info=information; pw=password; vm=virtual machine; vms=virtual machines; pls=please; tmrw=tomorrow
-whats=what is; wheres=where is; hows=how is; whos=who is; rn=right now; gimme=give me; lemme=let me
-ppl=people; asap=as soon as possible; thx=thanks; bday=birthday; pkg=package; pkgs=packages; param=parameter
-params=parameters; perf=performance
-"""
-SHORT_FORMS: Final[Mapping[str, str]] = dict(
-    form.strip().split("=", 1) for form in _SHORT_FORMS.replace("\n", ";").split(";") if form.strip()
-)
-"""Short forms with the words that they stand for, written down before anything was measured with them."""
+SHORT_FORMS: Final[Mapping[str, str]] = meanings("short forms")
 
 _TITLES: Final = frozenset({"Mr", "Mrs", "mrs"})
 """Titles of people, which are written like short forms."""
 
-SHELL_WORDS: Final[Mapping[str, str]] = {
-    "ls": "list files in directory",
-    "cp": "copy file",
-    "mv": "move or rename file",
-    "rm": "delete file",
-    "mkdir": "create directory",
-    "rmdir": "delete directory",
-    "cat": "read file contents",
-    "grep": "search text in files",
-    "ps": "list running processes",
-    "kill": "stop process",
-    "curl": "fetch URL",
-    "wget": "download URL",
-    "touch": "create file",
-    "diff": "compare files",
-    "chmod": "change file permissions",
-    "tail": "read end of file",
-}
-"""Commands of a shell with what they do; they count where they stand first."""
+SHELL_WORDS: Final[Mapping[str, str]] = meanings("shell commands")
 
 _PLAIN_TOO: Final = frozenset({"cat", "kill", "touch", "tail", "diff"})
 """Commands that are plain words too: they only count before a value, an option, or nothing."""
@@ -377,6 +324,96 @@ def shell_meaning(word: str, query: str) -> str | None:
     return SHELL_WORDS.get(word)
 
 
+_LETTERS = pattern(r"[A-Za-z]+")
+_AROUND = pattern(r"(?P<verb>\w+) (?P<rest>up|off|out|away|down|over)")
+_PHRASES: Final[Mapping[str, str]] = PHRASES | {
+    f"{divided['verb']} {object_} {divided['rest']}": f"{meant.removesuffix(' for')} {object_}"
+    for phrase, meant in PHRASES.items()
+    if (divided := _AROUND.fullmatch(phrase)) is not None
+    for object_ in ("it", "them", "this", "that")
+}
+"""The same with an object within them: "call it off"."""
+
+_LONGEST_FIRST: Final = sorted(_PHRASES, key=len, reverse=True)
+LONGEST_PHRASE: Final = len(_LONGEST_FIRST[0])
+
+SOMEBODY = (
+    r"(?:(?-i:[A-Z][A-Za-z]+)|him|her|them|(?:every|some)(?:one|body)"
+    r"|(?:my|our|his|her|the) (?:\w+ ){0,2}?(?:boss|team|people|guys|colleagues?|mother|father|mum|mom|dad"
+    r"|wife|husband|sister|brother|landlord|neighbou?rs?|teacher|doctor|lawyer|customers?|clients?|supplier|tenants?"
+    r"|manager|staff|family|parents?|group))\b"
+)
+"""Somebody who can be written to."""
+
+_CELL: Final = pattern(r"\b[A-Z]{1,3}\d{1,5}\b")
+_ISSUE_KEY: Final = pattern(r"\b[A-Z]{2,10}-\d+\b")
+_HOUR: Final = spoken(
+    r"\b(?:\d{1,2} ?[ap]m|\d{1,2}:\d\d|half past|quarter (?:to|past)|\d{1,2} o['’]?clock|noon)\b"
+)
+_CHANNEL: Final = pattern(r"(?<!\S)#[a-z][\w-]+")
+_VALUES: Final = ((_CELL, "cell"), (_ISSUE_KEY, "issue"), (_HOUR, "hour"), (_CHANNEL, "channel"))
+"""Values that are the object of a verb, with the words that stand for them in `_BY_OBJECT`."""
+
+_MADE_OTHER: Final = spoken(
+    r"make(?= (?:it|them|this|these|those|the|my|our|all|every|each)\b.{0,80}? (?:\w{2,}er|more|less|public"
+    r"|private|visible|invisible|hidden|black|white|red|blue|green|yellow|grey|gray|orange|purple|pink|look"
+    r"|stay|louder|empty|available|active|inactive|read-only|mandatory|optional)\b)",
+    "make",
+)
+"""Orders to change something: "make the header blue"."""
+
+_WITH_OTHER_WORDS: Final = (
+    (
+        spoken(
+            rf"(?:write to|tell|inform|notify|text)(?= {SOMEBODY}(?:,|:|$| (?:that|about|how|why|when|where"
+            rf"|what|we|I|I'm|I'll|the|our|my|it|it's)\b))(?!.{{0,200}} (?:in|as|with|by) an? )",
+            "write|tell|inform|notify|text",
+        ),
+        "send message to",
+    ),
+    (spoken(rf"(?:e-?mail|mail)(?= {SOMEBODY})", "mail"), "send email to"),
+    (spoken(rf"(?:bill|invoice)(?= {SOMEBODY})", "bill|invoice"), "create invoice for"),
+    (_MADE_OTHER, "change"),
+)
+"""Orders to write to somebody, or to change something, with the words that tools have for them."""
+
+_BY_OBJECT: Final = tuple(
+    (meant, frozenset(verbs.split()), frozenset(objects.split()))
+    for meant, words in (line.split(" = ") for line in TABLES["verbs by object"])
+    for verbs, objects in [words.split(" / ")]
+)
+"""Verbs that mean something else with some objects: people give a ticket to somebody, tools assign it."""
+
+OBJECT_WORDS: Final = 7
+"""Words after a verb among which its object is looked for."""
+
+FIRST_OF_ORDER = 80
+"""Characters of an order in which a value is looked for that is its object."""
+
+
+def reworded(order: str) -> tuple[int, str] | None:
+    """Return how many characters of an order name no tool, and their meaning; None for most orders.
+
+    The order begins with its opening word.
+    """
+    beginning = order[: LONGEST_PHRASE + 1].lower()
+    if beginning.startswith(tuple(_LONGEST_FIRST)):
+        for phrase in _LONGEST_FIRST:
+            after = beginning[len(phrase) : len(phrase) + 1]
+            if beginning.startswith(phrase) and not (after.isalnum() or after == "_"):
+                return len(phrase), _PHRASES[phrase]
+    verb, *following = (match.group() for match in islice(_LETTERS.finditer(order), OBJECT_WORDS + 1))
+    objects = {word.lower() for word in following}
+    objects |= {word for value, word in _VALUES if value.search(order, 0, FIRST_OF_ORDER)}
+    for meant, verbs, named in _BY_OBJECT:
+        if verb.lower() in verbs and not named.isdisjoint(objects):
+            return len(verb), meant
+    for form, meant in _WITH_OTHER_WORDS:
+        if (said := form.match(order)) is not None:
+            return said.end(), meant
+    return None
+
+
 SHORTEST = 4
 """Letters of the shortest word that is corrected: a shorter one has too many neighbours."""
 
@@ -403,12 +440,7 @@ SHORT = 4
 """Letters up to which a word is only corrected by a swap or a missing letter: others are rather short for
 something ("proj", "incl")."""
 
-_ENDINGS = """
-able ably ible er ers or ors al ally ive ively ness ment ments ful fully less ise ize ised ized ises izes
-ising izing isation ization ist ists ity ism ish ling ler led like wise ward
-"""
-ENDINGS = frozenset(_ENDINGS.split())
-"""Endings that make new words of known ones: "scalable", "footer"."""
+ENDINGS: Final = listed("endings")
 
 SHORTEST_BASE = 4
 """Letters of the shortest word that another one is derived from."""
@@ -555,36 +587,3 @@ def _letter_counts(words: Sequence[str]) -> NDArray[np.int8]:
         letters = np.frombuffer("".join(words).encode(), np.uint8) - ord("a")
         np.add.at(counts, (np.repeat(np.arange(len(words)), [len(word) for word in words]), letters), 1)
     return counts
-
-
-FILES_NAMED: Final = 20
-"""Files that a request names and that are looked at; a pasted list of more says nothing about any of them."""
-
-FILE_CHARACTERS: Final = 300
-
-_AROUND = "@\"'`()<>,;:!?*"
-
-_FILE = pattern(r"(?:\w:)?(?:\.{0,2}[/\\])*((?:[\w@.+()\[\]-]{1,100}[/\\])*[\w@.+()\[\]-]{1,100})(?::\d+)*")
-
-_LIBRARY = pattern(
-    r"(?:node|next|nuxt|vue|react|three|d3|angular|ember|backbone|express|chart|discord|socket|alpine|p5)\.js",
-    re.IGNORECASE,
-)
-"""A library that is called like a file."""
-
-
-def files_named(text: str) -> list[str]:
-    """Return the paths and names of files in a text, with ``/`` between folders, in lower case."""
-    found: dict[str, None] = {}
-    for word in text.split():
-        if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
-            continue
-        match = _FILE.fullmatch(word.lstrip(_AROUND).rstrip(f"{_AROUND}."))
-        if match is None or _LIBRARY.fullmatch(match[1]):
-            continue
-        file = match[1].replace("\\", "/").casefold()
-        stem, dot, suffix = file.rpartition("/")[2].rpartition(".")
-        has_suffix = bool(dot) and suffix[:1].isalpha() and len(stem + suffix) > 2
-        if has_suffix or file.count("/") > 1:
-            found[file] = None
-    return list(found)[:FILES_NAMED]

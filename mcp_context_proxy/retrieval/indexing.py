@@ -217,7 +217,7 @@ class _Opened:
             self._read.append(self.left.popleft())
             item = self._items[self._read[-1]]
             batch.append(item)
-            size += len(item.definition if isinstance(item, Tool) else item.text)
+            size += len(item.written if isinstance(item, Tool) else item.text)
         if batch:
             reading, counts, texts = read_items(batch, self._several)
             self._batches.append((reading, counts))

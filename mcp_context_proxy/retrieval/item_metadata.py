@@ -1,9 +1,6 @@
-"""Reads one item for search: its texts, its labels, and its action, which orders want as well.
+"""Reads one item for search: its texts, its labels, and its action.
 
-A tool is told by the first verb of its name, an order by the word with which it opens: ``actions.txt`` says
-for some 400 words how much better or worse a tool of each action serves such an order. The numbers were
-learned from 17,000 written requests by comparing the right tool with the others of its server, which have the
-same subject and differ in what they do (``scripts/build_actions.py``).
+A tool's action is told by the first verb of its name; orders want one as well (`needs.wanted`).
 
 Nobody has checked the definitions of tools: schemas are walked without recursion, up to fixed limits, and
 references are never followed. Configured categories and tags come first; others are derived from the item's
@@ -12,12 +9,10 @@ name, server and annotations, always in the same way. Annotations are hints that
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
@@ -31,32 +26,21 @@ from mcp_context_proxy.retrieval.text import (
     chunks,
     encodable,
     identifier_words,
+    listed,
+    meanings,
     name_key,
-    stem,
     terms,
     topics,
 )
-from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
 
-_VERBS: Final = {
-    "read": "get list read fetch show describe view retrieve inspect check count",
-    "search": "search find query lookup browse",
-    "create": "create add insert new make generate",
-    "update": "update edit set write modify change rename move patch replace append put save",
-    "delete": "delete remove drop clear purge destroy wipe",
-    "send": "send post publish notify reply forward share",
-    "run": "run execute start stop call invoke trigger",
-    "compute": "compute calculate evaluate convert transform format translate parse encode decode",
-    "transfer": "upload download import export sync",
-}
-VERBS: Final[Mapping[str, str]] = {verb: tag for tag, verbs in _VERBS.items() for verb in verbs.split()}
+VERBS: Final[Mapping[str, str]] = meanings("verbs of tools")
 """Actions by verb; the first verb in a tool's name decides."""
 
-ACTIONS: Final = ("", *_VERBS)
+ACTIONS: Final = ("", *dict.fromkeys(VERBS.values()))
 """Actions of tools, as the columns of ``actions.txt``; the first is that of a tool whose name has no verb."""
 
 DELETE: Final = ACTIONS.index("delete")
@@ -70,158 +54,14 @@ without a verb do, and lose what changing ones do."""
 EFFECTS: Final = len(ACTIONS) + 1
 """Number of what a tool may do: one of `ACTIONS`, or `CHANGE`."""
 
-CHANGES: Final = [*(ACTIONS.index(action) for action in ("create", "update", "send")), CHANGE]
-
-MOST_ADDED: Final = 0.04
-"""Highest amount that is added to a score for its action, or taken from it but for deleting."""
-
-UNIT: Final = 0.0001
-"""Worth in score of one point in ``actions.txt``."""
-
-CERTAIN_NOT_TO_DELETE: Final = -0.004
-"""Addition for deleting tools from which down an order is known not to want any, as one with "show" is."""
-
-TAKEN_FROM_DELETING: Final = 0.1
-"""Amount that is then taken from a deleting tool, so that one is only first where nothing else is near."""
-
-ASKING_FOR_FACTS: Final = frozenset({"who", "what", "which", "when", "where", "why"})
-"""Words with which a question about facts begins: no tool that creates, changes or sends answers it."""
-
-_OTHER_CHANGES = """
-apply approve archive assign block cancel checkout cleanup close commit complete convert copy deploy disable
-duplicate enable erase fork grant install invite kill label lock logout mark merge move mute patch pause pin
-play promote protect pull push rebase reject reopen reset resolve restart restore resume retry revert revoke
-rollback rollout rotate scale schedule stash submit subscribe switch tag take transfer transition unapprove
-unarchive uninstall unlock unprotect unstage unsubscribe upgrade
-"""
-OTHER_CHANGES: Final = frozenset(_OTHER_CHANGES.split())
+OTHER_CHANGES: Final = listed("other changes")
 """Verbs of such tools."""
 
-TAKEN_FROM_CHANGING: Final = 0.12
-"""Amount that is then taken from such a tool."""
+PHRASES: Final = meanings("phrases")
+"""Phrases with which an order opens, each with the words that tools have for it."""
 
-WEIGHTS: Final = Path(__file__).with_name("actions.txt")
-
-QUESTIONS: Final = frozenset(
-    {"what", "which", "who", "whom", "whose", "how", "when", "where", "why", "whether"}
-)
-"""Words with which a question begins."""
-
-ASKED_FOR_ALL: Final = pattern(
-    r"^(\W*(?:what|how|where|which|when|why) )(?:do|can|could|should|shall|would|must) (?:i|we)\b",
-    re.IGNORECASE,
-)
-"""Beginnings of questions in which the caller stands for anybody: "what shall I cook"."""
-
-_MORE_ORDERS = """
-book schedule cancel email message ask remind open close navigate click give turn play plot compare merge
-commit push clone checkout review assign label summarize summarise explain answer order buy pay charge
-refund invite pin unpin mark star record note store remember forget print scan deploy build test restart
-scale install uninstall upgrade enable disable connect disconnect subscribe unsubscribe follow unfollow mute
-block report tag attach approve reject watch crop resize zip unzip extract sort filter group split join sum
-file reserve apply archive arrange correct crawl dump duplicate empty enter erase finish fix grab hide
-highlight hit hold hover jot lock unlock measure migrate pack unpack pause pick accept adjust alter analyse
-analyze annotate begin capture carry choose clean collect comment complete confirm copy cut define display
-draft halt include kill launch leave link load locate paste recover refresh relocate respond restore return
-revoke stage transfer trash undo unlink use visit withdraw prepare press raise react register reopen rerun
-reset resolve resume retry revert rewrite roll rotate say scrape scroll select shut stash submit swap switch
-toggle unstage wait warn
-"""
-
-_BEFORE_ORDERS = """
-want need like help let lets try just hey hi hello quickly now first wanna gotta pls plz kindly thanks ok okay
-so gonna must may might using ahead actually again
-"""
-_COURTESIES: Final = frozenset(_BEFORE_ORDERS.split())
-"""Words before an order that say nothing about it, beside stop words."""
-
-BEFORE_NOUNS: Final = frozenset(
-    ("the", "my", "our", "your", "his", "her", "their", "its", "this", "that", "these", "those", "any", "no")
-)
-"""Words after which a verb is a noun: "the build is red" and "any new mail" order nothing."""
-
-_AS_SUBJECT: Final = pattern(
-    r"(?!(?:check|see|show|tell|find|look|ask|watch) )\w+ (?:is|are|was|were|has|keeps?|fail(?:s|ed)"
-    r"|crashe[sd]|should|must|(?:is|are|was|do|does|did|wo)n['’]?t)\b",
-    re.IGNORECASE,
-)
-"""A verb that is a noun for the verb after it: "deploy is broken"."""
-
-_TELLING: Final = frozenset(("i", "we", "he", "she", "they", "it"))
-"""Words after which a verb tells what somebody does: "we start on Monday"."""
-
-_AUXILIARIES = """
-can could shall should may might would will do does did must is are was were let lets
-"""
-_ASKING_WHETHER: Final = frozenset(_AUXILIARIES.split())
-"""Words with which such a statement is a question: "could we start it"."""
-
-_ASKED_INSIDE: Final = pattern(
-    r"(?:know|wonder\w*|idea|clue|sure|unsure|curious|understand|remember|forgot) "
-    r"(?=(?:what|which|who|whom|whose|how|when|where|why|whether)\b)",
-    re.IGNORECASE,
-)
-"""Words before a question within a statement: "I don't know how many members we have"."""
-
-OPENING_CHARACTERS: Final = 40
-"""Characters of a statement in which such a question is looked for."""
-
-_PHRASES = """
-delete = get rid of; throw away; throw out; chuck out; take down
-search for = look up; look through; dig up; track down; hunt down
-create = put together; come up with; draw up
-archive = put away
-copy = make a copy of; make the same; make another copy of
-restore = bring back; put back
-start = kick off; fire up
-cancel = call off
-complete = tick off; cross off; check off
-assign = hand over
-approve = sign off on; sign off
-show = pull up; bring up
-fill in = fill out
-fill in login form = log in; login; sign in
-monitor = keep an eye on
-get current user = who am i logged in as; who am i signed in as; who am i connected as; who am i
-monitor and notify when = tell me when; notify me when; alert me when
-monitor and notify if = notify me if; alert me if
-"""
-_WHOLE: Final = {
-    phrase.strip(): meant.strip()
-    for meant, _, phrases in (line.partition("=") for line in _PHRASES.strip().splitlines())
-    for phrase in phrases.split(";")
-}
-_AROUND = pattern(r"(?P<verb>\w+) (?P<rest>up|off|out|away|down|over)")
-PHRASES: Final[Mapping[str, str]] = _WHOLE | {
-    f"{divided['verb']} {object_} {divided['rest']}": f"{meant.removesuffix(' for')} {object_}"
-    for phrase, meant in _WHOLE.items()
-    if (divided := _AROUND.fullmatch(phrase)) is not None
-    for object_ in ("it", "them", "this", "that")
-}
-"""Phrases with which an order opens, each with the words that tools have for it, as "call off" and "call it
-off". Those that tools have as well, such as "turn on" or "set up", are not among them."""
-
-ORDERS: Final = frozenset({*VERBS, *_MORE_ORDERS.split(), *(phrase.split()[0] for phrase in PHRASES)})
+ORDERS: Final = frozenset({*VERBS, *listed("orders"), *(phrase.split()[0] for phrase in PHRASES)})
 """Verbs with which an order begins."""
-
-_WORD = pattern(r"[A-Za-z]+")
-_ASKS_FOR_FACTS = pattern(
-    r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s"
-    r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)"
-    r"|how (?:come|many|much|long|old|far|big|large|high|often|recent\w*)\b)",
-    re.IGNORECASE,
-)
-"""Beginnings of questions that are answered by yes or no, or by a number. "Is it possible to" and "are you
-able to" order something."""
-
-_ATTRIBUTE = pattern(
-    r"\W*(?:(?:the|current|latest|last|exact|full|total) )*(?:status|state|size|length|number"
-    r"|names?|title|urls?|address|owners?|authors?|date|time|price|cost|version|details|contents?|body|values?|location|type"
-    r"|age|height|progress|members?) of "
-    r"(?!.{0,200} (?:is|are|was|were|should|will|must)\b)",
-    re.IGNORECASE,
-)
-"""Beginnings of orders that only name what is asked for: "status of the build"."""
 
 
 def action_of(name: str) -> int:
@@ -234,62 +74,6 @@ def effect_of(name: str) -> int:
     """Return the action of a tool by its name, or `CHANGE`."""
     action = action_of(name)
     return action or (0 if OTHER_CHANGES.isdisjoint(identifier_words(name).split()) else CHANGE)
-
-
-def opening(order: str) -> str:
-    """Return the word with which an order opens, stemmed unless it asks; empty without one."""
-    match = opening_match(order)
-    word = "" if match is None else match.group().lower()
-    return word if word in QUESTIONS else stem(word)
-
-
-def opening_match(order: str) -> re.Match[str] | None:
-    """Return where the word is with which an order opens: after courtesies and words that say nothing.
-
-    A statement has none, but for a question within it.
-    """
-    before, told = "", False
-    for match in _WORD.finditer(order):
-        word = match.group().lower()
-        if word in QUESTIONS and not told:
-            return match
-        if len(word) > 1 and word not in STOP_WORDS and word not in _COURTESIES:
-            is_noun = before in BEFORE_NOUNS or _AS_SUBJECT.match(order, match.start()) is not None
-            told = told or before in _TELLING or (is_noun and word in ORDERS)
-            if (asked := _ASKED_INSIDE.match(order, match.start())) is not None:
-                return _WORD.match(order, asked.end())
-            if not told:
-                return match
-            if match.start() > OPENING_CHARACTERS:
-                return None
-        before = "" if before in _ASKING_WHETHER and word in _TELLING else word
-    return None
-
-
-def wanted(order: str) -> NDArray[np.float32]:
-    """Return the amount that is added to the score of a tool for its effect, by position."""
-    found = _additions().get("which" if _ATTRIBUTE.match(order) else opening(order))
-    added = np.zeros(EFFECTS, np.float32) if found is None else found
-    if _ASKS_FOR_FACTS.match(order) is not None:
-        added = added.copy()
-        added[CHANGES], added[DELETE] = -TAKEN_FROM_CHANGING, -TAKEN_FROM_DELETING
-    return added
-
-
-@cache
-def _additions() -> Mapping[str, NDArray[np.float32]]:
-    """Return the additions of each opening word."""
-    additions = {}
-    for line in WEIGHTS.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            word, *points = line.split()
-            added = np.array([*map(int, points)], np.float32) * np.float32(UNIT)
-            additions[word] = np.clip(np.append(added, added[0]), -MOST_ADDED, MOST_ADDED)
-            if added[DELETE] <= CERTAIN_NOT_TO_DELETE:
-                additions[word][DELETE] = -TAKEN_FROM_DELETING
-            if word in ASKING_FOR_FACTS:
-                additions[word][CHANGES] = -TAKEN_FROM_CHANGING
-    return additions
 
 
 NAME_LIMIT = 256

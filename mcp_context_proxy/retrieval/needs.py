@@ -1,206 +1,365 @@
-"""Divides a query into its needs: "find the page and mail it to Tom" has two. Reads statements as orders.
+"""Reads the orders of a query: what they want done, what statements order, where one need ends.
 
-A need begins with a sentence, or within one where a new order or question begins. Strangers write queries:
-every pattern here takes time in the length of the text.
+A query goes through these steps (`queries.read_query`):
+
+1. `text.without_opener` takes away words that only go on with a conversation: "ok, and now".
+2. `ordered` puts orders in the place of statements that mean them: "the channel isn't needed any more".
+3. `needs_of` divides it: "find the page and mail it to Tom" has two needs.
+4. Of each need, `opening_match` finds the word with which its order opens, after courtesies. `wanted` says
+   how much tools of each action gain by that word.
+5. `denied` finds what is not to be done, and `cores` the query without its story.
+
+Words are in tables (``vocabulary.txt``), forms of sentences in the patterns of each step. Strangers write
+queries: every pattern takes time in the length of the text.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence, Set
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import cache
 from itertools import islice
-from math import inf
-from typing import Final, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from mcp_context_proxy.retrieval.forms import SOMEBODY
 from mcp_context_proxy.retrieval.item_metadata import (
-    BEFORE_NOUNS,
+    ACTIONS,
+    CHANGE,
+    DELETE,
+    EFFECTS,
     ORDERS,
     OTHER_CHANGES,
-    PHRASES,
-    QUESTIONS,
     VERBS,
-    opening_match,
 )
-from mcp_context_proxy.retrieval.text import STOP_WORDS, sentences, stem, telling_places
-from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.retrieval.scoring import TAKEN_FROM_CHANGING
+from mcp_context_proxy.retrieval.text import (
+    STOP_WORDS,
+    Span,
+    listed,
+    quotations,
+    sentences,
+    spoken,
+    stem,
+    telling_places,
+    within,
+    without_opener,
+)
+from mcp_context_proxy.system.later import np, pattern
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 
 LEAST_TELLING = 2
 """Telling words (no stop words) on each side of a division, and of an order before what it carries. One is
 enough for a verb with its object ("submit it, wait until"), after a word such as "then", and for questions on
 both sides."""
 
-_FURTHER_ORDERS = """
-announce authorize backup ban bundle categorize centre center clarify classify combine compile compose
-compress condense configure deactivate debug decrypt deduplicate delegate detach discard dispatch distribute
-dm drain embed encrypt enroll estimate examine exclude expand extend finalize flag flatten fork format freeze
-gather geocode greet guess ignore inform initialize integrate interpret introduce investigate lint list mail
-mention minimize mirror monitor mount organize overwrite ping pm populate preview prioritize proofread protect
-rank rebase rebuild recap recommend reconnect recreate redact redeploy redirect reduce refactor reformat
-regenerate reindex relabel reload render renew repair repeat reschedule research revise screenshot shade shift
-shorten shrink simulate sketch skip snooze solve squash strip suggest suspend tally terminate thank tidy
-transcribe transition trim troubleshoot truncate tweak unarchive unassign unblock underline unfreeze unmute
-unpublish upvote validate verify visualize vote wake widen zoom
-"""
-_ORDERS: Final = ORDERS | frozenset(_FURTHER_ORDERS.split())
+_WORD = pattern(r"[A-Za-z]+")
+WEIGHTS: Final = Path(__file__).with_name("actions.txt")
+QUESTIONS: Final = listed("questions")
+"""Words with which a question begins."""
+
+_ORDERS: Final = ORDERS | listed("orders within")
 """Verbs with which a need begins. Those that only this module knows may be the names of servers."""
 
 _ASKING: Final = _ORDERS | QUESTIONS
 """Words with which a text opens that asks for something."""
 
-_WORD = re.compile(r"[A-Za-z]+")
-_SITES = "wikipedia google youtube gmail facebook twitter reddit amazon ebay instagram linkedin netflix"
 
-_BY_OBJECT = """
-navigate = go head surf browse / site website webpage homepage url SITES
-navigate to = visit open load / site website webpage homepage url SITES
-type = write type enter put key insert / field textbox input blank
-write = put enter / cell cells
-create event = put add / calendar
-create = issue write raise draw / invoice bill quote estimate receipt
-send message = write / team everyone everybody colleagues boss
-update event = push shift postpone bump / meeting appointment call standup
-assign = give pass hand / ticket issue task card bug case story incident
-scale = bump raise increase lower reduce / replicas pods instances
-add = drop leave / comment comments
-add = put / new list table crm database backlog board cart basket catalog inventory register wishlist
-update event = move reschedule / hour
-post message to = tell inform notify ping update / channel team everyone everybody
-post message to channel = put drop write say thank announce congratulate remind ask / channel
-checkout = switch change jump / branch
-cancel = stop kill abort halt / job jobs pipeline pipelines build builds
-format = make turn set / bold italic italics underlined strikethrough
-protect = lock secure / document report letter contract offer
-"""
-BY_OBJECT: Final = tuple(
-    (meant.strip(), frozenset(verbs.split()), frozenset(objects.split()))
-    for meant, _, words in (
-        line.replace("SITES", _SITES).partition("=") for line in _BY_OBJECT.strip().splitlines()
-    )
-    for verbs, _, objects in [words.partition("/")]
+# The word with which an order opens, and the action that it wants.
+
+_COURTESIES: Final = listed("before orders")
+BEFORE_NOUNS: Final = listed("before nouns")
+"""Words after which a verb is a noun: "the build is red" and "any new mail" order nothing."""
+
+_AS_SUBJECT: Final = spoken(
+    r"(?!(?:check|see|show|tell|find|look|ask|watch) )\w+ (?:is|are|was|were|has|keeps?|fail(?:s|ed)"
+    r"|crashe[sd]|should|must|(?:is|are|was|do|does|did|wo)n['’]?t)\b"
 )
-"""Verbs that mean something else with some objects: people give a ticket to somebody, tools assign it."""
+"""A verb that is a noun for the verb after it: "deploy is broken"."""
 
-OBJECT_WORDS: Final = 7
-"""Words after a verb among which its object is looked for."""
+_TELLING: Final = frozenset(("i", "we", "he", "she", "they", "it"))
+"""Words after which a verb tells what somebody does: "we start on Monday"."""
 
-_PHRASE = pattern(
-    f"(?:{'|'.join(sorted(PHRASES, key=lambda one: -len(one)))})\\b",
-    re.IGNORECASE,
+_ASKING_WHETHER: Final = listed("auxiliary verbs")
+"""Words with which such a statement is a question: "could we start it"."""
+
+_ASKED_INSIDE: Final = spoken(
+    r"(?:know|wonder\w*|idea|clue|sure|unsure|curious|understand|remember|forgot) "
+    r"(?=(?:what|which|who|whom|whose|how|when|where|why|whether)\b)"
 )
+"""Words before a question within a statement: "I don't know how many members we have"."""
 
-_NAMED = (
-    r"(?:(?-i:[A-Z][A-Za-z]+)|him|her|them|(?:every|some)(?:one|body)"
-    r"|(?:my|our|his|her|the) (?:\w+ ){0,2}?(?:boss|team|people|guys|colleagues?|mother|father|mum|mom|dad"
-    r"|wife|husband|sister|brother|landlord|neighbou?rs?|teacher|doctor|lawyer|customers?|clients?|supplier|tenants?"
-    r"|manager|staff|family|parents?|group))\b"
+OPENING_CHARACTERS: Final = 40
+"""Characters of a statement in which such a question is looked for."""
+
+MOST_ADDED: Final = 0.04
+"""Highest amount that is added to a score for its action, or taken from it but for deleting."""
+
+UNIT: Final = 0.0001
+"""Worth in score of one point in ``actions.txt``."""
+
+CERTAIN_NOT_TO_DELETE: Final = -0.004
+"""Addition for deleting tools from which down an order is known not to want any, as one with "show" is."""
+
+TAKEN_FROM_DELETING: Final = 0.1
+"""Amount that is then taken from a deleting tool, so that one is only first where nothing else is near."""
+
+ASKING_FOR_FACTS: Final = frozenset({"who", "what", "which", "when", "where", "why"})
+"""Words with which a question about facts begins: no tool that creates, changes or sends answers it."""
+
+CHANGES: Final = [*(ACTIONS.index(action) for action in ("create", "update", "send")), CHANGE]
+_ASKS_FOR_FACTS = spoken(
+    r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s"
+    r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)"
+    r"|how (?:come|many|much|long|old|far|big|large|high|often|recent\w*)\b)"
 )
-"""Somebody who can be written to."""
+"""Beginnings of questions that are answered by yes or no, or by a number. "Is it possible to" and "are you
+able to" order something."""
 
-_CELL: Final = pattern(r"\b[A-Z]{1,3}\d{1,5}\b")
-_ISSUE_KEY: Final = pattern(r"\b[A-Z]{2,10}-\d+\b")
-_HOUR: Final = pattern(
-    r"\b(?:\d{1,2} ?[ap]m|\d{1,2}:\d\d|half past|quarter (?:to|past)|\d{1,2} o['’]?clock|noon)\b",
-    re.IGNORECASE,
+_ATTRIBUTE = spoken(
+    r"\W*(?:(?:the|current|latest|last|exact|full|total) )*(?:status|state|size|length|number"
+    r"|names?|title|urls?|address|owners?|authors?|date|time|price|cost|version|details|contents?|body|values?|location|type"
+    r"|age|height|progress|members?) of "
+    r"(?!.{0,200} (?:is|are|was|were|should|will|must)\b)"
 )
-_CHANNEL: Final = pattern(r"(?<!\S)#[a-z][\w-]+")
-_VALUES: Final = ((_CELL, "cell"), (_ISSUE_KEY, "issue"), (_HOUR, "hour"), (_CHANNEL, "channel"))
-"""Values that are the object of a verb, with the words that stand for them in `BY_OBJECT`."""
+"""Beginnings of orders that only name what is asked for: "status of the build"."""
 
-_MADE_OTHER: Final = pattern(
-    r"make(?= (?:it|them|this|these|those|the|my|our|all|every|each)\b.{0,80}? (?:\w{2,}er|more|less|public"
-    r"|private|visible|invisible|hidden|black|white|red|blue|green|yellow|grey|gray|orange|purple|pink|look"
-    r"|stay|louder|empty|available|active|inactive|read-only|mandatory|optional)\b)",
-    re.IGNORECASE,
-)
-"""Orders to change something: "make the header blue"."""
 
-_WITH_OTHER_WORDS: Final = (
-    (
-        pattern(
-            rf"(?:write to|tell|inform|notify|text)(?= {_NAMED}(?:,|:|$| (?:that|about|how|why|when|where"
-            rf"|what|we|I|I'm|I'll|the|our|my|it|it's)\b))(?!.{{0,200}} (?:in|as|with|by) an? )",
-            re.IGNORECASE,
-        ),
-        "send message to",
-    ),
-    (pattern(rf"(?:e-?mail|mail)(?= {_NAMED})", re.IGNORECASE), "send email to"),
-    (pattern(rf"(?:bill|invoice)(?= {_NAMED})", re.IGNORECASE), "create invoice for"),
-    (_MADE_OTHER, "change"),
-)
-"""Orders to write to somebody, or to change something, with the words that tools have for them."""
+def opening(order: str) -> str:
+    """Return the word with which an order opens, stemmed unless it asks; empty without one."""
+    match = opening_match(order)
+    word = "" if match is None else match.group().lower()
+    return word if word in QUESTIONS else stem(word)
 
-_LET_KNOW: Final = pattern(
-    rf"\blet (?P<who>{_NAMED}) know\b(?!.{{0,80}} (?:in|as|with|on) (?:an?|the|our) )", re.IGNORECASE
-)
 
-_QUOTATION_MARKS = ('"', "“", "'")
-_QUOTED = re.compile("\"([^\"]{3,2000})\"|“([^“”]{3,2000})”|(?:(?<=\\s)|^)'([^']{3,2000})'(?=[\\s.,;!?]|$)")
+def opening_match(order: str) -> re.Match[str] | None:
+    """Return where the word is with which an order opens: after courtesies and words that say nothing.
+
+    A statement has none, but for a question within it.
+    """
+    before, told = "", False
+    for match in _WORD.finditer(order):
+        word = match.group().lower()
+        if word in QUESTIONS and not told:
+            return match
+        if len(word) > 1 and word not in STOP_WORDS and word not in _COURTESIES:
+            is_noun = before in BEFORE_NOUNS or _AS_SUBJECT.match(order, match.start()) is not None
+            told = told or before in _TELLING or (is_noun and word in ORDERS)
+            if (asked := _ASKED_INSIDE.match(order, match.start())) is not None:
+                return _WORD.match(order, asked.end())
+            if not told:
+                return match
+            if match.start() > OPENING_CHARACTERS:
+                return None
+        before = "" if before in _ASKING_WHETHER and word in _TELLING else word
+    return None
+
+
+def wanted(order: str) -> NDArray[np.float32]:
+    """Return the amount that is added to the score of a tool for its effect, by position."""
+    found = _additions().get("which" if _ATTRIBUTE.match(order) else opening(order))
+    added = np.zeros(EFFECTS, np.float32) if found is None else found
+    if _ASKS_FOR_FACTS.match(order) is not None:
+        added = added.copy()
+        added[CHANGES], added[DELETE] = -TAKEN_FROM_CHANGING, -TAKEN_FROM_DELETING
+    return added
+
+
+@cache
+def _additions() -> Mapping[str, NDArray[np.float32]]:
+    """Return the additions of each opening word."""
+    additions = {}
+    for line in WEIGHTS.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            word, *points = line.split()
+            added = np.array([*map(int, points)], np.float32) * np.float32(UNIT)
+            additions[word] = np.clip(np.append(added, added[0]), -MOST_ADDED, MOST_ADDED)
+            if added[DELETE] <= CERTAIN_NOT_TO_DELETE:
+                additions[word][DELETE] = -TAKEN_FROM_DELETING
+            if word in ASKING_FOR_FACTS:
+                additions[word][CHANGES] = -TAKEN_FROM_CHANGING
+    return additions
+
+
+# Where one need ends and the next begins.
 
 _LATER = r"(?:then|also|afterwards|finally|after\s+that|besides)"
-_DIVIDER = re.compile(
+_DIVIDER = spoken(
     rf"(?:,\s*+(?:and\s++)?{_LATER}|(?<=\s)and\s++{_LATER}|(?<=\s){_LATER})(?:\s*+,)?\s++(?=\S)"
     r"|(?<=\s)(?:after|once|before)\s++(?=you(?:'ve|\s+have)\b|[a-z]+ing\s)"
     r"|(?:(?:,\s*+|(?<=\s))(?P<and>and(?:\s++if\s++(?:so|yes|not|no),?)?|&|plus|as\s++well\s++as"
     r"|(?:so(?:\s++that)?|because)\s++(?:I|we|you)(?:\s++(?:can|could|may|have\s++to|need\s++to|want\s++to)))"
-    r"|,|\s[-–•]|\s\d{1,2}[.)])\s++(?=(?P<next>[A-Za-z]+))",
-    re.IGNORECASE,
+    r"|,|\s[-–•]|\s\d{1,2}[.)])\s++(?=(?P<next>[A-Za-z]+))"
 )
 """Places where a need may begin: after a word such as "then" always, otherwise where a verb follows, and
 after "and" also where a question does."""
 
-_ORDERS_TOO = re.compile(
+_ORDERS_TOO = spoken(
     r"let (?:[\w'#-]+ ){1,4}?know\b|(?:continue|go on|end|finish|conclude|proceed) (?:with|by)\b"
-    r"|for each (?:[\w-]+ ){1,4}?(?:open|make|create|add|send|post|write|file)\b",
-    re.IGNORECASE,
+    r"|for each (?:[\w-]+ ){1,4}?(?:open|make|create|add|send|post|write|file)\b"
 )
 """Beginnings of orders whose first word is none by itself."""
 
-_YES_OR_NO = re.compile(
+_YES_OR_NO = spoken(
     r"(?:is|are|was|were|do|does|did|has|have|can|will) (?:there|its?|they|he|she|the|my|our|any\w*|some\w*"
-    r"|we|i)\b",
-    re.IGNORECASE,
+    r"|we|i)\b"
 )
 """Beginnings of questions for a yes or no."""
 
-_CONDITION = re.compile(r"\W*(?:if|once|after|before|when|as soon as|should)\s", re.IGNORECASE)
+_CONDITION = spoken(r"\W*(?:if|once|after|before|when|as soon as|should)\s")
 """Beginnings of needs that come before another: "after you have read it, ..."."""
 
-_LEAD = re.compile(
+_LEAD = spoken(
     r"(?:(?:\d{1,2}[.)]|[-*•]|(?:and )?if (?:so|yes|not|no)\b,?|otherwise,?|else,?|oh and,?"
     r"|(?:first(?: of all|ly)?|second(?:ly)?|third(?:ly)?|last(?:ly)?|next|step \w+"
-    r"|to (?:begin|start) with)(?:[,:]|$))(?:\s++|$))*+",
-    re.IGNORECASE,
+    r"|to (?:begin|start) with)(?:[,:]|$))(?:\s++|$))*+"
 )
 """What stands before a need and says nothing of it."""
 
-_NUMBERED = re.compile(r"\s+\d{1,2}[.)]$")
+_NUMBERED = pattern(r"\s+\d{1,2}[.)]$")
 """The number of the next line of a list."""
 
 ARTICLES: Final = frozenset({"a", "an", "another"})
 """Words with which one of several things begins: "add a heading and a table"."""
 
-_LISTED = re.compile(
+_LISTED = spoken(
     r"\W*(?:please )?(?:(?P<verb>[a-z]+) )?(?:a|an|another) "
-    r"(?!.*\b(?:with|for|of|from|between|to|that|which|where|who|containing|including|called|named|saying|about)\b)",
-    re.IGNORECASE,
+    r"(?!.*\b(?:with|for|of|from|between|to|that|which|where|who|containing|including|called|named|saying|about)\b)"
 )
 """Order to create a thing of which nothing more is said."""
 
-_WITH_OBJECT = re.compile(
-    r"\W*[a-z]+\s++(?:it|them|this|that|these|those|the|my|our|your|all|everything|an?)\b", re.IGNORECASE
-)
+_WITH_OBJECT = spoken(r"\W*[a-z]+\s++(?:it|them|this|that|these|those|the|my|our|your|all|everything|an?)\b")
 """Beginnings of orders that have an object: "submit it"."""
 
 _NO_ORDERS: Final = ("ing", "ed", "ly")
 """Endings of words that are no orders: "including the price"."""
 
-_NO_VERBS_EITHER = """
-within across per like unlike despite minus even
-achieve determine enhance ensure identify improve increase provide
-"""
-_NO_VERBS: Final = STOP_WORDS | frozenset(_NO_VERBS_EITHER.split())
+_NO_VERBS: Final = STOP_WORDS | listed("no orders")
 """Words before an object that are no verbs, or ask for nothing that a tool does: "ensure the quality"."""
+
+
+def divided(query: str) -> list[str]:
+    """Return the needs of a query in its own words: its sentences, divided where a new order begins.
+
+    Both sides of a division say enough to be looked for: "read and write files" and "terms and conditions"
+    stay whole. Nothing is divided within a quotation.
+    """
+    return [query[start:end] for start, end in needs_of(query)]
+
+
+def needs_of(query: str) -> list[Span]:
+    """Return where the needs of a query are, in order."""
+    needs, at = list[Span](), 0
+    for sentence in sentences(query):
+        at = query.index(sentence, at)
+        needs += ((at + start, at + end) for start, end in _needs_of(sentence))
+        at += len(sentence)
+    return [*_without_leads(query, needs)] if needs[1:] else needs
+
+
+def _needs_of(sentence: str) -> Iterator[Span]:
+    """Yield where the needs of a sentence are.
+
+    A divider ends a need if something is asked for after it and both sides say enough, outside quotations.
+    """
+    start, opened = 0, opening_match(sentence)
+    telling: list[int] | None = None
+    quoted = list[Span]()
+    for divider in _DIVIDER.finditer(sentence):
+        has_opened = opened is not None and start + opened.end() <= divider.start()
+        first = opened.group().lower() if opened is not None and has_opened else ""
+        least = _least_around(divider, sentence, start, first)
+        if least is None:
+            continue
+        if telling is None:  # most sentences have no divider
+            telling, quoted = telling_places(sentence), quotations(sentence)
+        before = bisect_left(telling, divider.start()) - bisect_left(telling, start)
+        after = len(telling) - bisect_left(telling, divider.end())
+        if before >= least[0] and after >= least[1] and not within(divider.start(), quoted):
+            yield start, len(sentence[: divider.start()].rstrip())
+            start, opened = divider.end(), opening_match(sentence[divider.end() :])
+    yield start, len(sentence)
+
+
+def _least_around(divider: re.Match[str], sentence: str, start: int, first: str) -> tuple[int, int] | None:
+    """Return the least telling words before and after a divider; None where nothing is asked for after it.
+
+    Args:
+        divider: A place where a need may begin.
+        sentence: The sentence that it is in.
+        start: Where the need before it begins.
+        first: The word with which that opens, in lower case.
+    """
+    following, place = (divider["next"] or "").lower(), divider.end()
+    lists = following in ARTICLES and _lists(sentence[start : divider.start()])
+    asks_too = divider["and"] and (following in QUESTIONS or _YES_OR_NO.match(sentence, place))
+    orders = following in _ORDERS or lists or _ORDERS_TOO.match(sentence, place)
+    if following and not (orders or asks_too or (first in _ORDERS and _is_order(sentence, place))):
+        return None
+    if lists or (asks_too and (first in _ASKING or _YES_OR_NO.match(sentence, start))):
+        return 1, 1
+    return (
+        1 if _WITH_OBJECT.match(sentence, start) else LEAST_TELLING,
+        1 if _is_short_order(sentence, divider) else LEAST_TELLING,
+    )
+
+
+def _without_leads(query: str, needs: Sequence[Span]) -> Iterator[Span]:
+    """Yield where needs are without what stands before them: "1.", "if so"."""
+    numbered = query.lstrip()[:1].isdigit()
+    for start, end in needs:
+        number = _NUMBERED.search(query, max(start, end - 6), end) if numbered else None
+        lead = _LEAD.match(query, start, end)
+        span = start if lead is None else lead.end(), end if number is None else number.start()
+        if span[0] < span[1]:
+            yield span
+
+
+def asks(need: str) -> bool:
+    """Return whether a need opens with an order or a question, or is a condition of another."""
+    return _opens_with(need, _ASKING) or any(
+        beginning.match(need) for beginning in (_ORDERS_TOO, _YES_OR_NO, _CONDITION)
+    )
+
+
+def _opens_with(text: str, words: Set[str]) -> bool:
+    match = opening_match(text)
+    if match is None or match.group().lower() not in words:
+        return False
+    return text[: match.start()].rstrip().rpartition(" ")[2].lower() not in BEFORE_NOUNS
+
+
+def _is_order(sentence: str, place: int) -> bool:
+    """Return whether an order with a verb that is not known begins at a place: "paint the header red"."""
+    verb = _WORD.match(sentence, place)
+    return (
+        verb is not None
+        and (word := verb.group()).islower()
+        and word not in _NO_VERBS
+        and not word.endswith(_NO_ORDERS)
+        and _WITH_OBJECT.match(sentence, place) is not None
+    )
+
+
+def _lists(text: str) -> bool:
+    """Return whether a text is an order to create something, or one of a list of such things."""
+    match = _LISTED.match(text)
+    return match is not None and (match["verb"] is None or VERBS.get(match["verb"].lower()) == "create")
+
+
+def _is_short_order(sentence: str, divider: re.Match[str]) -> bool:
+    """Return whether one verb is an order: with its object, or after a word such as "then"."""
+    if divider["next"]:
+        return _WITH_OBJECT.match(sentence, divider.end()) is not None
+    verb = _WORD.match(sentence, divider.end())
+    return verb is not None and verb.group().lower() in _ORDERS
+
+
+# What is not to be done.
 
 CHANGING: Final = frozenset(
     stem(verb)
@@ -209,7 +368,7 @@ CHANGING: Final = frozenset(
 )
 """Stems of verbs that change something."""
 
-_DENIED: Final = pattern(
+_DENIED: Final = spoken(
     r"\b(?:(?:(?:do|should|must)(?: not|n['’]?t)|never|not to|without|instead of|rather than|no need to)\b"
     r"(?: (?:want(?:ing)?|going|need|have|be|being|been|get|ever|actually|yet|please|mind|to|you|it|them"
     r"|this|that|these|those|any(?:thing|one)?)){0,4}"
@@ -220,67 +379,36 @@ _DENIED: Final = pattern(
     r"(?: of (?:it|them|these|those))?"
     r"|\bno (?:changes?|edits?|modifications?|deletions?|writes?)\b)"
     r"[^,.;:!?\n]*?(?=[,.;:!?\n]|$| (?:but|just|only|and|tell|show|list|give|get|check|find|let|please)\b)",
-    re.IGNORECASE,
+    "no|n't|n’t|dont|shouldnt|mustnt|never|without|instead|rather",
 )
 """Clauses that say what is not to be done: "don't delete anything", "without changing it", "merge none"."""
 
-KEEPS: Final = pattern(
+KEEPS: Final = spoken(
     r"\b(?:but|and) (?:please )?(?:keep|leave) (?:the|it|my|our|them|everything|all|that|those|its)\b",
-    re.IGNORECASE,
+    "keep|leave",
 )
 """Words that say what is not to be deleted: "but keep the note"."""
 
-_PERSON = r"(?:I|we|he|she|they|it|there|you|(?:some|every|no|any)(?:body|one|thing))"
-_THING = (
-    r"(?:(?:my|our|his|her|their|your|the|this|that|these|those|some|half|most|all) [\w'’-]+"
-    r"(?: (?:from|of|in|on|at|with) (?:(?:the|my|our|a) )?[\w'’-]+)?(?: [\w'’-]+)?"
-    r"|(?!(?:what|which|who|whose|when|where|why|how)\b)(?-i:[A-Z][a-z]+)(?: from \w+)?)"
-)
-_FINITE_VERBS = """
-am is are was were has have had do does did keep keeps kept wants wanted needs needed like likes
-love loves think thinks thought guess believe suppose hope hoped know knows knew work works left
-went come comes came goes say says said tell tells told call calls ask asks gave get gets got made
-took met saw heard found arrive arrives start starts run runs look looks seem seems feel feels sound
-sounds cannot \\w+n['’]t
-"""
-_FINITE = (
-    r"(?:['’](?:s|m|re|ve)\b|(?: (?:just|already|really|also|usually|always|still|never|often|probably"
-    rf"|somehow|even|only|all))* (?:{'|'.join(_FINITE_VERBS.split())})\b)"
-)
-_LED = r"\W*(?:(?:and|but|so|also|now|then|ok|okay|anyway|well|because|since|as|oh|ugh|hm+)\W+){0,4}"
-_TELLS: Final = pattern(
-    rf"{_LED}(?:(?:{_PERSON}|{_THING}){_FINITE}|{_PERSON} (?:\w+ly )?(?!need)\w+ed"
-    r"|not (?:sure|urgent|in a hurry)|no (?:rush|hurry|idea)|long story|sorry|thanks|thank you|thx|cheers"
-    r"|hope|hi|hello|hey|good (?:morning|evening|afternoon)|fyi|by the way|btw)\b",
-    re.IGNORECASE,
-)
-"""Beginnings of statements, and of what is only said."""
 
-_WISHES: Final = pattern(
-    r"\b(?:(?:can|could|would|will) (?:you|u|someone|somebody|anyone|anybody)\b|please\b|pls\b|should|must"
-    r"|(?:I|we)(?:['’]d| would)?(?: (?:just|only|really|also|now|still|simply))* (?:need|want|like|love)\b"
-    r"|(?:need|has|have)s? to\b|wonder|interested\b|curious about|looking (?:for|to|at|into)\b|planning"
-    r"|considering|searching|trying|hoping|going to\b|travell?ing|working on|thinking (?:of|about)\b|in need"
-    r"|conducting|preparing|writing|building|studying)",
-    re.IGNORECASE,
+def denied(request: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where a request says which changes are not to be made, and its verb, if there is one."""
+    for match in _DENIED.finditer(request):
+        verb = (match["verb"] or match["done"] or match["nothing"] or "").lower()
+        if not verb or stem(verb) in CHANGING:
+            yield *match.span(), verb
+
+
+# Statements that mean orders.
+
+LONGEST_STATEMENT = 300
+"""Characters of a statement that may mean an order."""
+
+MOST_PARTS = 24
+"""Sentences of a query, and clauses of a sentence, that are looked at for what is only told."""
+
+_LET_KNOW: Final = spoken(
+    rf"\blet (?P<who>{SOMEBODY}) know\b(?!.{{0,80}} (?:in|as|with|on) (?:an?|the|our) )", "know"
 )
-"""Words of one who wants something: "I'm planning a trip" is no mere statement."""
-
-_CLAUSE_END: Final = pattern(r"(?:,|:|;|\s[-–]|\s(?=(?:and|but|so)\s))\s*+")
-"""Places within a sentence where a clause may begin."""
-
-_OPENER = (
-    r"(?:ok|okay|so|and|now|then|(?:hey|hi|hello)(?: there)?|hm+|ugh|oh|yes|yeah|anyway|btw|also|alright)\b"
-    r"[\s,.!:;…-]+"
-    r"|(?:good|great|fine|perfect|cool|nice|awesome|thanks(?: a lot| so much)?|thank you|thx"
-    r"|no|nope|nah|right|well|again|sorry|wait|actually|yep|yup|wow|damn|uh+m*|argh)\s*[,.!:;…-]\s*"
-)
-_OPENERS: Final = pattern(rf"\s*(?:{_OPENER}){{1,8}}(?=\W*\w)", re.IGNORECASE | re.DOTALL)
-"""Words with which people go on talking; those that may say something only before a comma or the like."""
-
-ONE: Final = pattern(r"(?<= )one(?=[\s.,!?]*(?:$|for |in |on |with |called |named |that ))", re.IGNORECASE)
-"""A word for what was named before: "open one"."""
-
 _MUST = r"(?:should|must|needs? to|ha(?:s|ve) to|ought to)(?: (?:now|also|really|rather|actually|just))?"
 _SUBJECT = (
     r"(?P<what>(?!(?:I|we|you|he|she|there|if|when|nobody|no|(?:some|any|every)(?:body|one)|it(?:['’]s)?) )"
@@ -293,22 +421,8 @@ _BECOMES = (
     r"(?:be(?! (?:\w+ed|able|on|in|at|there|possible)\b)|say|read|show|have|run|start|end|cost|look|contain"
     r"|begin|point|use)"
 )
-_TROUBLED = (
-    r"(?:(?:is|are|was|were|looks?|seems?|keeps?|went|(?:has|have|had)(?: been)?|gets?)"
-    r"(?: (?:so|very|too|still|all|again|just|always|totally|really|completely|suddenly))*"
-    r" (?:red|broken|failing|failed|down|stuck|hanging|slow|crashing|crashed|dead|dying|offline|unreachable"
-    r"|unresponsive|unavailable|flaky|unhealthy|not (?:working|responding|starting|loading))"
-    r"|(?:is|are)n['’]?t (?:working|responding|starting|loading)"
-    r"|(?:does|do|did|wo|ca)n['’]?t (?:work|start|load|respond|build|compile|connect|open)"
-    r"|(?:just )?(?:failed|crashed|broke|hangs?|fails?|crashes|times? out))\b"
-)
-_WHY = (
-    r"(?:(?:so|and|but) )?(?:what (?:broke|happened|went wrong|gives|now)|what(?:['’]s| is) wrong"
-    r"|why(?: is that)?|no idea why|(?:I|we|nobody|no one) .{0,12}knows? why"
-    r"|(?:please |can you |could you )*(?:(?:have|take) a look|check|look into it|look|help)(?: please)?)"
-)
 _IMPLIED: Final = tuple(
-    (pattern(rf"\W*{form}", re.IGNORECASE | re.DOTALL), order)
+    (spoken(rf"(?s)\W*{form}"), order)
     for form, order in (
         (rf"there {_MUST} be (?P<what>(?:an?|another|some|one) .+)", "create {what}"),
         (
@@ -339,185 +453,104 @@ _IMPLIED: Final = tuple(
 )
 """Statements that order something, with the orders: "the channel is not needed any more"."""
 
-_COMPLAINT: Final = pattern(
-    rf"\W*(?P<of>{_SUBJECT} {_TROUBLED}(?:(?!\b(?:some(?:body|one)|should|must|needs?|please)\b)[^,;:?!])*)"
-    rf"(?:[,;:?!]+ {_WHY})?\W*$",
-    re.IGNORECASE | re.DOTALL,
-)
-"""Statements that something does not work."""
-
 _ENDING: Final = (("ied", "y"), ("ed", ""), ("ed", "e"), ("en", ""), ("en", "e"))
 """Endings of participles, with those of their verbs."""
 
-_ONE_OF: Final = pattern(
-    r"\b(?:an?|any|another) ((?:[\w-]+ ){0,2}?[\w-]+)"
-    r"(?=[?.!,;]|$| (?:about|for|of|in|on|with|called|named|to|that|from|at|already|yet|there)\b)",
-    re.IGNORECASE,
+_TROUBLED = (
+    r"(?:(?:is|are|was|were|looks?|seems?|keeps?|went|(?:has|have|had)(?: been)?|gets?)"
+    r"(?: (?:so|very|too|still|all|again|just|always|totally|really|completely|suddenly))*"
+    r" (?:red|broken|failing|failed|down|stuck|hanging|slow|crashing|crashed|dead|dying|offline|unreachable"
+    r"|unresponsive|unavailable|flaky|unhealthy|not (?:working|responding|starting|loading))"
+    r"|(?:is|are)n['’]?t (?:working|responding|starting|loading)"
+    r"|(?:does|do|did|wo|ca)n['’]?t (?:work|start|load|respond|build|compile|connect|open)"
+    r"|(?:just )?(?:failed|crashed|broke|hangs?|fails?|crashes|times? out))\b"
 )
+_WHY = (
+    r"(?:(?:so|and|but) )?(?:what (?:broke|happened|went wrong|gives|now)|what(?:['’]s| is) wrong"
+    r"|why(?: is that)?|no idea why|(?:I|we|nobody|no one) .{0,12}knows? why"
+    r"|(?:please |can you |could you )*(?:(?:have|take) a look|check|look into it|look|help)(?: please)?)"
+)
+_COMPLAINT: Final = spoken(
+    rf"(?s)\W*(?P<of>{_SUBJECT} {_TROUBLED}(?:(?!\b(?:some(?:body|one)|should|must|needs?|please)\b)"
+    rf"[^,;:?!])*)(?:[,;:?!]+ {_WHY})?\W*$"
+)
+"""Statements that something does not work."""
 
-_REFERS: Final = pattern(r"\b(?:it|its|them|that|this|those|these|him|one)\b", re.IGNORECASE)
 
+def ordered(query: str) -> str:
+    """Return a query with the orders that its statements mean in their place.
+
+    Who only says that something does not work wants to know why.
+    """
+    parts = list(islice(sentences(query), MOST_PARTS))
+    asked = any(map(asks, parts))
+    for sentence in (one for one in parts if len(one) <= LONGEST_STATEMENT):
+        order = _implied(sentence)
+        if order is None and not asked and (trouble := _COMPLAINT.match(sentence)) is not None:
+            order = f"show why {trouble['of']}"
+        if order is not None:
+            query = query.replace(sentence, order, 1)
+    return _LET_KNOW.sub(r"send message to \g<who>", query)
+
+
+def _implied(statement: str) -> str | None:
+    """Return the order that a statement means: "there should be a room for it" is to create one."""
+    if asks(statement):
+        return None
+    for form, order in _IMPLIED:
+        if (match := form.match(statement)) is None:
+            continue
+        said = match.groupdict()
+        if said.get("done") is not None:
+            said["done"] = _verb_of(said["done"])
+            if said["done"] is None:
+                continue
+        return order.format_map(said).replace(" to be ", " to ")
+    return None
+
+
+def _verb_of(participle: str) -> str | None:
+    """Return the verb of a participle, if it is one with which people order: "deleted"."""
+    verbs = [participle[: -len(end)] + other for end, other in _ENDING if participle.endswith(end)]
+    verbs += [participle[:-3]] if participle[-3:-2] == participle[-4:-3] else []
+    return next((verb for verb in verbs if verb.lower() in _ORDERS), None)
+
+
+# Stories, in which only some is asked for.
+
+_PERSON = r"(?:I|we|he|she|they|it|there|you|(?:some|every|no|any)(?:body|one|thing))"
+_THING = (
+    r"(?:(?:my|our|his|her|their|your|the|this|that|these|those|some|half|most|all) [\w'’-]+"
+    r"(?: (?:from|of|in|on|at|with) (?:(?:the|my|our|a) )?[\w'’-]+)?(?: [\w'’-]+)?"
+    r"|(?!(?:what|which|who|whose|when|where|why|how)\b)(?-i:[A-Z][a-z]+)(?: from \w+)?)"
+)
+_FINITE = (
+    r"(?:['’](?:s|m|re|ve)\b|(?: (?:just|already|really|also|usually|always|still|never|often|probably"
+    rf"|somehow|even|only|all))* (?:{'|'.join(sorted(listed('finite verbs')))}|\w+n['’]t)\b)"
+)
+_LED = r"\W*(?:(?:and|but|so|also|now|then|ok|okay|anyway|well|because|since|as|oh|ugh|hm+)\W+){0,4}"
+_TELLS: Final = spoken(
+    rf"{_LED}(?:(?:{_PERSON}|{_THING}){_FINITE}|{_PERSON} (?:\w+ly )?(?!need)\w+ed"
+    r"|not (?:sure|urgent|in a hurry)|no (?:rush|hurry|idea)|long story|sorry|thanks|thank you|thx|cheers"
+    r"|hope|hi|hello|hey|good (?:morning|evening|afternoon)|fyi|by the way|btw)\b"
+)
+"""Beginnings of statements, and of what is only said."""
+
+_WISHES: Final = spoken(
+    r"\b(?:(?:can|could|would|will) (?:you|u|someone|somebody|anyone|anybody)\b|please\b|pls\b|should|must"
+    r"|(?:I|we)(?:['’]d| would)?(?: (?:just|only|really|also|now|still|simply))* (?:need|want|like|love)\b"
+    r"|(?:need|has|have)s? to\b|wonder|interested\b|curious about|looking (?:for|to|at|into)\b|planning"
+    r"|considering|searching|trying|hoping|going to\b|travell?ing|working on|thinking (?:of|about)\b|in need"
+    r"|conducting|preparing|writing|building|studying)"
+)
+"""Words of one who wants something: "I'm planning a trip" is no mere statement."""
+
+_CLAUSE_END: Final = pattern(r"(?:,|:|;|\s[-–]|\s(?=(?:and|but|so)\s))\s*+")
+"""Places within a sentence where a clause may begin."""
+
+_REFERS: Final = spoken(r"\b(?:it|its|them|that|this|those|these|him|one)\b")
 LEAST_OF_REFERENCES = 4
 """Telling words of a request that speaks of something told before, from which on it stands alone."""
-
-FIRST_OF_ORDER = 80
-"""Characters of an order in which a value is looked for that is its object."""
-
-LONGEST_STATEMENT = 300
-"""Characters of a statement that may mean an order."""
-
-MOST_PARTS = 24
-"""Sentences of a query, and clauses of a sentence, that are looked at for what is only told."""
-
-Span: TypeAlias = tuple[int, int]
-"""The places in a text where a part of it begins and ends."""
-
-
-def divided(query: str) -> list[str]:
-    """Return the needs of a query in its own words: its sentences, divided where a new order begins.
-
-    Both sides of a division say enough to be looked for: "read and write files" and "terms and conditions"
-    stay whole. Nothing is divided within a quotation.
-    """
-    return [query[start:end] for start, end in needs_of(query)]
-
-
-def needs_of(query: str) -> list[Span]:
-    """Return where the needs of a query are, in order."""
-    needs, at = list[Span](), 0
-    for sentence in sentences(query):
-        at = query.index(sentence, at)
-        start, telling, quoted = 0, None, list[Span]()
-        opened = opening_match(sentence)
-        for match in _DIVIDER.finditer(sentence):
-            following, place = (match["next"] or "").lower(), match.end()
-            first = ""
-            if opened is not None and start + opened.end() <= match.start():
-                first = opened.group().lower()
-            lists = following in ARTICLES and _lists(sentence[start : match.start()])
-            questions = match["and"] and (following in QUESTIONS or _YES_OR_NO.match(sentence, place))
-            orders = following in _ORDERS or lists or _ORDERS_TOO.match(sentence, place)
-            unknown = first in _ORDERS and _is_order(sentence, place)
-            if following and not (orders or questions or unknown):
-                continue
-            if telling is None:
-                telling, quoted = telling_places(sentence), quotations(sentence)
-            before, after = bisect_left(telling, match.start()), bisect_left(telling, place)
-            both_ask = questions and (first in _ASKING or _YES_OR_NO.match(sentence, start))
-            enough_before = before - bisect_left(telling, start) >= (
-                1 if both_ask or lists or _WITH_OBJECT.match(sentence, start) else LEAST_TELLING
-            )
-            enough_after = len(telling) - after >= (
-                1 if both_ask or lists or _is_short_order(sentence, match) else LEAST_TELLING
-            )
-            if enough_before and enough_after and not within(match.start(), quoted):
-                needs.append((at + start, at + len(sentence[: match.start()].rstrip())))
-                start, opened = place, opening_match(sentence[place:])
-        needs.append((at + start, at + len(sentence)))
-        at += len(sentence)
-    return [*_without_leads(query, needs)] if needs[1:] else needs
-
-
-def _without_leads(query: str, needs: Sequence[Span]) -> Iterator[Span]:
-    """Yield where needs are without what stands before them: "1.", "if so"."""
-    numbered = query.lstrip()[:1].isdigit()
-    for start, end in needs:
-        number = _NUMBERED.search(query, max(start, end - 6), end) if numbered else None
-        lead = _LEAD.match(query, start, end)
-        span = start if lead is None else lead.end(), end if number is None else number.start()
-        if span[0] < span[1]:
-            yield span
-
-
-def asks(need: str) -> bool:
-    """Return whether a need opens with an order or a question, or is a condition of another."""
-    return _opens_with(need, _ASKING) or any(
-        beginning.match(need) for beginning in (_ORDERS_TOO, _YES_OR_NO, _CONDITION)
-    )
-
-
-def _is_order(sentence: str, place: int) -> bool:
-    """Return whether an order with a verb that is not known begins at a place: "paint the header red"."""
-    verb = _WORD.match(sentence, place)
-    return (
-        verb is not None
-        and (word := verb.group()).islower()
-        and word not in _NO_VERBS
-        and not word.endswith(_NO_ORDERS)
-        and _WITH_OBJECT.match(sentence, place) is not None
-    )
-
-
-def _lists(text: str) -> bool:
-    """Return whether a text is an order to create something, or one of a list of such things."""
-    match = _LISTED.match(text)
-    return match is not None and (match["verb"] is None or VERBS.get(match["verb"].lower()) == "create")
-
-
-def _opens_with(text: str, words: Set[str]) -> bool:
-    match = opening_match(text)
-    if match is None or match.group().lower() not in words:
-        return False
-    return text[: match.start()].rstrip().rpartition(" ")[2].lower() not in BEFORE_NOUNS
-
-
-def _is_short_order(sentence: str, divider: re.Match[str]) -> bool:
-    """Return whether one verb is an order: with its object, or after a word such as "then"."""
-    if divider["next"]:
-        return _WITH_OBJECT.match(sentence, divider.end()) is not None
-    verb = _WORD.match(sentence, divider.end())
-    return verb is not None and verb.group().lower() in _ORDERS
-
-
-def quotations(text: str) -> list[Span]:
-    """Return where a text has something in quotation marks."""
-    if not any(mark in text for mark in _QUOTATION_MARKS):
-        return []
-    return [match.span() for match in _QUOTED.finditer(text)]
-
-
-def within(place: int, spans: Sequence[Span]) -> bool:
-    """Return whether a place is in one of several disjoint spans that are in order."""
-    before = bisect_right(spans, (place, inf))
-    return before > 0 and place < spans[before - 1][1]
-
-
-def antecedent(needs: Sequence[str]) -> str | None:
-    """Return what "one" in a later need means: "is there an issue about it? If not, open one"."""
-    return next((match[1] for need in reversed(needs) if (match := _ONE_OF.search(need)) is not None), None)
-
-
-def denied(request: str) -> Iterator[tuple[int, int, str]]:
-    """Yield where a request says which changes are not to be made, and its verb, if there is one."""
-    for match in _DENIED.finditer(request):
-        verb = (match["verb"] or match["done"] or match["nothing"] or "").lower()
-        if not verb or stem(verb) in CHANGING:
-            yield *match.span(), verb
-
-
-def without_opener(query: str) -> str:
-    """Return a query without words that only go on with a conversation: "ok, and now"."""
-    match = _OPENERS.match(query)
-    return query if match is None else query[match.end() :]
-
-
-def reworded(order: str) -> tuple[int, str] | None:
-    """Return how many characters of an order name no tool, and their meaning; None for most orders.
-
-    The order begins with its opening word.
-    """
-    if (phrase := _PHRASE.match(order)) is not None:
-        return phrase.end(), PHRASES[phrase.group().lower()]
-    verb, *following = (match.group() for match in islice(_WORD.finditer(order), OBJECT_WORDS + 1))
-    objects = {word.lower() for word in following}
-    objects |= {word for value, word in _VALUES if value.search(order, 0, FIRST_OF_ORDER)}
-    for meant, verbs, named in BY_OBJECT:
-        if verb.lower() in verbs and not named.isdisjoint(objects):
-            return len(verb), meant
-    for form, meant in _WITH_OTHER_WORDS:
-        if (said := form.match(order)) is not None:
-            return said.end(), meant
-    return None
 
 
 def cores(query: str) -> list[str]:
@@ -541,37 +574,6 @@ def cores(query: str) -> list[str]:
             break
     told = (without_opener(one) for one in dict.fromkeys(found))
     return [one for one in told if _stands_alone(one) and len(needs_of(one)) == 1]
-
-
-def ordered(query: str) -> str:
-    """Return a query with the orders that its statements mean in their place.
-
-    Who only says that something does not work wants to know why.
-    """
-    parts = list(islice(sentences(query), MOST_PARTS))
-    asked = any(map(asks, parts))
-    for sentence in (one for one in parts if len(one) <= LONGEST_STATEMENT):
-        order = _implied(sentence)
-        if order is None and not asked and (trouble := _COMPLAINT.match(sentence)) is not None:
-            order = f"show why {trouble['of']}"
-        if order is not None:
-            query = query.replace(sentence, order, 1)
-    return _LET_KNOW.sub(r"send message to \g<who>", query)
-
-
-def _implied(statement: str) -> str | None:
-    """Return the order that a statement means: "there should be a room for it" is to create one."""
-    for form, order in () if asks(statement) else _IMPLIED:
-        if (match := form.match(statement)) is not None:
-            said = match.groupdict()
-            if (done := said.get("done")) is not None:
-                verbs = [done[: -len(end)] + other for end, other in _ENDING if done.endswith(end)]
-                verbs += [done[:-3]] if done[-3:-2] == done[-4:-3] else []
-                said["done"] = next((verb for verb in verbs if verb.lower() in _ORDERS), None)
-                if said["done"] is None:
-                    continue
-            return order.format_map(said).replace(" to be ", " to ")
-    return None
 
 
 def _stands_alone(request: str) -> bool:

@@ -16,17 +16,11 @@ from typing import Final
 from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.retrieval import needs
-from mcp_context_proxy.retrieval.item_metadata import (
-    ASKED_FOR_ALL,
-    ASKING_FOR_FACTS,
-    ORDERS,
-    QUESTIONS,
-    opening,
-    opening_match,
-)
-from mcp_context_proxy.retrieval.needs import CHANGING
-from mcp_context_proxy.retrieval.text import identifier_words, stem, terms
+from mcp_context_proxy.retrieval import forms
+from mcp_context_proxy.retrieval.forms import FIRST_OF_QUERY
+from mcp_context_proxy.retrieval.item_metadata import ORDERS
+from mcp_context_proxy.retrieval.needs import ASKING_FOR_FACTS, CHANGING, QUESTIONS, opening, opening_match
+from mcp_context_proxy.retrieval.text import identifier_words, listed, spoken, stem, terms
 from mcp_context_proxy.system.later import pattern
 
 FIRST_CHARACTERS = 300
@@ -59,7 +53,7 @@ class Purpose(Struct, frozen=True, eq=False):
 
 
 def _purpose(said: str, words: str, shown: int, added: float = 0.0) -> Purpose:
-    return Purpose(pattern(said, re.IGNORECASE), dict.fromkeys(terms(words), 1.0), shown, added)
+    return Purpose(spoken(said), dict.fromkeys(terms(words), 1.0), shown, added)
 
 
 WEB_SEARCH: Final = _purpose(
@@ -82,11 +76,10 @@ MEMORY_AGAIN: Final = _purpose(_REMEMBERS, _REMEMBERING, 3)
 """What a caller may have told."""
 
 NOTES: Final = Purpose(
-    pattern(
+    spoken(
         _REMEMBERS + r"|\b(?:creat|add|writ|sav|append|new|tak|mak|search|find|list|read"
         r"|get)\w* (?:\w+ ){0,3}?(?<!release )notes?\b"
-        r"|\b(?:journal|diary|knowledge base)\b",
-        re.IGNORECASE,
+        r"|\b(?:journal|diary|knowledge base)\b"
     ),
     dict.fromkeys(terms(f"{_REMEMBERING} note notes journal diary base"), 1.0),
     3,
@@ -156,10 +149,9 @@ _LOOKED_FOR: Final = (
             2,
             0.1,
         ),
-        pattern(
+        spoken(
             rf"^\W*(?:is|are|when (?:is|does|do)) the (?:\w+ ){{0,3}}?(?:{_PLACES})\b.{{0,60}} (?:open|close)"
-            r"|\b(?:near me|nearby|near here|around here|close to here|in the neighbou?rhood)\b",
-            re.IGNORECASE,
+            r"|\b(?:near me|nearby|near here|around here|close to here|in the neighbou?rhood)\b"
         ),
     ),
     (
@@ -169,11 +161,10 @@ _LOOKED_FOR: Final = (
             2,
             0.1,
         ),
-        pattern(
+        spoken(
             r"\b(?:scientific|academic|scholarly|peer[- ]reviewed|research)\W+(?:\w+\W+)?"
             r"(?:papers?|articles?|studies|study|literature|publications?)\b|\bpreprints?\b"
-            r"|\b(?:papers?|articles?|studies|publications?) (?:scientific|academic|scholarly)\b",
-            re.IGNORECASE,
+            r"|\b(?:papers?|articles?|studies|publications?) (?:scientific|academic|scholarly)\b"
         ),
     ),
     (
@@ -183,11 +174,10 @@ _LOOKED_FOR: Final = (
             1,
             0.1,
         ),
-        pattern(
+        spoken(
             r"^\W*where (?:did|have) (?:I|we) (?:put|saved?|stored?|leave|left) (?:the |my |our )?(?:\w+ )?"
             rf"(?:{_FILES}|contracts?|invoices?|letters?|reports?|slides|cv|resume|forms?|receipts?"
-            rf"|tax\w*)\b",
-            re.IGNORECASE,
+            rf"|tax\w*)\b"
         ),
     ),
     (
@@ -197,9 +187,8 @@ _LOOKED_FOR: Final = (
             1,
             0.1,
         ),
-        pattern(
-            rf"^\W*how (?:big|large|long|old) (?:is|are) (?:the |my |this |that )?(?:\w+ )?(?:{_FILES})\b",
-            re.IGNORECASE,
+        spoken(
+            rf"^\W*how (?:big|large|long|old) (?:is|are) (?:the |my |this |that )?(?:\w+ )?(?:{_FILES})\b"
         ),
     ),
     (
@@ -211,13 +200,12 @@ _LOOKED_FOR: Final = (
             2,
             0.15,
         ),
-        pattern(
+        spoken(
             r"^\W*(?:is|are|was|has|does|did|who(?:['’]s)?|whose|what(?:['’]s)?|when|which|how|where|why"
             r"|(?:the )?(?:status|state|priority|assignee|owner|reporter|due date|title|summary)) "
             r"(?!.{0,60}\b(?:comment|attach|watch|follow|work ?log|log|sla|service level|link|transition"
             r"|history|changed|commit|branch|pull request|epic|sprint|board|block|time|hours)\w*)"
-            r".{0,60}?\b[A-Z]{2,10}-\d{1,7}\b",
-            re.IGNORECASE,
+            r".{0,60}?\b[A-Z]{2,10}-\d{1,7}\b"
         ),
     ),
 )
@@ -241,12 +229,12 @@ HISTORY_OF_PAGES: Final = _purpose(
 )
 """The same of pages, which are in no repository."""
 
-_PAGES: Final = pattern(r"\b(?:pages?|wiki)\b(?! (?:code|template|component|source))", re.IGNORECASE)
+_PAGES: Final = spoken(r"\b(?:pages?|wiki)\b(?! (?:code|template|component|source))")
 
-_HISTORY_NAMED: Final = pattern(
+_HISTORY_NAMED: Final = spoken(
     r"\W*(?:(?:please|can you|could you|I (?:want|need) to) )*(?:show|get|list|see|view|read|check|what)\b"
     r".{0,60}\b(?:commit|change|edit|revision|version|page|file|git) (?:history|logs?)\b",
-    re.IGNORECASE,
+    "history|log",
 )
 
 FACTS_OF_A_PERSON: Final = Purpose(MEMORY_AGAIN.said, MEMORY_AGAIN.words, MEMORY_AGAIN.shown, 0.2)
@@ -257,7 +245,7 @@ _ATTRIBUTES = (
     r"|(?:shoe |shirt |ring )?size|(?:phone |passport |licen[cs]e )?number|favou?rite \w+|blood type"
     r"|(?:license|number) plate|wi-?fi password|allerg\w+|diet|job title)"
 )
-_PERSONAL: Final = pattern(
+_PERSONAL: Final = spoken(
     r"^\W*(?:(?:please|and|so|by the way|btw|fyi)\W+)?(?:"
     r"(?:what|who|when|where|how old|which)(?:'s| is| was| are| were)? (?:the "
     + _ATTRIBUTES
@@ -270,7 +258,7 @@ _PERSONAL: Final = pattern(
     r"|live (?:in|at|on|near|with)|always use|never use|hate|can't stand|grew up|work (?:at|for|as))\b"
     r"|(?:what|which|where|when|how old|who)\b.*\b(?:I (?:told|mentioned to|said to) you"
     r"|you (?:know|remember) about me|what I (?:told|said)))",
-    re.IGNORECASE,
+    "my|i |i'm|about me",
 )
 """Facts about the caller, and questions for them: things that one tells once."""
 
@@ -280,36 +268,36 @@ _WORLDLY: Final = QUESTIONS | {"find", "search", "google", "news", "latest", "be
 _OWN: Final = frozenset({"i", "my", "mine", "we", "us", "our", "ours", "this", "these", "here", "it"})
 """Words with which a caller speaks of what is theirs, or of what is at hand."""
 
-_COUNTED: Final = pattern(
+_ASKED_FOR_ALL: Final = spoken(
+    r"^(\W*(?:what|how|where|which|when|why) )(?:do|can|could|should|shall|would|must) (?:i|we)\b"
+)
+"""Beginnings of questions in which the caller stands for anybody: "what shall I cook"."""
+
+_COUNTED: Final = spoken(
     r"^\W*(?:(?:show|tell|give) me )?(?:what(?:'s| is| was| are) )?(?:the )?"
     r"(?:how many (?!people\b|times\b|days\b|hours\b|calories\b|steps\b|minutes\b)\w+"
     r"|(?:total|sum|average|mean|median|number|count) (?:\w+ ){0,2}?of (?:all )?(?:the |our |my )?\w+"
-    r"|count (?:the|our|my|all|how)\b)",
-    re.IGNORECASE,
+    r"|count (?:the|our|my|all|how)\b)"
 )
 """Questions for a number of things, or for a sum of them."""
 
-_OF_ROWS: Final = pattern(
-    r"\b(?:rows|records)\b|\b(?:from|in) (?:the |our |my )?(?:\w+ ){0,2}(?:db|database|tables?|collection)\b",
-    re.IGNORECASE,
+_OF_ROWS: Final = spoken(
+    r"\b(?:rows|records)\b|\b(?:from|in) (?:the |our |my )?(?:\w+ ){0,2}(?:db|database|tables?|collection)\b"
 )
-_OF_SHEETS: Final = pattern(
-    r"\b(?:work|spread)?(?:sheet|book)s?\b|\bcells?\b|\bexcel\b|\bcsv\b", re.IGNORECASE
-)
+_OF_SHEETS: Final = spoken(r"\b(?:work|spread)?(?:sheet|book)s?\b|\bcells?\b|\bexcel\b|\bcsv\b")
 
-_CHANGED_ROWS: Final = pattern(
+_CHANGED_ROWS: Final = spoken(
     r"^\W*(?:please )?(?:add|insert|put|delete|remove|update|change|set)\b.*"
     r"(?:\b(?:rows?|records?|entry|entries)\b.*\b(?:to|into|in|from|of) (?:the |our |my )?"
     r"(?!the|our|my|first|second|third|last|next|this|that|same|new|whole)\w+ table\b"
     r"|\bwhere \w+ (?:is|=|equals) )",
-    re.IGNORECASE,
+    "table|where",
 )
 
-_AGGREGATED: Final = pattern(
+_AGGREGATED: Final = spoken(
     r"^\W*(?:(?:show|tell|give|get) me )?(?:what(?:'s| is| was| are) )?(?:the )?"
     r"(?:how many|how much|average|avg|total|sum|mean|median|highest|lowest|maximum|minimum|max|min|top \d+"
-    r"|number|count)\b",
-    re.IGNORECASE,
+    r"|number|count)\b"
 )
 """Questions for a figure that is computed from many things."""
 
@@ -351,7 +339,7 @@ _NOWHERE_ELSE = (
 
 IDIOMS: Final = (
     (
-        pattern(
+        spoken(
             _COURTESIES + r"(?P<idiom>(?:remember(?: it| this| something(?=\W*:))?|memori[sz]e|bear in mind"
             rf"|keep (?:{_THIS} )?in (?:mind|memory)|(?:do not|don't|dont|never) (?:let (?:me|us) )?forget"
             r"|(?:just )?so (?:that )?you know|(?:you (?:should|ought to|need to|have to) know"
@@ -360,13 +348,13 @@ IDIOMS: Final = (
             rf"|(?:store|save|keep|put|register|add|enter) (?:{_THIS} )?(?:in|into|to) (?:your "
             rf"|the )?memory))\b"
             r"(?! (?:to|me|what|when|who|how)\b)",
-            re.IGNORECASE,
+            "remember|memori|in mind|forget|know|reference|memory",
         ),
         "add to memory",
         MEMORY,
     ),
     (
-        pattern(
+        spoken(
             _COURTESIES + rf"(?P<idiom>(?:{_KEEP})(?:(?: {_PLACE}){{1,2}}(?: {_THIS})?(?: {_PLACE})?"
             rf"|(?: {_THIS})(?: {_PLACE}){{1,2}})(?=\W*:|\W*,(?! (?:then|and|also)\b)|\W+(?:that|{_FACT})"
             rf"|\W+$)"
@@ -375,24 +363,24 @@ IDIOMS: Final = (
             rf"|(?:{_KEEP})(?: (?:on to|track of))?(?= {_FACT}| {_CLAUSE}|(?<=note)\s*:)"
             rf"|(?:keep|make) a (?:\w+ )?record(?: of (?:{_THIS}|{_FACT}))?(?=\W*[:,]| that\b| of\b)"
             rf"|let the record show|for the record(?=\W)|take note(?=\W*:| that\b| of\b)){_NOWHERE_ELSE}",
-            re.IGNORECASE,
+            f"{_KEEP}|record".replace("[sz]e", ""),
         ),
         "add a note to memory",
         NOTES,
     ),
     (
-        pattern(
+        spoken(
             _COURTESIES
             + r"(?P<idiom>(?:make|take|leave|keep) (?:me )?an? (?:(?:quick|mental|short|brief|little)"
             r" )?note|(?:quick )?note (?:to|for) (?:self|myself|me|later)|quick note)\b(?! (?:to|on|for) )"
             rf"{_NOWHERE_ELSE}",
-            re.IGNORECASE,
+            "note",
         ),
         "add a note to memory",
         NOTES,
     ),
     (
-        pattern(
+        spoken(
             _COURTESIES + r"(?P<idiom>(?:what do you (?:still )?(?:know|remember|recall) (?:about|of)"
             r"|do you (?:still )?(?:remember|recall)(?= (?:me|my|our|what|when|who|where)\b)"
             r"|do you (?:still )?(?:know|remember|have) (?:anything|something) (?:about|on|of)"
@@ -405,26 +393,26 @@ IDIOMS: Final = (
             r"|(?:did|have) we (?:ever )?(?:talk|talked|spoken|speak)(?: before)? about"
             r"|remind me (?:what|who|when|where|which)"
             r"|who (?:is|was)(?= [A-Z]\w+ again\b)))\b",
-            re.IGNORECASE,
+            "know|remember|recall|saved|noted|stored|memory|thing|say|said|tell|told|mention|talk|spoke|speak|remind|again",
         ),
         "search memory for",
         MEMORY,
     ),
     (
-        pattern(
+        spoken(
             _COURTESIES + r"(?P<idiom>(?:what|when|where) (?:did|have) (?:I|we)"
             r" (?:write|written|note|noted|jot|jotted)(?: down)?)\b(?! to\b)",
-            re.IGNORECASE,
+            "write|writ|note|jot",
         ),
         "search notes",
         NOTES,
     ),
     (
-        pattern(
+        spoken(
             _COURTESIES + r"(?P<idiom>forget(?= (?:that|what|about|everything|all|the fact)\b)"
             r"|disregard(?= what I\b)|(?:stop|no longer) remember(?:ing)?"
             r"|(?:delete|remove|erase|wipe|clear)(?= what you (?:know|remember)\b))",
-            re.IGNORECASE,
+            "forget|disregard|remember|you know",
         ),
         "delete from memory",
         MEMORY,
@@ -435,26 +423,26 @@ words that tools have. They count where a request opens with them. What is writt
 for notes as well."""
 
 _DOWN = _COURTESIES + r"(?P<verb>note|jot|write|scribble) down\b(?=.{0,200}\S)"
-_DOWN_ANYWHERE: Final = pattern(_DOWN, re.IGNORECASE)
-_DOWN_IN_NOTES: Final = pattern(_DOWN + _NOWHERE_ELSE, re.IGNORECASE)
+_DOWN_ANYWHERE: Final = spoken(_DOWN, "down")
+_DOWN_IN_NOTES: Final = spoken(_DOWN + _NOWHERE_ELSE, "down")
 
 WRITTEN_DOWN: Final = Purpose(NOTES.said, NOTES.words, NOTES.shown, 0.1)
 """What is to be written down, and nothing says where: "write down the steps of this recipe"."""
 
-_ASKED_AGAIN: Final = pattern(
+_ASKED_AGAIN: Final = spoken(
     r"^\W*(?:what|who|where|when|which)(?:'s| is| are| was| were| did)\b.{1,200}\bagain[\s?!.]*$",
-    re.IGNORECASE,
+    "again",
 )
 """Questions for what the caller has known before: "what was the name of the plumber again"."""
 
-_AT_THE_END: Final = pattern(
+_AT_THE_END: Final = spoken(
     r"[\s,](?:(?:and|so|but|please|pls) )?(?P<idiom>(?:do not|don't|dont|never) forget(?: (?:it|that|this))?"
     r"|remember (?:it|that|this)|keep (?:it|that|this) in mind|for (?:future|later) reference)[\s.!]*$",
-    re.IGNORECASE,
+    "forget|remember|in mind|reference",
 )
 """Ways to end what is to be remembered ("I was born in Oslo, don't forget"), if it opens with no order."""
 
-_ASKS_FOR_CHANGES = pattern(
+_ASKS_FOR_CHANGES = spoken(
     r"\W*(?:(?:please|can you|could you|find out|(?:tell|show|give) me|check|see|look up|find|do (?:we"
     r"|you) know"
     r"|(?:I'd like|I would like|I want|we need|I need) to know)\W+)*"
@@ -462,38 +450,27 @@ _ASKS_FOR_CHANGES = pattern(
     r"|(?:which|the|what) (?:commit|change|revision|developer|author|person|one))\b"
     r"(?! (?:can|could|should|may|will|would|must|does)\b)"
     r"|(?P<happened>what (?:(?:has |have )?happened (?:to|with|in)|(?:was|were|has"
-    r"|have)(?: been)? changed (?:in|on))))",
-    re.IGNORECASE,
+    r"|have)(?: been)? changed (?:in|on))))"
 )
-_CHANGED = pattern(
+_CHANGED = spoken(
     r"\b(?:(?:un)?changed|edited|modified|(?:un)?touched|committed|updated|renamed|deleted|removed"
     r"|introduced|added"
     r"|authored|refactored|reverted|rewritten|rewrote|wrote|written|broken?|worked on|working on"
     r"|(?:to blame|responsible) for|last (?:work|change|edit|modif|touch|update|commit)\w*"
     r"|(?:last|latest|recent|first) (?:\w+ )?(?:changes?|edits?|commits?|updates?|modifications?|to \w+"
-    r"|in))\b",
-    re.IGNORECASE,
+    r"|in))\b"
 )
-_VERSIONED = pattern(
+_VERSIONED = spoken(
     r"\b(?:files?|folders?|lines?|pages?|code|codebase|functions?|modules?|class|scripts?|configs?"
     r"|configuration"
     r"|settings?|sections?|repos?|repository|branch|tests?|readme|manifests?|dockerfile|makefile"
     r"|migrations?|workflows?"
-    r"|(?:main|master|this|it)(?=\W*$)|[\w/-]+\.(?!com\b|org\b|net\b)[a-z]{1,5})\b",
-    re.IGNORECASE,
+    r"|(?:main|master|this|it)(?=\W*$)|[\w/-]+\.(?!com\b|org\b|net\b)[a-z]{1,5})\b"
 )
-_SERVICES = """
-s3 ec2 dynamodb gcp heroku vercel netlify digitalocean gmail outlook hotmail icloud onedrive dropbox
-sharepoint gdrive whatsapp telegram discord skype viber wechat zoom webex facetime spotify deezer
-soundcloud netflix hulu youtube twitch tiktok instagram facebook twitter linkedin pinterest snapchat
-mastodon bluesky trello asana clickup todoist evernote onenote canva mailchimp paypal venmo revolut
-shopify ebay etsy alexa siri cortana fitbit strava garmin uber lyft airbnb doordash kindle audible
-docusign quickbooks
-"""
-_NAMES_SERVICE: Final = pattern(
-    r"\b(?:to|in|into|on|onto|from|via|with|using|at|through|of|my|our|his|her|their|the|an?) (?:\w+['’]s )?"
-    rf"({'|'.join(_SERVICES.split())})\b",
-    re.IGNORECASE,
+_SERVICES: Final = listed("services")
+_NAMED: Final = spoken(
+    r"\b(?:to|in|into|on|onto|from|via|with|using|at|through|of|my|our|his|her|their|the|an?) "
+    r"(?=(?P<name>\w+)(?:['’]s (?P<of_it>\w+))?)"
 )
 _BROWSES: Final = frozenset(
     ["go", "open", "visit", "navigat", "brows", "head", "search", "find", "googl", "look"]
@@ -503,8 +480,27 @@ _BROWSES: Final = frozenset(
 
 def service_of(request: str) -> str | None:
     """Return the service that a request is for by name: "upload it to S3"."""
-    match = _NAMES_SERVICE.search(request, 0, FIRST_OF_REQUEST)
-    return None if match is None or opening(request) in _BROWSES else match[1].lower()
+    named = (
+        name.lower()
+        for match in _NAMED.finditer(request, 0, FIRST_OF_REQUEST)
+        for name in (match["of_it"], match["name"])
+        if name is not None and name.lower() in _SERVICES
+    )
+    service = next(named, None)
+    return None if service is None or opening(request) in _BROWSES else service
+
+
+_ADDRESSED = pattern(
+    r"\b(?:in|on|from|to|into|via|with|using|at|of|for)\s+(?:(?:our|my|the|your|this)\s+)?(?P<after>[A-Za-z][\w-]*)"
+    r"|(?<=[a-z] )(?P<name>[A-Z]\w*)"
+)
+"""Words by which a server may be addressed: "in our Notion", "on GitHub", "a Jira ticket"."""
+
+
+def addressed(query: str) -> Iterator[str]:
+    """Yield the words of a query that may be names of servers."""
+    for match in _ADDRESSED.finditer(query[:FIRST_OF_QUERY]):
+        yield from match[match.lastgroup or 0].lower().split("-")
 
 
 FIRST_OF_QUESTION = 160
@@ -519,10 +515,9 @@ def asks_for_history(order: str) -> bool:
     return said and _VERSIONED.search(order, match.end(), FIRST_OF_QUESTION) is not None
 
 
-_PASSIVE: Final = pattern(
+_PASSIVE: Final = spoken(
     r"\b(?:am|is|are|was|were|be|been|being|get|gets|got)(?: \w+ly| (?:any|some)(?:one|body|thing)"
-    r"| going to be| about to be| to be)? (?P<done>\w{2,20}(?:ed|en))\b",
-    re.IGNORECASE,
+    r"| going to be| about to be| to be)? (?P<done>\w{2,20}(?:ed|en))\b"
 )
 """What is done to things that a question is for: "which pods are going to be deleted"."""
 
@@ -539,7 +534,7 @@ def reworded(order: str) -> tuple[int, str] | None:
     """Return how many characters of an order name no tool, and their meaning; None for most orders."""
     if (down := _DOWN_ANYWHERE.match(order)) is not None and _DOWN_IN_NOTES.match(order) is None:
         return down.end(), "write"
-    if (said := needs.reworded(order)) is None and asks_for_history(order):
+    if (said := forms.reworded(order)) is None and asks_for_history(order):
         verb = order.split(maxsplit=1)[0]
         # What has pages has no log.
         history = "history of" if _PAGES.search(order[:FIRST_OF_REQUEST]) else "history log of"
@@ -592,7 +587,7 @@ def purpose_of(request: str) -> Purpose | None:
     word = "" if opened is None else opened.group().lower()
     if opened is not None and beginning[opened.start() :].lower().startswith("look up "):
         word = "search"
-    asked = ASKED_FOR_ALL.sub(r"\1", request)
+    asked = _ASKED_FOR_ALL.sub(r"\1", request)
     if word in _WORLDLY and _OWN.isdisjoint(re.findall(r"[^\W\d_]+", asked.lower())):
         return WEB_SEARCH
     return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
@@ -30,32 +30,23 @@ from mcp_context_proxy.retrieval.forms import (
     value_kind,
     written_out,
 )
-from mcp_context_proxy.retrieval.item_metadata import (
-    DELETE,
-    EFFECTS,
-    ORDERS,
-    VERBS,
-    opening_match,
-    wanted,
-)
+from mcp_context_proxy.retrieval.item_metadata import DELETE, EFFECTS, ORDERS, VERBS
 from mcp_context_proxy.retrieval.needs import (
     ARTICLES,
     KEEPS,
     LEAST_TELLING,
-    ONE,
-    Span,
-    antecedent,
     asks,
     cores,
     denied,
     needs_of,
+    opening_match,
     ordered,
-    quotations,
-    within,
-    without_opener,
+    wanted,
 )
 from mcp_context_proxy.retrieval.purposes import (
+    Idiom,
     Purpose,
+    addressed,
     done_to_things,
     idiom_of,
     purpose_of,
@@ -65,17 +56,23 @@ from mcp_context_proxy.retrieval.purposes import (
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
     SYNONYM_SHARE,
+    Span,
     chunks,
     content_words,
     encodable,
     is_foreign,
     is_known,
     is_translated,
+    listed,
+    quotations,
+    spoken,
     stem,
     synonyms,
     telling_places,
     terms,
     translated,
+    within,
+    without_opener,
     words,
 )
 from mcp_context_proxy.system.later import np
@@ -111,30 +108,12 @@ MOST_CORRECTED = 4
 MOST_COMPARED = 8
 """Unknown words of a query that are compared with others; each takes about a millisecond."""
 
-_AS_VERBS: Final[Mapping[str, str]] = {"file": "create", "book": "book", "log": "create", "open": "open"}
-"""Verbs that are names of something else as nouns, or have several meanings, with how they are understood
-where they open an order."""
-
-_MEETINGS: Final = frozenset({"meeting", "call", "appointment", "slot", "session", "interview", "lunch"})
-"""What is booked in a calendar and not in a shop: "book a meeting" is to schedule one."""
-
-_TRACKED: Final = frozenset(
-    {"ticket", "issue", "bug", "case", "incident", "pr", "mr", "pull", "merge", "request"}
-)
-"""What is opened when it is made: "open a ticket" is to create it, and "open a file" is not."""
-
-_AFTER_VERBS: Final = frozenset({"a", "an", "another", "me", "us", "my", "some"})
-"""Words that follow such a verb: "file a bug", but not "file the report under finance"."""
-
+_MEETINGS, _TRACKED, _AFTER_VERBS = listed("booked"), listed("opened"), listed("after verbs")
 _DELETING: Final = frozenset(verb for verb, action in VERBS.items() if action == "delete")
 
 _TOKEN = re.compile(r"\S+")
 _WORD = re.compile(r"[A-Za-z]+")
-_CARRYING_VERBS = """
-file create report log post send write jot scribble tell remind note email message mail dm reply comment
-announce draft inform ask open raise submit
-"""
-_CARRYING: Final = frozenset(_CARRYING_VERBS.split())
+_CARRYING: Final = listed("carrying verbs")
 """Verbs whose object may have a text of its own: what follows "that", "about" or "saying"."""
 
 _NOTING: Final = frozenset({"note", "jot", "scribble"})
@@ -147,11 +126,13 @@ _CARRIED = re.compile(
 """Places where that begins which an order carries: after a colon with any verb, otherwise with those of
 `_CARRYING`."""
 
-_ADDRESSED = re.compile(
-    r"\b(?:in|on|from|to|into|via|with|using|at|of|for)\s+(?:(?:our|my|the|your|this)\s+)?(?P<after>[A-Za-z][\w-]*)"
-    r"|(?<=[a-z] )(?P<name>[A-Z]\w*)"
+_ONE: Final = spoken(r"(?<= )one(?=[\s.,!?]*(?:$|for |in |on |with |called |named |that ))")
+"""A word for what was named before: "open one"."""
+
+_ONE_OF: Final = spoken(
+    r"\b(?:an?|any|another) ((?:[\w-]+ ){0,2}?[\w-]+)"
+    r"(?=[?.!,;]|$| (?:about|for|of|in|on|with|called|named|to|that|from|at|already|yet|there)\b)"
 )
-"""Words by which a server may be addressed: "in our Notion", "on GitHub", "a Jira ticket"."""
 
 
 class ReadQuery(Struct, frozen=True):
@@ -216,6 +197,9 @@ def read_query(
 ) -> ReadQuery:
     """Read a query.
 
+    Statements become orders and the query is divided; then its words are explained one by one, so that the
+    text says what they mean; last, each need is read for the action and the purpose that it asks for.
+
     Args:
         query: Anybody's words.
         has_term: Returns whether the catalog has an index term: words of the catalog are never corrected.
@@ -225,128 +209,35 @@ def read_query(
     """
     as_written = without_opener(encodable(query[:QUERY_LIMIT]).strip())
     written = ordered(as_written)
-    asked, added, weights = dict[str, str](), dict[str, str](), dict[str, float]()
-
-    def count(text: str, weight: float, among: dict[str, str]) -> None:
-        for word in words(text):
-            if word not in STOP_WORDS:
-                term = stem(word)
-                among.setdefault(term, word)
-                weights[term] = max(weight, weights.get(term, 0.0))
-
-    needs, idiom = needs_of(written), idiom_of(written)
-    carried, reported = _carried(written, needs, None if idiom is None else idiom.end)
-    openings = dict(_openings(written, needs))
-    spoken = _without(written, carried) if carried else written
-    translates = translates and is_translated(spoken)
-    in_english = not translates and not is_foreign(spoken)
-    compared, foreign = dict[str, str | None](), set[str]()
-    kinds, plain, unknown = list[tuple[str, float]](), 0, 0
-    pieces, end = list[str](), 0
-    if idiom is not None:
-        # No tool is named by it, but by the words for the same.
-        count(idiom.meant, WRITTEN_OUT_SHARE, asked)
-        pieces, end = [written[: idiom.start], idiom.meant], idiom.end
-    values = [
-        one
-        for one in long_values(written, needs)
-        if not is_arithmetic(one.kind) or not (carried and within(one.start, carried))
-    ]
-    for start, token, is_first, known_kind in _tokens(written, values):
-        if start < end or (idiom is not None and idiom.start <= start < idiom.end):
-            continue
-        weight, length = 1.0, len(token)
-        if carried and within(start, carried):
-            weight = REPORTED_SHARE if within(start, reported) else CARRIED_SHARE
-        lower, replacement = token.lower(), token
-        if (kind := known_kind or value_kind(token)) is not None:
-            # The ending of a file says much ("customers.csv"), the rest of a value little.
-            ending = token.rpartition(".")[2].lower() if kind == "file" else ""
-            count(token, min(weight, VALUE_SHARE), asked)
-            count(ending, weight, asked)
-            kinds.append((kind, weight))
-            replacement = f"{token} ({ending} {kind})" if ending else f"{token} ({kind})"
-        elif (meant := stands_for.get(lower) or written_out(token)) is not None or (
-            is_first and (meant := shell_meaning(lower, written[start:])) is not None
-        ):
-            count(token, weight, asked)
-            count(meant, weight * WRITTEN_OUT_SHARE, added)
-            replacement = meant
-        elif start in openings and (said := reworded(written[start : openings[start]])) is not None:
-            length, replacement = said
-            if length == len(token):
-                count(token, VALUE_SHARE, asked)
-            count(replacement, weight * WRITTEN_OUT_SHARE, added)
-        elif start in openings and (meant := _as_verb(lower, written[start:])) is not None:
-            # As a verb, "file" has nothing to do with files, and "book" nothing with address books.
-            count(token, VALUE_SHARE, asked)
-            count(meant, SYNONYM_SHARE, added)
-            replacement = token if meant == lower else meant
-        elif translates and weight == 1 and (meant := translated(token, is_first)) is not None:
-            count(token, weight, asked)
-            count(meant, weight * CORRECTED_SHARE, asked)
-            foreign.update(map(stem, words(lower)))
-            replacement = meant
-        elif lower not in STOP_WORDS:
-            # A capital letter within a sentence begins a name, which no list knows.
-            if token.isalpha() and (token.islower() or (is_first and token.istitle())):
-                # What is carried stays as it is.
-                is_strange = weight == 1 and lower not in compared and not has_term(stem(lower))
-                if is_strange and not is_known(lower):
-                    corrected = sum(right is not None for right in compared.values())
-                    may_be_wrong = len(compared) < MOST_COMPARED and corrected < MOST_CORRECTED
-                    compared[lower] = correction(lower, catalog) if in_english and may_be_wrong else None
-                    if not in_english:
-                        foreign.update(map(stem, words(lower)))
-                elif is_strange and start in openings and (order := same_letters(lower, ORDERS)):
-                    compared[lower] = order
-                unknown += lower in compared and compared[lower] is None
-                replacement = compared.get(lower) or token
-            count(replacement, weight if replacement is token else weight * CORRECTED_SHARE, asked)
-        plain += kind is None and lower not in STOP_WORDS
-        if replacement is not token:
-            pieces += [written[end:start], replacement]
-            end = start + length
-    for kind, weight in kinds:
-        # Beside nothing but a verb, a value is all that the order is about: "close #42" means an issue.
-        # Of arithmetic it is what is asked: "calculate" alone, as of a distance, is not yet all of it.
-        among = asked if kind.startswith(ARITHMETIC) else added
-        count(kind, weight if plain <= 1 else min(weight, VALUE_SHARE), among)
-    whole = written
-    if pieces:
-        whole = "".join([*pieces, written[end:]])
-        needs = needs_of(whole)
-        carried, reported = _carried(whole, needs, None if idiom is None else idiom.start + len(idiom.meant))
-    added = {term: word for term, word in {**synonyms(asked), **added}.items() if term not in asked}
+    idiom = idiom_of(written)
+    divided = _Divided.of(written, None if idiom is None else idiom.end)
+    reader = _Reader(
+        written=written,
+        divided=divided,
+        has_term=has_term,
+        catalog=catalog,
+        stands_for=stands_for,
+        translates=translates,
+    )
+    whole = reader.read(idiom)
+    if whole != written:
+        divided = _Divided.of(whole, None if idiom is None else idiom.start + len(idiom.meant))
+    asked, kinds, weights = reader.asked, reader.kinds, reader.weights
+    added = {term: word for term, word in {**synonyms(asked), **reader.added}.items() if term not in asked}
     for term in added:
         weights.setdefault(term, SYNONYM_SHARE)
-    parts: dict[str, tuple[NDArray[np.float32], Purpose | None]] = {}
-    verb = ""
-    for start, end in needs:
-        need, order = whole[start:end], _uncarried(whole, start, end, carried)
-        if len(needs) > 1 and not content_words(order) and any(denied(need)):
-            continue
-        if need.partition(" ")[0].lower() in ARTICLES:
-            need, order = f"{verb} {need}", verb
-        elif (opened := opening_match(need)) is not None:
-            verb = opened.group()
-        serving = None
-        if parts and (match := ONE.search(need)) and (meant := antecedent([*parts])):
-            need = order = f"{need[: match.start()]}{meant}{need[match.end() :]}"
-        if len(needs) > 1:
-            own = idiom_of(need)
-            serving = purpose_of(need) if own is None else own.purpose
-        of_need = wanted(order), serving
-        parts |= {chunk: of_need for chunk in chunks(need) if len(parts) < QUERY_NEEDS}
-    purpose = idiom.purpose if idiom is not None else purpose_of(written) if len(needs) == 1 else None
-    if purpose is not None and kinds and not purpose.added and idiom is None:
-        purpose = None  # a value is in what is asked for, and not in the world
+    parts = _parts(whole, divided)
+    purpose = None if idiom is None else idiom.purpose
+    if idiom is None and len(divided.needs) == 1:
+        purpose = purpose_of(written)
+        if purpose is not None and kinds and not purpose.added:
+            purpose = None  # a value is in what is asked for, and not in the world
     by_need = np.array([added_for for added_for, _ in parts.values()] or [wanted("")])
     actions = {whole: by_need.max(axis=0), **{text: one for text, (one, _) in parts.items()}} if whole else {}
     texts = tuple(actions)
-    beside = [content_words(_without(whole, reported) if reported else whole)]
-    if carried:
-        beside.append(_without(whole, carried))
+    beside = [content_words(_without(whole, divided.reported))]
+    if divided.carried:
+        beside.append(_without(whole, divided.carried))
     return ReadQuery(
         written=as_written,
         texts=texts,
@@ -355,17 +246,236 @@ def read_query(
         added=added,
         weights=weights,
         needs=tuple({term: weights[term] for term in terms(need) if term in weights} for need in texts[1:]),
-        foreign=frozenset(term for term in foreign if term in asked and not has_term(term)),
+        foreign=frozenset(term for term in reader.foreign if term in asked and not has_term(term)),
         orders=tuple(map(asks, texts[1:])),
         actions=np.array([*actions.values()], np.float32).reshape(len(texts), EFFECTS),
-        addressed=frozenset(_addressed(whole)),
-        is_gibberish=0 < plain == unknown and not kinds,
+        addressed=frozenset(addressed(whole)),
+        is_gibberish=0 < reader.plain == reader.unknown and not kinds,
         purpose=purpose,
         purposes=tuple(parts[need][1] for need in texts[1:]),
-        refused=_refused(whole, reported),
+        refused=_refused(whole, divided.reported),
         service=None if (service := service_of(written)) is None else stem(service),
         cores=tuple(cores(as_written)) if written == as_written else (),
     )
+
+
+class _Divided(Struct, frozen=True):
+    """The parts of a query, as places in it: disjoint, in order."""
+
+    needs: Sequence[Span]
+    carried: Sequence[Span]
+    """Text that orders only carry, and what is not to be done."""
+    reported: Sequence[Span]
+    """The text among it that is reported: "that deleting fails"."""
+
+    @classmethod
+    def of(cls, query: str, after_idiom: int | None) -> _Divided:
+        """Divide a query, which may open with an idiom of memory that ends at a place."""
+        needs = needs_of(query)
+        return cls(needs, *_carried(query, needs, after_idiom))
+
+
+class _Token(Struct, frozen=True):
+    """A word or value of a query, without punctuation around it."""
+
+    start: int
+    text: str
+    lower: str
+    is_first: bool
+    kind: str | None
+    """The kind of a value; None for a word."""
+
+
+_Meant: TypeAlias = "tuple[str, int] | None"
+"""The words that a token stands for and the characters that they replace; None if a rule does not know it."""
+
+
+class _Reader:
+    """Reads the words of a query: how much each counts, and what it means.
+
+    Each token is explained by the first of `RULES` that knows it. A rule counts the words of the token, and
+    returns those that stand for it in the text that is embedded.
+    """
+
+    def __init__(
+        self,
+        *,
+        written: str,
+        divided: _Divided,
+        has_term: Callable[[str], bool],
+        catalog: Callable[[], WordList],
+        stands_for: Mapping[str, str],
+        translates: bool,
+    ) -> None:
+        self._written, self._divided = written, divided
+        self._has_term, self._catalog, self._stands_for = has_term, catalog, stands_for
+        spoken = _without(written, divided.carried) if divided.carried else written
+        self._translates = translates and is_translated(spoken)
+        self._in_english = not self._translates and not is_foreign(spoken)
+        self._openings = dict(_openings(written, divided.needs))
+        """Where the words are with which needs open, each with the end of its need."""
+        self._corrected = dict[str, str | None]()
+        """Words that nobody knows, each with the word that was probably meant."""
+        self.asked, self.added, self.weights = dict[str, str](), dict[str, str](), dict[str, float]()
+        self.kinds = list[tuple[str, float]]()
+        """Kinds of the values, with their weights."""
+        self.foreign = set[str]()
+        self.plain = self.unknown = 0
+        """Number of words that say something, and of those that nobody knows."""
+
+    def read(self, idiom: Idiom | None) -> str:
+        """Count all words, and return the query with what they mean in their place."""
+        pieces, end = list[str](), 0
+        if idiom is not None:
+            # No tool is named by it, but by the words for the same.
+            self._count(idiom.meant, WRITTEN_OUT_SHARE, self.asked)
+            pieces, end = [self._written[: idiom.start], idiom.meant], idiom.end
+        carried = self._divided.carried
+        values = [
+            one
+            for one in long_values(self._written, self._divided.needs)
+            if not (is_arithmetic(one.kind) and within(one.start, carried))
+        ]
+        for token in _tokens(self._written, values):
+            if token.start < end:
+                continue
+            weight = self._weight_of(token)
+            known = (meant for rule in self.RULES if (meant := rule(self, token, weight)) is not None)
+            text, length = next(known, (token.text, 0))
+            self.plain += token.kind is None and token.lower not in STOP_WORDS
+            if text is not token.text:
+                pieces += [self._written[end : token.start], text]
+                end = token.start + length
+        for kind, weight in self.kinds:
+            # Beside nothing but a verb, a value is all that the order is about: "close #42" means an issue.
+            # Of arithmetic it is what is asked: "calculate" alone, as of a distance, is not yet all of it.
+            among = self.asked if kind.startswith(ARITHMETIC) else self.added
+            self._count(kind, weight if self.plain <= 1 else min(weight, VALUE_SHARE), among)
+        return "".join([*pieces, self._written[end:]])
+
+    def _weight_of(self, token: _Token) -> float:
+        if not within(token.start, self._divided.carried):
+            return 1.0
+        return REPORTED_SHARE if within(token.start, self._divided.reported) else CARRIED_SHARE
+
+    def _count(self, text: str, weight: float, among: dict[str, str]) -> None:
+        for word in words(text):
+            if word not in STOP_WORDS:
+                term = stem(word)
+                among.setdefault(term, word)
+                self.weights[term] = max(weight, self.weights.get(term, 0.0))
+
+    def _as_value(self, token: _Token, weight: float) -> _Meant:
+        """Name the kind of a value. The ending of a file says much ("customers.csv"), the rest little."""
+        if token.kind is None:
+            return None
+        ending = token.lower.rpartition(".")[2] if token.kind == "file" else ""
+        self._count(token.text, min(weight, VALUE_SHARE), self.asked)
+        self._count(ending, weight, self.asked)
+        self.kinds.append((token.kind, weight))
+        kind = f"{ending} {token.kind}" if ending else token.kind
+        return f"{token.text} ({kind})", len(token.text)
+
+    def _as_short_form(self, token: _Token, weight: float) -> _Meant:
+        """Write out a configured word, a short form, or a command of a shell that stands first."""
+        meant = self._stands_for.get(token.lower) or written_out(token.text)
+        if meant is None and token.is_first:
+            meant = shell_meaning(token.lower, self._written[token.start :])
+        if meant is None:
+            return None
+        self._count(token.text, weight, self.asked)
+        self._count(meant, weight * WRITTEN_OUT_SHARE, self.added)
+        return meant, len(token.text)
+
+    def _as_phrase(self, token: _Token, weight: float) -> _Meant:
+        """Use the words that tools have for an order: "get rid of" is to delete."""
+        end = self._openings.get(token.start)
+        if end is None or (said := reworded(self._written[token.start : end])) is None:
+            return None
+        length, meant = said
+        if length == len(token.text):
+            self._count(token.text, VALUE_SHARE, self.asked)
+        self._count(meant, weight * WRITTEN_OUT_SHARE, self.added)
+        return meant, length
+
+    def _as_verb(self, token: _Token, weight: float) -> _Meant:
+        """Tell a verb from its noun: to "file" has nothing to do with files, to "book" not with addresses."""
+        del weight  # of these only the meaning counts, however it is said
+        if token.start not in self._openings:
+            return None
+        if (meant := _meaning_as_verb(token.lower, self._written[token.start :])) is None:
+            return None
+        self._count(token.text, VALUE_SHARE, self.asked)
+        self._count(meant, SYNONYM_SHARE, self.added)
+        return token.text if meant == token.lower else meant, len(token.text)
+
+    def _as_foreign(self, token: _Token, weight: float) -> _Meant:
+        """Translate a word of another language."""
+        if not self._translates or weight < 1 or (meant := translated(token.text, token.is_first)) is None:
+            return None
+        self._count(token.text, weight, self.asked)
+        self._count(meant, weight * CORRECTED_SHARE, self.asked)
+        self.foreign.update(map(stem, words(token.lower)))
+        return meant, len(token.text)
+
+    def _as_word(self, token: _Token, weight: float) -> _Meant:
+        """Correct a word that is misspelled. What is carried stays as it is, and so do names."""
+        if token.lower in STOP_WORDS:
+            return None
+        meant = token.text
+        # A capital letter within a sentence begins a name, which no list knows.
+        if meant.isalpha() and (meant.islower() or (token.is_first and meant.istitle())):
+            if weight == 1:
+                self._correct(token)
+            self.unknown += token.lower in self._corrected and self._corrected[token.lower] is None
+            meant = self._corrected.get(token.lower) or meant
+        self._count(meant, weight if meant is token.text else weight * CORRECTED_SHARE, self.asked)
+        return meant, len(token.text)
+
+    def _correct(self, token: _Token) -> None:
+        """Look for the word that was probably meant by one that neither the catalog nor English has."""
+        word, found = token.lower, self._corrected
+        if word in found or self._has_term(stem(word)):
+            return
+        if not is_known(word):
+            corrected = sum(right is not None for right in found.values())
+            may_be_wrong = len(found) < MOST_COMPARED and corrected < MOST_CORRECTED
+            found[word] = correction(word, self._catalog) if self._in_english and may_be_wrong else None
+            if not self._in_english:
+                self.foreign.update(map(stem, words(word)))
+        elif token.start in self._openings and (order := same_letters(word, ORDERS)):
+            found[word] = order
+
+    RULES: Final = (_as_value, _as_short_form, _as_phrase, _as_verb, _as_foreign, _as_word)
+
+
+def _parts(whole: str, divided: _Divided) -> dict[str, tuple[NDArray[np.float32], Purpose | None]]:
+    """Return the needs of a query as texts to embed, each with what it adds for actions and its purpose."""
+    parts: dict[str, tuple[NDArray[np.float32], Purpose | None]] = {}
+    verb, several = "", len(divided.needs) > 1
+    for start, end in divided.needs:
+        need, order = whole[start:end], _uncarried(whole, start, end, divided.carried)
+        if several and not content_words(order) and any(denied(need)):
+            continue
+        if need.partition(" ")[0].lower() in ARTICLES:
+            # One of several things to create: "add a heading and a table".
+            need, order = f"{verb} {need}", verb
+        elif (opened := opening_match(need)) is not None:
+            verb = opened.group()
+        if parts and (match := _ONE.search(need)) and (meant := _antecedent([*parts])):
+            need = order = f"{need[: match.start()]}{meant}{need[match.end() :]}"
+        serving = None
+        if several:
+            own = idiom_of(need)
+            serving = purpose_of(need) if own is None else own.purpose
+        of_need = wanted(order), serving
+        parts |= {chunk: of_need for chunk in chunks(need) if len(parts) < QUERY_NEEDS}
+    return parts
+
+
+def _antecedent(needs: Sequence[str]) -> str | None:
+    """Return what "one" in a later need means: "is there an issue about it? If not, open one"."""
+    return next((match[1] for need in reversed(needs) if (match := _ONE_OF.search(need)) is not None), None)
 
 
 def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> tuple[list[Span], list[Span]]:
@@ -420,12 +530,6 @@ def _deletes(verb: str) -> bool:
     return bool(wanted(verb)[DELETE] > 0)
 
 
-def _addressed(query: str) -> Iterator[str]:
-    """Yield the words of a query that may be names of servers."""
-    for match in _ADDRESSED.finditer(query[:FIRST_OF_QUERY]):
-        yield from match[match.lastgroup or 0].lower().split("-")
-
-
 def _first_word(text: str) -> str:
     """Return the first telling word of a text, in lower case."""
     return next((w for one in _WORD.finditer(text) if (w := one.group().lower()) not in STOP_WORDS), "")
@@ -456,11 +560,8 @@ def _uncarried(query: str, start: int, end: int, carried: Sequence[Span]) -> str
     return _without(query[start:end], inside)
 
 
-def _tokens(query: str, values: Sequence[Value]) -> Iterator[tuple[int, str, bool, str | None]]:
-    """Yield each token without punctuation around it: where it starts, itself, whether it is the first.
-
-    A value of several words is one token, and comes with its kind.
-    """
+def _tokens(query: str, values: Sequence[Value]) -> Iterator[_Token]:
+    """Yield the words and values of a query; a value of several words is one token."""
     is_first, at = True, 0
     for value in [*values, None]:
         end = len(query) if value is None else value.start
@@ -470,10 +571,12 @@ def _tokens(query: str, values: Sequence[Value]) -> Iterator[tuple[int, str, boo
             if bare.isdigit() and token == f"!{bare}":
                 bare = token
             if bare:
-                yield match.start() + len(token) - len(bare), bare, is_first, None
+                start = match.start() + len(token) - len(bare)
+                yield _Token(start, bare, bare.lower(), is_first, value_kind(bare))
                 is_first = False
         if value is not None:
-            yield value.start, query[value.start : value.end], is_first, value.kind
+            text = query[value.start : value.end]
+            yield _Token(value.start, text, text.lower(), is_first, value.kind)
             is_first, at = False, value.end
 
 
@@ -484,45 +587,12 @@ def _openings(query: str, needs: Sequence[Span]) -> Iterator[Span]:
             yield start + match.start(), end
 
 
-def _as_verb(word: str, query: str) -> str | None:
-    """Return the meaning of a word as a verb, where the words after it say that it is one."""
+def _meaning_as_verb(word: str, query: str) -> str | None:
+    """Return the meaning of a word that is a noun as well, where the words after it say that it is a verb."""
     following = [one.strip(EDGES + ".").lower() for one in query.split(maxsplit=5)[1:5]]
-    as_verb = _AS_VERBS.get(word) if following and following[0] in _AFTER_VERBS else None
-    if as_verb == "book" and not _MEETINGS.isdisjoint(following):
-        as_verb = "schedule"
-    if as_verb == "open":
-        as_verb = None if _TRACKED.isdisjoint(following) else "create"
-    return as_verb
-
-
-HISTORY_DECAY = 0.5
-"""Factor of the weight of an earlier query with each step back."""
-
-
-def query_vectors(
-    query: ReadQuery, embed: Callable[[Sequence[str]], NDArray[np.float32]], history: Sequence[str] = ()
-) -> NDArray[np.float32] | None:
-    """Return one row of norm 1 for each text of a query; None for a query without a letter.
-
-    The row of the whole query is the mean of that of the text and of those beside it (`ReadQuery.beside`). So
-    phrases that all queries share ("could you please help me") count half, and the grammar still counts.
-
-    Earlier queries pull it towards them. Their words are not added to those of the query: an old one that is
-    rare would outweigh the words of the new query.
-    """
-    if not query.texts:
+    if not following or following[0] not in _AFTER_VERBS:
         return None
-    vectors = embed([*query.texts, *query.beside, *history])
-    count, beside = len(query.texts), len(query.beside)
-    rows = vectors[:count].copy()
-    if beside:
-        rows[0] = _normalised(vectors[0] + vectors[count : count + beside].sum(axis=0), rows[0])
-    if history:
-        weights = HISTORY_DECAY ** np.arange(1, len(history) + 1, dtype=np.float32)
-        rows[0] = _normalised(rows[0] + weights @ vectors[-len(history) :], rows[0])
-    return rows
-
-
-def _normalised(vector: NDArray[np.float32], otherwise: NDArray[np.float32]) -> NDArray[np.float32]:
-    norm = np.linalg.norm(vector)
-    return vector / norm if norm > 0 else otherwise
+    if word == "book":
+        return "book" if _MEETINGS.isdisjoint(following) else "schedule"
+    opens = word == "open" and not _TRACKED.isdisjoint(following)
+    return "create" if opens or word in ("file", "log") else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Mapping, Sequence, Set
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.bm25 import K1, lexical_reasons
 from mcp_context_proxy.retrieval.index import KINDS, Index, QueryWords
-from mcp_context_proxy.retrieval.item_metadata import READING, TAKEN_FROM_CHANGING
+from mcp_context_proxy.retrieval.item_metadata import READING
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     EVIDENCE_OF_ADDRESS,
@@ -26,6 +27,7 @@ from mcp_context_proxy.retrieval.scoring import (
     ORDINARY_TOOLS,
     PASSAGES_WANTED,
     STRONG_COVERAGE,
+    TAKEN_FROM_CHANGING,
     Background,
     Calibration,
     Passage,
@@ -151,6 +153,9 @@ class QueryScores:
         """Score the items of the index that are marked as allowed; without vectors by words only."""
         index = query.index
         self.query, self.allowed = query, int(allowed.sum())
+        purposes = {one for one in (query.purpose, *query.purposes) if one is not None}
+        self.serves = {one: _serving_items(index, one, allowed) for one in purposes}
+        """Items that serve each general purpose of the query, chosen among all: no estimate takes part."""
         self.dense: DenseIndex | None = None
         """The chunks of these items; None in a lexical search, as are the cosines."""
         self.by_chunk: NDArray[np.float32] | None = None
@@ -167,7 +172,8 @@ class QueryScores:
             if query.method == "dense":
                 words.fill(0)
             words[~allowed] = -np.inf
-            self.items = index.dense.candidates(query.vectors, words, {*query.named, *query.supports})
+            certain = {*query.named, *query.supports, *chain.from_iterable(self.serves.values())}
+            self.items = index.dense.candidates(query.vectors, words, certain)
             self.dense = index.dense.of(self.items)
             compared, texts = query.vectors, len(query.vectors)
             if query.rivals is not None:
@@ -381,13 +387,8 @@ class QueryScores:
         return self._results(found[: purpose.shown])
 
     def _serving(self, purpose: Purpose) -> list[int]:
-        """Return the places of the tools that serve a general purpose."""
-        words = self.query.index.lexical.score(purpose.words).scores[self.items]
-        tools = (
-            (place, self.query.index.items[self.items[place]]) for place in best(words, SERVING_LOOKED_FOR)
-        )
-        found = [int(at) for at, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
-        return found if found or purpose.otherwise is None else self._serving(purpose.otherwise)
+        """Return the places of the tools that serve a general purpose of the query."""
+        return [*_by_place(dict.fromkeys(self.serves[purpose]), self.items)]
 
     def _ordered(self, top_k: int, wanted: int) -> NDArray[np.intp]:
         """Return the candidates' places: exact names first, then by score, then in catalog order.
@@ -457,14 +458,14 @@ class QueryScores:
         names = self.query.index.names[self.items[ordered], 0].tolist()
         if len(set(names)) == len(names):
             return ordered, {}
-        first, twins = dict[tuple[str, bytes], int](), dict[int, tuple[Tool, ...]]()
+        first, twins = dict[tuple[str, object], int](), dict[int, tuple[Tool, ...]]()
         kept = np.ones(ordered.size, bool)
         for at, (place, position) in enumerate(
             zip(ordered.tolist(), self.items[ordered].tolist(), strict=True)
         ):
             item = self.query.index.items[position]
             if isinstance(item, Tool):
-                same = first.setdefault((item.name, item.definition), place)
+                same = first.setdefault((item.name, item.written), place)
                 if same != place:
                     kept[at], twins[same] = False, (*twins.get(same, ()), item)
         return ordered[kept], twins
@@ -557,6 +558,16 @@ class QueryScores:
             more = f" and {len(twins) - TWINS_NAMED} more" if len(twins) > TWINS_NAMED else ""
             reasons.append(f"also at {', '.join(twin.server for twin in twins[:TWINS_NAMED])}{more}")
         return "; ".join(reasons)
+
+
+def _serving_items(index: Index, purpose: Purpose, allowed: NDArray[np.bool_]) -> list[int]:
+    """Return the items, ascending, that serve a general purpose, or else the one that does for it."""
+    words = np.where(allowed, index.lexical.score(purpose.words).scores, np.float32(0))
+    worded = np.flatnonzero(words)
+    looked_for = worded[best(words[worded], SERVING_LOOKED_FOR)].tolist()
+    tools = ((item, index.items[item]) for item in looked_for)
+    found = [item for item, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
+    return found if found or purpose.otherwise is None else _serving_items(index, purpose.otherwise, allowed)
 
 
 def _by_place(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]:

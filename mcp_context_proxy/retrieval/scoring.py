@@ -40,6 +40,10 @@ share of them by idf. On 132 requests for the 33 lists with instructions written
 was first no more often than without, up to 0.05. It is less than an action may add: it decides among tools
 that are otherwise alike."""
 
+TAKEN_FROM_CHANGING: Final = 0.12
+"""Amount that is taken from a tool that creates, changes or sends where a query asks for facts, and from one
+that does what it says is not to be done."""
+
 ADDRESSED: Final = 0.05
 """Amount that is added to the tools of a server that a query names, as "in our Notion". Its name is among the
 words as well, but counts little where the server has many tools."""
@@ -59,6 +63,10 @@ NEED_CANDIDATES_OF_A_NEED = 8
 LIKELIHOOD: Final = 0.06
 """Score by which an item is e times as likely to be what a need means. From 0.05 to 0.08 as many requests
 with several needs have all of them met."""
+
+LIKELY: Final = 250
+"""Items that may be what a need means, the best by score: many thousands of unlikely ones would seem to be as
+likely together as the best, and an index that estimates has not all of them."""
 
 SAME_SERVER: Final = 0.2
 """Likelihood of the tools of a server that serves no other need, beside those of one that surely does."""
@@ -348,6 +356,9 @@ def _likelihoods(scores: NDArray[np.float32]) -> NDArray[np.float32]:
     likely: NDArray[np.float32] = np.exp(
         (scores - scores.max(axis=1, keepdims=True)) / np.float32(LIKELIHOOD)
     )
+    if scores.shape[1] > LIKELY:
+        for row in likely:
+            row[row < np.partition(row, -LIKELY)[-LIKELY]] = 0
     likely /= likely.sum(axis=1, keepdims=True)
     return likely
 

@@ -6,13 +6,16 @@ Catalog and queries go through the same functions, so that the same text gives t
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain, pairwise
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from mcp_context_proxy.protocol.strangers import normalized
 from mcp_context_proxy.system.later import np, pattern
@@ -20,14 +23,69 @@ from mcp_context_proxy.system.later import np, pattern
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_ENGLISH = (
-    "a about all also am an and any are as at be been being but by can could did do does for from had has "
-    "have he her here him his how i if in into is it its me more my no not of on or our please she should "
-    "so some such than that the their them then there these they this those to us was we were what when "
-    "where which who whom why will with would you your s t "
-)
-STOP_WORDS = frozenset(_ENGLISH.split())
-"""English words that say nothing about which tool is meant; a term of every query would only add noise."""
+VOCABULARY = Path(__file__).with_name("vocabulary.txt")
+"""Tables of words; the file says what each has."""
+
+
+def _tables() -> dict[str, list[str]]:
+    tables, lines = dict[str, list[str]](), list[str]()
+    for line in VOCABULARY.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            lines = tables.setdefault(line.strip("[]"), [])
+        elif line and not line.startswith("#"):
+            lines.append(line)
+    return tables
+
+
+TABLES: Final[Mapping[str, Sequence[str]]] = _tables()
+"""Lines of each table of `VOCABULARY`."""
+
+
+def listed(table: str) -> frozenset[str]:
+    """Return the words of a table."""
+    return frozenset(" ".join(TABLES[table]).split())
+
+
+def meanings(table: str) -> dict[str, str]:
+    """Return the meaning of each form of a table of meanings."""
+    by_meaning = (line.split(" = ", 1) for line in TABLES[table])
+    return {form: meaning for meaning, forms in by_meaning for form in forms.split("; ")}
+
+
+class Spoken:
+    """A pattern that is tried, and compiled, only for texts that have one of some parts of words."""
+
+    def __init__(self, form: re.Pattern[str], beside: str) -> None:
+        self.form, self._beside = form, beside.split("|")
+
+    def match(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
+        return self.form.match(text, start, end) if self._may_match(text) else None
+
+    def search(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
+        return self.form.search(text, start, end) if self._may_match(text) else None
+
+    def finditer(self, text: str, start: int = 0, end: int = sys.maxsize) -> Iterator[re.Match[str]]:
+        return self.form.finditer(text, start, end) if self._may_match(text) else iter(())
+
+    def sub(self, replacement: str, text: str) -> str:
+        return self.form.sub(replacement, text) if self._may_match(text) else text
+
+    def _may_match(self, text: str) -> bool:
+        lower = text.lower()
+        return any(part in lower for part in self._beside)
+
+
+def spoken(form: str, beside: str = "") -> re.Pattern[str]:
+    """Return the pattern of a way to say something, also in capitals; it is compiled at its first use.
+
+    Each way is said by few queries. Where ``beside`` names parts of words, in small letters between bars, of
+    which every text that matches has one, it is only tried in texts that have: a first search compiles less.
+    """
+    found = pattern(form, re.IGNORECASE)
+    return cast("re.Pattern[str]", Spoken(found, beside)) if beside else found
+
+
+STOP_WORDS = listed("stop words")
 
 RUNS_KEPT = 32_768
 """Runs of letters whose terms are cached, in some 6 MB: nearly all words of a large catalog. Reading a
@@ -47,59 +105,7 @@ SYNONYM_SHARE = 0.2
 too little to replace a word. On six public sets synonyms gain 0.3 points of recall@5 and 0.5 of complete@5,
 and none of the sets loses; with twice the share, three of the six lose."""
 
-SYNONYMS = (
-    "create add new make open insert register",
-    "delete remove erase drop clear destroy",
-    "get fetch read retrieve show view display",
-    "find search lookup query look",
-    "list enumerate browse",
-    "update edit modify change set alter",
-    "undo revert reset rollback restore",
-    "send post email message mail",
-    "run execute start launch invoke",
-    "download save export",
-    "upload import attach",
-    "translate convert transform",
-    "compute calculate evaluate",
-    "close finish complete resolve done",
-    "book reserve schedule",
-    "buy purchase order",
-    "picture image photo",
-    "movie film",
-    "song music track",
-    "job career position employment",
-    "trip travel vacation",
-    "money currency",
-    "house home property estate",
-    "car vehicle",
-    "company business",
-    "folder directory",
-    "repo repository",
-    "pr pull",
-    "ticket issue bug",
-    "doc document",
-    "summary summarize",
-    "chart graph plot diagram",
-    "recipe cook dish",
-    "weather forecast temperature",
-    "stock share equity",
-    "remember memory recall",
-    "column field",
-    "row record entry",
-    "customer client",
-    "supplier vendor",
-    "bill invoice",
-    "lamp light",
-    "error exception crash",
-    "appointment event meeting",
-    "label tag",
-    "holiday leave absence",
-    "person contact people",
-    "todo task",
-    "server host machine",
-)
-"""Words that people and tools use for one another, verbs of tools first, then their objects. The groups were
-written down before anything was measured with them."""
+SYNONYMS: Final = TABLES["synonyms"]
 
 KNOWN_WORDS = Path(__file__).with_name("known_words.npy")
 """CRC-32 of the stems of known words, ascending; ``scripts/build_words.py`` writes it."""
@@ -107,13 +113,7 @@ KNOWN_WORDS = Path(__file__).with_name("known_words.npy")
 
 _LETTERS = pattern(r"[^\W\d_]+")
 
-_FOREIGN_WORDS = """
-der das und ist nicht ein eine einen einem mir mich ich wie wird auf zum zur mit bitte alle
-el los que un una unos por mis como cual le les du et dans pour avec moi mes tous toutes
-il lo gli di della che mio och att som ett het een van voor naar em uma nao meu minha
-"""
-FOREIGN_WORDS: Final = frozenset(_FOREIGN_WORDS.split())
-"""The commonest words of some languages that are written like English, without those that English has."""
+FOREIGN_WORDS: Final = listed("foreign words")
 
 FEWEST_FOREIGN = 2
 """Words that are not English, from which on a query is in another language: one may be a name. One of them
@@ -243,6 +243,42 @@ def telling_places(text: str) -> list[int]:
     return [
         match.start() for match in _WRITTEN_WORD.finditer(text) if match.group().lower() not in STOP_WORDS
     ]
+
+
+Span: TypeAlias = tuple[int, int]
+"""The places in a text where a part of it begins and ends."""
+
+_QUOTATION_MARKS = ('"', "“", "'")
+_QUOTED = pattern("\"([^\"]{3,2000})\"|“([^“”]{3,2000})”|(?:(?<=\\s)|^)'([^']{3,2000})'(?=[\\s.,;!?]|$)")
+
+
+def quotations(text: str) -> list[Span]:
+    """Return where a text has something in quotation marks."""
+    if not any(mark in text for mark in _QUOTATION_MARKS):
+        return []
+    return [match.span() for match in _QUOTED.finditer(text)]
+
+
+def within(place: int, spans: Sequence[Span]) -> bool:
+    """Return whether a place is in one of several disjoint spans that are in order."""
+    before = bisect_right(spans, (place, inf))
+    return before > 0 and place < spans[before - 1][1]
+
+
+_OPENER = (
+    r"(?:ok|okay|so|and|now|then|(?:hey|hi|hello)(?: there)?|hm+|ugh|oh|yes|yeah|anyway|btw|also|alright)\b"
+    r"[\s,.!:;…-]+"
+    r"|(?:good|great|fine|perfect|cool|nice|awesome|thanks(?: a lot| so much)?|thank you|thx"
+    r"|no|nope|nah|right|well|again|sorry|wait|actually|yep|yup|wow|damn|uh+m*|argh)\s*[,.!:;…-]\s*"
+)
+_OPENERS: Final = spoken(rf"(?s)\s*(?:{_OPENER}){{1,8}}(?=\W*\w)")
+"""Words with which people go on talking; those that may say something only before a comma or the like."""
+
+
+def without_opener(query: str) -> str:
+    """Return a query without words that only go on with a conversation: "ok, and now"."""
+    match = _OPENERS.match(query)
+    return query if match is None else query[match.end() :]
 
 
 def is_known(word: str) -> bool:
@@ -471,3 +507,36 @@ def encodable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-8", "replace").decode("utf-8")
     return text
+
+
+FILES_NAMED: Final = 20
+"""Files that a request names and that are looked at; a pasted list of more says nothing about any of them."""
+
+FILE_CHARACTERS: Final = 300
+
+_AROUND_FILES = "@\"'`()<>,;:!?*"
+
+_FILE = pattern(r"(?:\w:)?(?:\.{0,2}[/\\])*((?:[\w@.+()\[\]-]{1,100}[/\\])*[\w@.+()\[\]-]{1,100})(?::\d+)*")
+
+_LIBRARY = pattern(
+    r"(?:node|next|nuxt|vue|react|three|d3|angular|ember|backbone|express|chart|discord|socket|alpine|p5)\.js",
+    re.IGNORECASE,
+)
+"""A library that is called like a file."""
+
+
+def files_named(text: str) -> list[str]:
+    """Return the paths and names of files in a text, with ``/`` between folders, in lower case."""
+    found: dict[str, None] = {}
+    for word in text.split():
+        if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
+            continue
+        match = _FILE.fullmatch(word.lstrip(_AROUND_FILES).rstrip(f"{_AROUND_FILES}."))
+        if match is None or _LIBRARY.fullmatch(match[1]):
+            continue
+        file = match[1].replace("\\", "/").casefold()
+        bare, dot, suffix = file.rpartition("/")[2].rpartition(".")
+        has_suffix = bool(dot) and suffix[:1].isalpha() and len(bare + suffix) > 2
+        if has_suffix or file.count("/") > 1:
+            found[file] = None
+    return list(found)[:FILES_NAMED]

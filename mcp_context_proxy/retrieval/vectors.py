@@ -13,7 +13,7 @@ ever an estimate.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -319,6 +319,42 @@ class Pool:
             # Assigned last: a reader that has the previous value sees none of the new rows.
             self.vectors = Vectors(slabs, size + len(taken))
             vectors = vectors[len(taken) :]
+
+
+HISTORY_DECAY = 0.5
+"""Factor of the weight of an earlier query with each step back."""
+
+
+def query_vectors(
+    texts: Sequence[str],
+    beside: Sequence[str],
+    embed: Callable[[Sequence[str]], NDArray[np.float32]],
+    history: Sequence[str] = (),
+) -> NDArray[np.float32] | None:
+    """Return one row of norm 1 for each text of a query (`ReadQuery.texts`); None for an empty query.
+
+    The row of the whole query, the first, is the mean of that of the text and of those ``beside`` it. So
+    phrases that all queries share ("could you please help me") count half, and the grammar still counts.
+
+    Earlier queries pull it towards them. Their words are not added to those of the query: an old one that is
+    rare would outweigh the words of the new query.
+    """
+    if not texts:
+        return None
+    vectors = embed([*texts, *beside, *history])
+    count = len(texts)
+    rows = vectors[:count].copy()
+    if beside:
+        rows[0] = _normalised(vectors[0] + vectors[count : count + len(beside)].sum(axis=0), rows[0])
+    if history:
+        weights = HISTORY_DECAY ** np.arange(1, len(history) + 1, dtype=np.float32)
+        rows[0] = _normalised(rows[0] + weights @ vectors[-len(history) :], rows[0])
+    return rows
+
+
+def _normalised(vector: NDArray[np.float32], otherwise: NDArray[np.float32]) -> NDArray[np.float32]:
+    norm = np.linalg.norm(vector)
+    return vector / norm if norm > 0 else otherwise
 
 
 def dots(rows: NDArray[np.float32], vector: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
-import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.context.engine import ContextEngine
@@ -72,8 +71,6 @@ LAST_RESPONSES_SECONDS = 1.0
 
 DIGEST_BYTES = 12
 """Bytes of a list's digest in a cursor: enough to tell lists apart; nothing is protected by it."""
-
-_entries = msgspec.json.Decoder(list[Raw]).decode
 
 
 class ContextSharing(Protocol):
@@ -310,7 +307,7 @@ def _page(whole: Raw, cursor: str | None, size: int) -> tuple[Raw, ...]:
     A cursor is a digest of the whole list and the offset of the page in it. If the list has changed since,
     the next page would repeat or leave out entries, so the cursor is refused as stale.
     """
-    entries = _entries(whole)
+    entries = envelope.elements(whole)
     digest = hashlib.sha256(bytes(whole)).digest()[:DIGEST_BYTES]
     start = 0
     if cursor is not None:

@@ -462,7 +462,7 @@ class PastRequests(Struct, frozen=True):
             return replace(
                 tool,
                 description=described,
-                definition=definition,
+                written=definition,
                 fingerprint=one.fingerprint,
                 tool_class=definitions.class_of(row.name, definition),
             )

@@ -62,8 +62,6 @@ ENTRIES_HELD: Final = 256
 CHILDREN, PAGES = 1_000, 20
 """Entries of a folder of a dynamic skill that are passed on, and the pages that are asked for."""
 
-_listed = msgspec.json.Decoder(list[Raw]).decode
-
 
 class Skills(Struct, frozen=True, kw_only=True, eq=False):
     """Answers ``skills/list``, ``skills/get`` and ``resources/directory/read``, and reads files of skills."""
@@ -364,7 +362,7 @@ def _content_of(result: Members) -> tuple[Members, bytes]:
         UnverifiedError: There is none, or more than one.
     """
     try:
-        (content,) = map(envelope.members, _listed(result.get("contents", Raw(b"[]"))))
+        (content,) = map(envelope.members, envelope.elements(result.get("contents", Raw(b"[]"))))
         if (text := envelope.text(content.get("text"))) is not None:
             return content, text.encode("utf-8", "surrogatepass")
         return content, base64.b64decode(envelope.text(content["blob"]) or "", validate=True)
@@ -375,7 +373,7 @@ def _content_of(result: Members) -> tuple[Members, bytes]:
 def _children(page: Members, folder: str, uri: str, limits: Limits) -> Iterator[Members]:
     """Yield the entries directly in a server's ``folder``, with the URIs of hosts, who call that ``uri``."""
     try:
-        entries = _listed(page.get("resources", Raw(b"[]")))[:CHILDREN]
+        entries = envelope.elements(page.get("resources", Raw(b"[]")))[:CHILDREN]
     except msgspec.DecodeError:
         return
     for entry in entries:

@@ -237,7 +237,7 @@ class ToolList:
         if self._mode == "all":
             everything, names = True, tuple(snapshot.tools)
         elif self._mode == "auto":
-            size = sum(len(tool.definition) for tool in snapshot.tools.values())
+            size = sum(len(tool.written) for tool in snapshot.tools.values())
             if size // BYTES_PER_TOKEN < self._expose.list_all_below:
                 everything = True
                 names = tuple(
@@ -317,10 +317,10 @@ class ToolList:
         """Return those of `names` for which a session's list has room, within `expose.found_tokens`."""
         tools = self._catalog.whole.snapshot.tools
         left = self._expose.found_tokens * BYTES_PER_TOKEN
-        left -= sum(len(tools[name].definition) for name in session.shown if name in tools)
+        left -= sum(len(tools[name].written) for name in session.shown if name in tools)
         taken = []
         for name in names:
-            size = len(tools[name].definition) if name in tools else 0
+            size = len(tools[name].written) if name in tools else 0
             if name not in session.shown and size <= left:
                 taken.append(name)
                 left -= size

@@ -159,6 +159,7 @@ class Database(ABC):
         """Address of the database, without its secrets; None for a file, and in memory."""
         self.writer = secrets.token_hex(16)
         """Id of this process in the batches that it writes."""
+        self.lag = 0, 0.0  # see `tables.lag_of`
 
     @property
     def problem(self) -> str | None:

@@ -18,7 +18,7 @@ from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.store.database import Rows, Tables, Transaction
 from mcp_context_proxy.store.migrations import INTERACTIONS, PAIRS
 from mcp_context_proxy.store.statistics import DAY
-from mcp_context_proxy.store.tables import decoded_vector, encoded_vector, is_vector
+from mcp_context_proxy.store.tables import decoded_vector, encoded_vector, is_vector, lag_of
 from mcp_context_proxy.system.process import time_of_day
 
 _COLUMNS: Final = (
@@ -172,9 +172,13 @@ class LearnedStore(Tables):
             rows = [tuple(row) for tool in tools for row in transaction.execute(query, tool).fetchall()]
             _forget(transaction, rows, now)
 
+    def lag(self) -> float:
+        """Return the seconds by which the clock has leapt ahead, as `lag_of` does."""
+        return lag_of(self._database)
+
     def forget_uses(self) -> None:
         """Forget uses and tombstones that are too old or too many, as the upkeep: nobody sends them again."""
-        since = time_of_day() - REMEMBERED_DAYS * DAY
+        since = time_of_day() - REMEMBERED_DAYS * DAY - lag_of(self._database)
         with self._upkeep(PAIRS) as transaction:
             if transaction is None:
                 return
@@ -294,7 +298,8 @@ class InteractionStore(Tables):
         Of each origin, an id that its writer has given it, the store keeps one, however often it is sent.
         Whoever does the upkeep then forgets old ones, as `forget_old` does.
         """
-        tidies = self.does_upkeep()
+        if tidies := self.does_upkeep():
+            since -= lag_of(self._database)
         origins = [new_origin() for _ in rows] if origins is None else origins
         named = list(zip(rows, origins, strict=True))
         with self._database.transaction(INTERACTIONS) as transaction:
@@ -320,6 +325,7 @@ class InteractionStore(Tables):
 
     def forget_old(self, keep: int, since: float) -> None:
         """Forget all but the latest ``keep`` to arrive, and those before ``since``, as the upkeep."""
+        since -= lag_of(self._database)
         with self._upkeep(INTERACTIONS) as transaction:
             if transaction is not None:
                 _forget_old(transaction, keep, since)

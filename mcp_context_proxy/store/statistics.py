@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.store.database import Database, Tables, Transaction
 from mcp_context_proxy.store.migrations import USAGE
+from mcp_context_proxy.store.tables import lag_of
 from mcp_context_proxy.system.process import time_of_day
 
 HOUR: Final = 3600
@@ -313,17 +314,19 @@ class StatisticsStore(Tables):
     def roll_up(self, hours_before: float, days_before: float) -> None:
         """Turn hours before one moment into days, and forget the days before another, as the upkeep."""
         # Whole days only: otherwise a report would count some hours twice, alone and as part of a day.
-        before, now = UsageSlot.of(hours_before, DAY).start, time_of_day()
+        lag = lag_of(self._database)
+        before, now = UsageSlot.of(hours_before - lag, DAY).start, time_of_day() - lag
         with self._upkeep(USAGE) as transaction:
             if transaction is None:
                 return
-            _TOOLS.roll_up(transaction, before, days_before)
-            _SEARCHES.roll_up(transaction, before, days_before)
-            _DOCUMENTS.roll_up(transaction, before, days_before)
+            _TOOLS.roll_up(transaction, before, days_before - lag)
+            _SEARCHES.roll_up(transaction, before, days_before - lag)
+            _DOCUMENTS.roll_up(transaction, before, days_before - lag)
             transaction.execute("DELETE FROM writers WHERE time < ?", (now - WRITERS_SECONDS,))
 
     def forget(self, most_usage: int, most_searches: int, searches_before: float) -> None:
         """Forget searches before a moment, and the oldest of too many rows, as the upkeep."""
+        searches_before -= lag_of(self._database)
         with self._upkeep(USAGE) as transaction:
             if transaction is None:
                 return

@@ -12,9 +12,10 @@ import msgspec
 from msgspec import Struct, field
 
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.store.database import Tables, Transaction
+from mcp_context_proxy.store.database import Database, Tables, Transaction
 from mcp_context_proxy.store.migrations import APPROVALS, LISTINGS
 from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.process import time_of_day
 
 STORED: Final = "<f4"
 """Type of each number, little-endian everywhere, so that a store can move between machines."""
@@ -127,12 +128,39 @@ class RequestRow(Struct, frozen=True):
     """Digest of the client's credentials; None without any."""
 
 
+DAY_SECONDS: Final = 24 * 3600
+
+DAYS_AT_ONCE: Final = 7
+"""Days by which the entries of the store grow older with one day of its use."""
+
+_AGED, _USED = "aged", "used"
+"""Rows beside the areas: the day up to which entries have grown older, and the last day of use."""
+
+
+def lag_of(database: Database, *, leap: bool = False) -> float:
+    """Return the seconds by which the clock has leapt ahead of the days on which the store was used.
+
+    With a clock that is years ahead at a start, everything that is remembered would be too old to keep. So
+    ages count up to a day that follows the clock by a week for each day of use. With `leap` a person trusts
+    the clock.
+    """
+    today = int(time_of_day() // DAY_SECONDS)
+    if leap or database.lag[0] != today:
+        with database.transaction() as transaction:
+            aged, used = (transaction.revision(each) or today for each in (_AGED, _USED))
+            aged = today if leap else min(today, aged + (DAYS_AT_ONCE if used != today else 0))
+            transaction.put("areas", ("area", "revision"), ("area",), [(_AGED, aged), (_USED, today)])
+        database.lag = today, float((today - aged) * DAY_SECONDS)
+    return database.lag[1]
+
+
 class RequestStore(Tables):
     """Request contexts, the latest of all processes that share the store."""
 
     def put(self, rows: Iterable[RequestRow], keep: int, since: float) -> None:
         """Keep rows, all or none. Whoever does the upkeep then forgets old ones, as `forget_old` does."""
-        tidies = self.does_upkeep()
+        if tidies := self.does_upkeep():
+            since -= lag_of(self._database)
         with self._database.transaction() as transaction:
             transaction.put_rows("requests", ("id",), rows)
             if tidies and transaction.does_upkeep():
@@ -140,6 +168,7 @@ class RequestStore(Tables):
 
     def forget_old(self, keep: int, since: float) -> None:
         """Forget all but the latest ``keep``, and all before ``since``, as the upkeep."""
+        since -= lag_of(self._database)
         with self._upkeep() as transaction:
             if transaction is not None:
                 transaction.forget_old("requests", ("id",), before=since, keep=keep)
@@ -216,7 +245,9 @@ class ToolSessionStore(Tables):
 
         Whoever does the upkeep then forgets all before ``since``, and all but ``keep``.
         """
-        key, tidies = ("server", "tool", "session"), self.does_upkeep()
+        key = "server", "tool", "session"
+        if tidies := self.does_upkeep():
+            since -= lag_of(self._database)
         with self._database.transaction() as transaction:
             transaction.put_rows("tool_sessions", key, rows)
             if tidies and transaction.does_upkeep():

@@ -393,7 +393,7 @@ class Approvals:
             if (state is not None or not latest) and self._may_record(record, origin.server, one):
                 # Also where a server goes back to a definition: the latest row is the one that it lists.
                 judgement.rows.append(row)
-                judgement.definitions[row.key] = one.definition
+                judgement.definitions[row.key] = bytes(one.definition)
             elif state in TAKEN:
                 row = msgspec.structs.replace(row, state=State.HELD)
             judgement.rulings[name] = ruling_of(row, of_name)

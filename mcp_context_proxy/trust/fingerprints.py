@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Struct
 
 from mcp_context_proxy.config.settings import ApprovalMode
-from mcp_context_proxy.items import ToolClass
+from mcp_context_proxy.items import Encoded, ToolClass
 from mcp_context_proxy.protocol.strangers import clean, in_plain_letters
 from mcp_context_proxy.store import ApprovalRow
 from mcp_context_proxy.system.later import pattern
@@ -157,7 +157,7 @@ class Candidate(msgspec.Struct, frozen=True, eq=False, gc=False):
     kind: Approvable
     name: str
     """The server's own name of it; the URI template of a template."""
-    definition: bytes
+    definition: Encoded
     """The JSON as received, or as it is shown if that was far too long."""
     fingerprint: Fingerprint
     hints: Hints = NO_HINTS
@@ -169,16 +169,16 @@ class Candidate(msgspec.Struct, frozen=True, eq=False, gc=False):
         cls,
         kind: Approvable,
         name: str,
-        definition: bytes,
-        shown: bytes,
+        definition: Encoded,
+        shown: Encoded,
         hints: Hints = NO_HINTS,
         known: Fingerprint | None = None,
     ) -> Candidate:
         """Return a definition to be judged, as it came and as it is shown; `known` is its fingerprint."""
         # Nothing was removed from most definitions: they are shown as they came.
-        hidden = shown is not definition and hides(json.loads(definition))
+        hidden = shown is not definition and hides(json.loads(bytes(definition)))
         kept = definition if len(definition) <= KEPT_BYTES else shown
-        return cls(kind, name, kept, known or fingerprint(definition, kind), hints, hidden)
+        return cls(kind, name, kept, known or fingerprint(bytes(definition), kind), hints, hidden)
 
 
 def list_digest(source: str, candidates: Mapping[str, Candidate]) -> bytes:
@@ -324,7 +324,7 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
     """
     if candidate.hidden:
         return HIDDEN
-    written = candidate.definition
+    written = bytes(candidate.definition)
     if written.isascii() and b"\\" not in written and not _may_show_sign(written.decode("ascii"), owners):
         return None
     text = _words_of(written)

@@ -1,8 +1,11 @@
 """``ui``: the address of the page, for somebody who may see it."""
 
+import subprocess
 from pathlib import Path
 
 import httpx2
+import pytest
+from support.nobody import as_nobody, needs_another_user
 from support.proxies import http_proxy
 from support.servers import Workshop
 
@@ -74,3 +77,30 @@ def test_ui_accepts_another_port_than_the_configured_one(
         done = run("ui", "--port", port, "--config", served_at(workshop.folder, 9))
 
     assert done.stdout.startswith(f"{proxy.base}/ui#token=")
+
+
+PAGE = """
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+while True:
+    peer, _ = listener.accept()
+    peer.recv(65536)
+    peer.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n")
+    peer.close()
+"""
+
+
+@needs_another_user
+@pytest.mark.skipif(not as_nobody, reason="needs root")
+def test_ui_leads_to_no_page_of_another_user_who_listens_at_the_port(run: Run, workshop: Workshop) -> None:
+    command = [*as_nobody, "/usr/bin/python3", "-I", "-S", "-c", PAGE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        done = run("ui", "--config", served_at(workshop.folder, port))
+        other.kill()
+
+    assert done.returncode == 1
+    assert f"another user of this machine listens at 127.0.0.1:{port}" in done.stderr
+    assert "token=" not in done.stdout

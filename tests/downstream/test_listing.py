@@ -2,12 +2,21 @@
 
 import json
 import sys
+import tempfile
+import tracemalloc
+from pathlib import Path
 
 import pytest
 from support.ledger import until
 from support.proxies import Host, command, inside
 from support.servers import Workshop, tool
 from support.wires import stdio
+
+from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.downstream.era_negotiation import Introduction
+from mcp_context_proxy.downstream.listing import FILED_BYTES, ListingCache, ServerListing, filed
+from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.store import open_store
 
 pytestmark = pytest.mark.anyio
 
@@ -204,3 +213,63 @@ async def test_findings_are_few_short_and_begin_with_what_waits_for_a_person(wor
     assert len(findings) == 101
     assert findings[-1].endswith("more findings")
     assert max(map(len, findings)) < 1_200
+
+
+WIDE = 500
+"""Tools of a server whose list is so large that it is kept in a file."""
+
+
+def wide_tools() -> list[dict[str, object]]:
+    said = "Tells about it. " * (FILED_BYTES // WIDE // 16 + 1)
+    return [tool(f"t{at}", description=f"{said}{at}") for at in range(WIDE)]
+
+
+async def test_a_very_large_list_is_served_as_it_came_and_again_when_it_changes(
+    workshop: Workshop, era: str
+) -> None:
+    more = [{"set": {"tools": [*wide_tools(), tool("more")]}}]
+    server = workshop.server("wide", era=era, tools=wide_tools(), calls={"t0": more})
+    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+        host, before = Host(proxy, era), proxy.catalog.snapshot.tools
+        if era == "modern":
+            await server.ledger.until(lambda ledger: ledger.entries("listening"))
+        await host.call("wide__t0")
+        await until(lambda: "wide__more" in proxy.catalog.snapshot.tools)
+        after = proxy.catalog.snapshot.tools
+
+        assert [json.loads(before[f"wide__t{at}"].definition) for at in range(WIDE)] == wide_tools()
+        assert [key for key, one in after.items() if one != before.get(key)] == ["wide__more"]
+
+
+def test_a_very_large_list_takes_little_memory_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    tools = tuple(json.dumps(one).encode() for one in wide_tools())
+    config, introduction = ServerConfig(name="wide", command="x"), Introduction(Era.MODERN, "1", {}, {}, "")
+    with open_store(tmp_path / "s.db") as store:
+        cache = ListingCache(config, store.listings)
+        cache.save(introduction, ServerListing(tools=filed(tools)))
+        tracemalloc.start()
+        found = cache.load()
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+    assert found is not None
+    assert found.listing.tools == tools
+    assert [*map(bytes, found.listing.tools)] == [*tools]
+    assert [*map(len, found.listing.tools)] == [*map(len, tools)]
+    assert dict.fromkeys(found.listing.tools).keys() == dict.fromkeys(tools).keys()
+    assert taken < FILED_BYTES / 4
+    if sys.platform != "win32":  # where it has a name until it is closed
+        assert not [*(tmp_path / "temporary").iterdir()]
+
+
+def test_a_very_large_list_stays_in_memory_where_no_file_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    tools = tuple(json.dumps(one).encode() for one in wide_tools())
+
+    assert filed(tools) is tools

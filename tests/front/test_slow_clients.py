@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import select
 import socket
@@ -12,13 +13,21 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+import uvicorn
 from support.ledger import until
 from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
 from support.wires import HttpWire, http
 
+from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.http import WARNINGS_AT_ONCE
-from mcp_context_proxy.front.http_connections import HEADER_BYTES, HEADER_STEP
+from mcp_context_proxy.front.http_connections import (
+    CHUNKS_STEP,
+    HEADER_BYTES,
+    HEADER_STEP,
+    WriteBacklog,
+    connection_class,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -32,6 +41,7 @@ LIMITS = {
     "stalled_seconds": 0.6,
 }
 HTTP = "http://"
+HOST = "127.0.0.1"
 MESSAGE = "notifications/message"
 OPEN_STREAM = "GET /sse HTTP/1.1\r\nhost: {}\r\naccept: text/event-stream\r\n\r\n"
 HEAD = "POST /mcp HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n"
@@ -135,6 +145,32 @@ async def test_a_client_that_does_not_read_a_large_answer_is_disconnected(proxy:
     with asked(proxy) as peer:
         assert until_received(peer, b"\r\n").startswith(b"HTTP/1.1 200")
         await until(lambda: is_reset(peer))
+
+
+async def test_others_have_their_turn_while_a_body_comes_in_chunks_of_one_byte() -> None:
+    """Each chunk is parsed on its own, and 16 KiB come at once: crowds of them stopped everybody else."""
+    pieces: list[int] = []
+
+    async def read(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive()).get("more_body"):
+            pieces.append(len(message["body"]))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    limits = Limits()
+    connections = connection_class(limits, WriteBacklog(limits.stalled_seconds))
+    config = uvicorn.Config(read, http=connections, lifespan="off", log_config=None)
+    config.load()
+    state = uvicorn.server.ServerState()
+    listener = await asyncio.get_running_loop().create_server(lambda: connections(config, state, {}), HOST, 0)
+    async with listener, await anyio.connect_tcp(*listener.sockets[0].getsockname()) as client:
+        head = HEAD.format("x") + "connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        await client.send(head.encode() + b"1\r\n \r\n" * 20_000 + b"0\r\n\r\n")
+        with anyio.fail_after(60):
+            assert (await client.receive()).startswith(b"HTTP/1.1 204")
+
+    assert max(pieces) <= (HEADER_STEP + 2 * CHUNKS_STEP) / 6
+    assert sum(pieces) + max(pieces) >= 20_000
 
 
 @pytest.mark.parametrize(

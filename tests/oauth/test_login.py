@@ -142,6 +142,33 @@ async def test_a_person_is_sent_to_no_page_that_is_unencrypted_or_hides_its_host
     assert protected.issuer.clients == {}
 
 
+async def test_no_name_of_an_authorization_server_passes_for_that_of_another(protected: Protected) -> None:
+    named = protected.issuer.url.replace("//", "//github.com@")
+    protected.issuer.named_issuer = named
+    metadata = {"resource": protected.url, "authorization_servers": [named]}
+    protected.metadata = json.dumps(metadata).encode(), "application/json"
+    with pytest.raises(AuthorizationError, match="name of its authorization server cannot be used"):
+        await logged_in(server_config(protected))
+
+    assert protected.issuer.clients == {}
+
+
+async def test_what_a_person_is_told_is_not_pushed_out_of_sight_by_the_address_of_the_login(
+    protected: Protected,
+) -> None:
+    protected.scopes = "read " * 4_000
+    shown: list[str] = []
+    async with login.listening("locked", 0) as waiting:
+
+        async def show(address: str) -> None:
+            shown.append(address)
+
+        with pytest.raises(AuthorizationError, match="8,192 characters"):
+            await login.log_in(server_config(protected), waiting, show)
+
+    assert shown == []
+
+
 async def test_a_token_with_more_scopes_than_were_asked_for_is_told(
     protected: Protected, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,7 +4,7 @@ import os
 import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -57,6 +57,26 @@ async def canary() -> AsyncIterator[Canary]:
     async with anyio.create_task_group() as group:
         await group.start(canary.serve)
         yield canary
+        group.cancel_scope.cancel()
+
+
+async def test_a_server_that_sends_one_byte_after_the_other_delays_nobody_for_longer_than_the_timeout() -> (
+    None
+):
+    async def drip(stream: anyio.abc.SocketStream) -> None:
+        with suppress(anyio.BrokenResourceError):
+            await stream.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n{")
+            while True:
+                await stream.send(b" ")
+                await anyio.sleep(0.01)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    request = httpx2.Request("GET", f"http://127.0.0.1:{port}/")
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, drip)
+        with pytest.raises(OAuthFlowError, match="did not answer within"):
+            await exchange(Destinations(PUBLIC, NetworkReach.LOOPBACK), request, seconds=0.2)
         group.cancel_scope.cancel()
 
 

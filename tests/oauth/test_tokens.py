@@ -82,6 +82,14 @@ BAD_ANSWERS = {
     "no JSON": (200, b"<html>leaked-tok3n\x1b[2J", {"content-type": "text/html"}),
     "no object": (200, b'["leaked-tok3n"]', JSON),
     "no token": (200, b'{"token_type": "bearer", "note": "leaked-tok3n"}', JSON),
+    "no header": (200, b'{"access_token": "leaked-tok3n\\r\\nx: y", "token_type": "bearer"}', JSON),
+    "no ASCII": (200, b'{"access_token": "leaked-tok3n\xe2\x80\xae", "token_type": "bearer"}', JSON),
+    "empty": (200, b'{"access_token": "", "token_type": "bearer"}', JSON),
+    "too long": (
+        200,
+        b'{"access_token": "leaked-tok3n' + b"x" * 70_000 + b'", "token_type": "bearer"}',
+        JSON,
+    ),
     "no text as token": (200, b'{"access_token": {"a": "leaked-tok3n"}, "token_type": "bearer"}', JSON),
     "endless": (200, b'{"leaked-tok3n": "' + b"x" * 3_000_000 + b'"}', JSON),
     "compressed": (200, BOMB, {**JSON, "content-encoding": "gzip"}),
@@ -110,6 +118,19 @@ async def test_a_bad_answer_instead_of_a_token_is_reported_in_words_and_keeps_th
     assert "\x1b" not in said
     assert len(said) < 1000
     assert CredentialFile(config).read() == before
+
+
+async def test_a_token_that_lasts_for_longer_than_numbers_last_is_used(protected: Protected) -> None:
+    config = server_config(protected)
+    before = await logged_in(config)
+    protected.issuer.expire_all()
+    token = protected.issuer.issue(before.client_id, [], protected.url).access_token
+    lasts = b"1" + b"0" * 400
+    answer = b'{"access_token": "%s", "token_type": "bearer", "expires_in": %s}' % (token.encode(), lasts)
+    protected.issuer.answer = 200, answer, JSON
+
+    assert await fetched(config) != 401
+    assert (CredentialFile(config).read() or before).access_token == token
 
 
 async def test_many_requests_at_once_refresh_a_token_once(protected: Protected) -> None:

@@ -119,8 +119,10 @@ CLIENTS = (
     ),
     Promise(
         "A damaged, locked, full or missing store and an unusable model cost remembered data or search "
-        "quality, never a call.",
+        "quality, never a call. With a clock that is years ahead at a start, what is remembered ages by a "
+        "week at most with each day of use.",
         (
+            "proxy/test_clock.py::test_a_start_with_a_clock_that_is_years_ahead_deletes_nothing_of_the_time_before",
             "store/test_damage.py::test_with_any_of_many_bits_flipped_the_store_works",
             "store/test_damage.py::test_truncated_at_any_page_the_store_works",
             "store/test_damage.py::test_with_any_page_zeroed_the_store_works",
@@ -203,13 +205,17 @@ CLIENTS = (
     ),
     Promise(
         "A login goes on only at an authorization server that says it supports PKCE, unless "
-        "`oauth.assume_pkce` is set, and never with broken metadata of the server. The person is told "
-        "first where it leads and what it asks for, what has changed since the last one, and whether the "
+        "`oauth.assume_pkce` is set, and never with broken metadata of the server, or an authorization "
+        "server whose name or page has a user name in it. Each answer has 15 s. The person is told first "
+        "where it leads and what it asks for, what has changed since the last one, and whether the "
         "page is that of another than who gets its answer. A result without the state of the login is "
         "ignored.",
         (
             "oauth/test_login.py::test_without_a_word_about_pkce_the_login_is_refused_before_anything_is_registered",
             "oauth/test_login.py::test_broken_metadata_of_the_server_ends_the_login_with_the_reason",
+            "oauth/test_login.py::test_no_name_of_an_authorization_server_passes_for_that_of_another",
+            "oauth/test_login.py::test_a_person_is_sent_to_no_page_that_is_unencrypted_or_hides_its_host",
+            "oauth/test_ssrf_guard.py::test_a_server_that_sends_one_byte_after_the_other_delays_nobody_for_longer_than_the_timeout",
             "oauth/test_commands.py::test_a_login_tells_first_where_it_leads_what_it_asks_for_and_what_has_changed",
             "oauth/test_commands.py::test_a_login_whose_page_is_that_of_another_is_warned_about_and_not_opened",
             "oauth/test_loopback.py::test_a_result_without_the_state_of_the_login_is_ignored_and_its_text_appears_nowhere",
@@ -290,7 +296,8 @@ CLIENTS = (
         "A result is shortened only if every byte of it can still be read. The whole is kept for the "
         "session or the principal whose call it was, to all others its id is unknown, and it is forgotten "
         "with the session. What is not in memory is in files without a name that only you can read, which "
-        "the system deletes with the process, even if it is killed.",
+        "the system deletes with the process, even if it is killed. Very long lists of tools are in such "
+        "files, too.",
         (
             "results/test_every_byte.py::test_the_pages_of_a_shortened_text_joined_are_the_text",
             "results/test_every_byte.py::test_the_pages_of_shortened_json_joined_are_the_json_and_what_is_shown_is_json",
@@ -298,6 +305,7 @@ CLIENTS = (
             LARGE + "test_the_result_of_another_session_is_unknown",
             LARGE + "test_results_are_forgotten_with_their_session",
             LARGE + "test_what_does_not_fit_in_memory_is_in_files_without_a_name_that_only_the_user_can_read",
+            "downstream/test_listing.py::test_a_very_large_list_takes_little_memory_and_leaves_no_file",
         ),
     ),
     Promise(

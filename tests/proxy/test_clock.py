@@ -109,13 +109,13 @@ def counts(path: Path) -> dict[str, int]:
         return {table: connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in tables}
 
 
-def learned_and_counted(store: Store, machine: Machine) -> None:
+def learned_and_counted(store: Store, machine: Machine, now: float = NOW) -> None:
     tier = LearnedTier(OneVector(), store.learned, clock=machine.time_of_day)  # type: ignore[arg-type]
     tier.learn(Use("query", ("s", "t"), Signal.FOUND, "session"))
-    slot = UsageSlot.of(NOW)
-    row = SearchRow("r", NOW, b"k", "q", "search", 1, "s__t", None, None, 1.0, False)
-    day = UsageSlot.of(NOW - 300 * DAY, DAY)
-    usage = ToolUsage("s", "t", 1, 0, 1, 1.0, 1, NOW)
+    slot = UsageSlot.of(now)
+    row = SearchRow("r", now, b"k", "q", "search", 1, "s__t", None, None, 1.0, False)
+    day = UsageSlot.of(now - 300 * DAY, DAY)
+    usage = ToolUsage("s", "t", 1, 0, 1, 1.0, 1, now)
     store.statistics.add([(slot, usage), (day, usage)], {slot: SearchUsage(1)}, [row])
 
 
@@ -143,6 +143,66 @@ async def test_a_clock_jump_deletes_nothing_and_changes_no_confidence(path: Path
 
     assert counts(path) == before | {"tool_sessions": 2}
     assert 0 < support.cosine <= 1
+
+
+def last_used(path: Path, days_ago: int, aged: int | None = None) -> None:
+    """Have the store believe that it was used some days ago for the last time."""
+    today = int(time.time() // DAY)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        rows = {"used": days_ago} | ({} if aged is None else {"aged": aged})
+        for name, ago in rows.items():
+            connection.execute("UPDATE areas SET revision = ? WHERE area = ?", (today - ago, name))
+
+
+async def upkeep(path: Path) -> dict[str, int]:
+    """Start a proxy's upkeep; return the rows that are left."""
+    with open_store(path) as store:
+        tier = LearnedTier(OneVector(), store.learned)  # type: ignore[arg-type]
+        tier.supported(vector(1))
+        tier.refresh()
+        sessions = SessionRecorder(store.tool_sessions)
+        sessions.used(("s", "t"), "of today")
+        await sessions.flush()
+        forget_old_counts(store.statistics, Limits(), time.time())
+    return counts(path)
+
+
+@pytest.mark.anyio
+async def test_a_start_with_a_clock_that_is_years_ahead_deletes_nothing_of_the_time_before(
+    path: Path,
+) -> None:
+    with open_store(path) as store:
+        machine = Machine(time.time() - YEAR)
+        learned_and_counted(store, machine, machine.wall)
+        sessions = SessionRecorder(store.tool_sessions, machine.time_of_day)
+        sessions.used(("s", "t"), "a year ago")
+        await sessions.flush()
+        store.learned.lag()
+    before = counts(path)
+    last_used(path, 365, aged=365)
+
+    assert await upkeep(path) == before | {"tool_sessions": 2}
+    assert await upkeep(path) == before | {"tool_sessions": 2}
+    # It is the clock that is right after all: with each day of use, entries age by a week.
+    for _ in range(60):
+        last_used(path, 1)
+        with open_store(path) as store:
+            store.learned.lag()
+    after = await upkeep(path)
+    assert (after["learned"], after["searches"], after["tool_sessions"]) == (0, 0, 1)
+
+
+@pytest.mark.anyio
+async def test_a_clock_that_was_ahead_for_a_day_and_is_corrected_leaves_nothing_of_it(path: Path) -> None:
+    with open_store(path) as store:
+        learned_and_counted(store, Machine(time.time()), time.time())
+        store.learned.lag()
+    before = counts(path)
+    last_used(path, -3650, aged=-7)
+
+    assert await upkeep(path) == before | {"tool_sessions": 1}
+    with open_store(path) as store:
+        assert store.learned.lag() == 0.0
 
 
 @pytest.mark.parametrize("days", [-365.0, -1e9, 1e9])

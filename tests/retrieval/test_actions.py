@@ -15,18 +15,14 @@ from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.item_metadata import (
     ACTIONS,
     CHANGE,
-    CHANGES,
     DELETE,
     EFFECTS,
-    MOST_ADDED,
-    TAKEN_FROM_CHANGING,
-    WEIGHTS,
     action_of,
     effect_of,
-    opening,
-    wanted,
 )
+from mcp_context_proxy.retrieval.needs import CHANGES, MOST_ADDED, WEIGHTS, opening, wanted
 from mcp_context_proxy.retrieval.queries import read_query
+from mcp_context_proxy.retrieval.scoring import TAKEN_FROM_CHANGING
 
 Build = Callable[..., Tool]
 

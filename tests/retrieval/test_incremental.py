@@ -193,6 +193,28 @@ def test_an_incrementally_updated_large_index_equals_a_new_one(
         ]
 
 
+@pytest.mark.slow
+@pytest.mark.no_cover
+def test_tools_that_serve_whatever_is_asked_are_found_among_very_many(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    class Far:
+        def embed(self, texts: Sequence[str], on_progress: object = None) -> np.ndarray:
+            near = [0.0 if "nodes" in one else zlib.crc32(one.encode()) % 997 / 9_970 for one in texts]
+            return np.array([[one, np.sqrt(1 - one * one)] for one in near], np.float32)
+
+    class Query:
+        def embed(self, texts: Sequence[str], on_progress: object = None) -> np.ndarray:
+            return np.array([[1.0, 0.0]] * len(texts), np.float32)
+
+    others = (tool(f"tool_{n}", "Does it", server=f"s{n % 50}") for n in range(EXACT_CHUNKS + 500))
+    memory = tool("open_nodes", "Opens nodes in the knowledge graph", server="memory")
+
+    found = Engine(Far(), Query()).search("my favourite colour is green", snapshot(*others, memory))
+
+    assert found.results[0].item == memory
+
+
 class AnyVectors:
     """A direction for each text, that costs little."""
 

@@ -44,7 +44,7 @@ def test_descriptions_made_of_user_requests_are_recognised(tool: Build, descript
 
 def test_titles_made_of_user_requests_are_recognised(tool: Build) -> None:
     tools = [
-        replace(one, definition=json.dumps({"name": one.name, "title": REQUESTS[at % 4]}).encode())
+        replace(one, written=json.dumps({"name": one.name, "title": REQUESTS[at % 4]}).encode())
         for at, one in enumerate(poison(tool, ["Helps with a thing."] * 20))
     ]
 

@@ -72,6 +72,20 @@ def test_sentences_that_ask_for_nothing_hardly_move_what_the_whole_query_is_near
     assert order(shared(scores, needs, (True, True))[0]) == [0, 2, 1]
 
 
+def test_thousands_of_tools_that_hardly_fit_take_no_likelihood_from_those_that_do():
+    rng = np.random.default_rng(3)
+    near = rng.uniform(0.2, 0.5, (3, 300)).astype(np.float32)
+    far = rng.uniform(-0.1, 0.2, (3, 50_000)).astype(np.float32)
+    whole, *needs = np.concatenate([near, far], axis=1)
+    sources = np.arange(whole.size, dtype=np.int32) % 40
+
+    raised, serving = share_places(whole, np.array(needs), ORDERS, sources)
+    without, same = share_places(near[0], near[1:], ORDERS, sources[: near.shape[1]])
+
+    assert np.array_equal(raised[: without.size], without)
+    assert serving == same
+
+
 def test_a_need_is_compared_together_with_the_whole_query():
     whole, need = floats(1.0, 0.0), floats(0.0, 1.0)
     item = floats(0.6, 0.8)

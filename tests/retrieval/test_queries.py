@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.growth import costs_more
 from support.servers import real_lists
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
@@ -614,3 +615,10 @@ def test_an_order_in_the_words_of_people_is_read_in_those_of_tools(request_: str
 
 def test_a_request_that_needs_what_was_told_before_stays_whole() -> None:
     assert read("the job has been hanging for an hour and it is late, stop it").cores == ()
+
+
+@pytest.mark.parametrize("words", ["then a, ", "and the, then it ", "a, ", "it should. ", "do not, and "])
+def test_a_query_of_nothing_but_places_to_divide_is_read_in_the_time_of_its_length(words: str) -> None:
+    query = (words * 8_000)[:8_000]
+
+    assert not costs_more(16, divided, query, query[:2_000])
