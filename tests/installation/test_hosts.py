@@ -2,13 +2,9 @@
 
 import json
 import os
-import signal
 import stat
-import sys
 import tomllib
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,79 +15,11 @@ from support.nobody import NOBODY
 from mcp_context_proxy.config import load
 from mcp_context_proxy.installation import HOST_PLACES, hosts_here
 from mcp_context_proxy.installation.editing import EditError, edited, entries
-from mcp_context_proxy.installation.journal import Journal, read_text, write
-from mcp_context_proxy.installation.plan import Configuration, HostPlan, plan
+from mcp_context_proxy.installation.journal import read_text
+from mcp_context_proxy.installation.plan import Configuration, plan
 
+from .conftest import COMMAND, Machine, Place
 from .hosts import AWKWARD, PROGRAM, SETTINGS, URL
-
-COMMAND = ["/opt/bin/mcp-context-proxy", "serve"]
-Place = Callable[[str, bytes | None], Path]
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    folder = tmp_path / "home"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def environ(home: Path) -> dict[str, str]:
-    return {"HOME": str(home), "APPDATA": str(home / "AppData")}
-
-
-@pytest.fixture
-def put(environ: dict[str, str]) -> Place:
-    """A way to write the settings of a host."""
-
-    def put(host: str, data: bytes | None) -> Path:
-        file = HOST_PLACES[host].file(environ)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if data is not None:
-            file.write_bytes(data)
-        return file
-
-    return put
-
-
-class Machine:
-    """Our configuration and journal on a machine with hosts."""
-
-    def __init__(self, home: Path, environ: dict[str, str]) -> None:
-        self.journal, self.environ = Journal(home / "journal"), environ
-        self.file = home / "config.toml"
-
-    def install(self, host: str, **variables: bool) -> HostPlan:
-        text = self.file.read_text("utf-8") if self.file.exists() else None
-        configuration = Configuration(self.file, text)
-        file = HOST_PLACES[host].file(self.environ)
-        one = plan(
-            HOST_PLACES[host],
-            file,
-            read_text(file),
-            configuration,
-            COMMAND,
-            self.environ,
-            variables=variables,
-        )
-        if configuration.change:
-            write(configuration.change)
-        self.journal.install(one)
-        return one
-
-    def uninstall(self) -> list[bool]:
-        whole = []
-        for record, installation in self.journal.installations():
-            undone = self.journal.undo(record, installation)
-            undone.carry_out()
-            whole.append(undone.whole)
-        return whole
-
-
-@pytest.fixture
-def machine(home: Path, environ: dict[str, str]) -> Machine:
-    return Machine(home, environ)
-
 
 FORMS: dict[str, Callable[[str], bytes]] = {
     "as its documents show it": lambda text: text.encode(),
@@ -628,89 +556,6 @@ def test_file_that_a_killed_installation_has_left_is_removed_later(put: Place, m
     os.utime(other, (1.0, 1.0))
     machine.install("cursor")
     assert [path.exists() for path in (left, new, other)] == [False, True, True]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="acts in a copy of this process")
-def test_what_the_host_writes_while_its_file_is_replaced_stays(put: Place, machine: Machine) -> None:
-    file = put("cursor", SETTINGS["cursor"].encode())
-    machine.file.write_text("", "utf-8")
-
-    def write_as_the_host(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "os.chmod" and file.name in str(arguments[0]):
-            file.write_text("{}", "utf-8")
-
-    def install() -> None:
-        sys.addaudithook(write_as_the_host)
-        with pytest.raises(EditError, match="changed in the meantime"):
-            machine.install("cursor")
-
-    assert os.WEXITSTATUS(in_copy(install)) == 0
-    assert file.read_text("utf-8") == "{}"
-    assert machine.journal.installations() == []
-
-
-def in_copy(act: Callable[[], object]) -> int:
-    """Act in a copy of this process, and return how it ended."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-        child = os.fork()
-    if child == 0:
-        with suppress(BaseException):
-            act()
-            os._exit(0)
-        os._exit(1)
-    return os.waitpid(child, 0)[1]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a copy of this process")
-def test_installation_that_is_killed_anywhere_loses_nothing(put: Place, machine: Machine, home: Path) -> None:
-    """At each step that changes a file, of an installation and of its end."""
-    text = SETTINGS["cursor"]
-    file = put("cursor", text.encode())
-    changing = {"os.mkdir", "os.rename", "os.remove", "os.chmod", "os.chown", "tempfile.mkstemp", "os.utime"}
-
-    def killed(step: int, act: Callable[[], object]) -> bool:
-        """Act in a copy of this process that is killed before a step; return whether it came so far."""
-        left = step
-
-        def count(event: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal left
-            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
-            if event in changing or writes:
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        def watched() -> None:
-            sys.addaudithook(count)
-            act()
-
-        status = in_copy(watched)
-        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-        return os.WIFSIGNALED(status)
-
-    def whole() -> None:
-        there = set(entries("json", file.read_text("utf-8"), ("mcpServers",)))
-        moved = (
-            set(tomllib.loads(machine.file.read_text("utf-8"))["servers"]) if machine.file.exists() else set()
-        )
-        assert there | moved >= {"desk", "remote"}
-        assert ("context-proxy" in there) or SETTINGS["cursor"] == file.read_text("utf-8")
-
-    for act in (lambda: machine.install("cursor"), machine.uninstall):
-        step = 1
-        while killed(step, act):
-            whole()
-            step += 1
-        assert step > 5
-        if act == machine.uninstall:
-            assert file.read_text("utf-8") == text
-        for path in [*file.parent.glob(".*.mcp-context-proxy"), *home.glob(".*.mcp-context-proxy")]:
-            path.unlink()
-    machine.install("cursor")
-    machine.uninstall()
-    assert file.read_text("utf-8") == text
-    assert entries("json", text, ("mcpServers",)).keys() == {"desk", "remote"}
 
 
 def test_copies_and_configuration_are_private(put: Place, machine: Machine) -> None:

@@ -24,7 +24,7 @@ from mcp_context_proxy.store import (
 from mcp_context_proxy.store.credentials import CredentialStore, SealedRow
 from mcp_context_proxy.store.opening import OF_PROCESSES, copy, digest, tables
 
-ROWS = 700
+ROWS = 520
 """More than are copied at once."""
 
 _names = (f"copied{number}" for number in itertools.count())

@@ -217,3 +217,18 @@ def call_of(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def ping(number: int = 1) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": number, "method": "ping"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) -> Iterator[Cluster]:
+    """Three replicas."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with ExitStack() as stack:
+        port = stack.enter_context(kept_port())
+        replicas = [
+            stack.enter_context(http_proxy(configured(folder / name, postgres, name, port)))
+            for name in ("a", "b", "c")
+        ]
+        for replica in replicas:
+            until_ready(replica.base)
+        yield Cluster(replicas, port)

@@ -2,8 +2,8 @@
 
 It imports the package once. A forked process gets the standard streams, the environment, the folder and the
 arguments of its launcher, and otherwise is like one that was just started. The server ends, with all the
-processes that it forked, when its standard input ends. With the path of coverage data, the import and each
-process are measured.
+processes that it forked, when its standard input ends. With the path of coverage data, the import is
+measured, and each process whose launcher asks for it.
 """
 
 from __future__ import annotations
@@ -108,9 +108,10 @@ class Server:
                 if descriptor != 0:
                     os.close(descriptor)
             launcher.close()
-            if self._measured is not None:
+            wanted = marshal.loads(request)
+            if self._measured is not None and wanted["measured"]:
                 measuring(self._measured).start()
-            run_command(marshal.loads(request), streams)
+            run_command(wanted, streams)
         self._children.add(child)
         for descriptor in (alive, *streams):
             os.close(descriptor)

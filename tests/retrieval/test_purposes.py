@@ -1,0 +1,143 @@
+"""A request tells what it is for: the web, a memory, a history, a service by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
+from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.forms import WordList
+from mcp_context_proxy.retrieval.purposes import (
+    FACTS_OF_A_PERSON,
+    HISTORY,
+    HISTORY_OF_PAGES,
+    WEB_SEARCH,
+    purpose_of,
+    service_of,
+)
+from mcp_context_proxy.retrieval.queries import (
+    ReadQuery,
+    read_query,
+)
+from mcp_context_proxy.retrieval.scoring import packaged_background
+from mcp_context_proxy.store import open_store
+
+
+def read(query: str, stands_for: Mapping[str, str] | None = None) -> ReadQuery:
+    return read_query(query, lambda _term: False, lambda: WordList([]), stands_for or {})
+
+
+@pytest.mark.parametrize(
+    ("query", "is_for_the_web"),
+    [("look up the capital of Mongolia", True), ("look up my notes", False), ("look at the file", False)],
+)
+def test_to_look_something_up_may_be_a_search_of_the_web(query: str, is_for_the_web: bool) -> None:
+    assert (read(query).purpose is WEB_SEARCH) is is_for_the_web
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "what's my sister's birthday",
+        "What was the name of my dentist?",
+        "my phone number has changed, it is 555 now",
+        "I'm allergic to peanuts",
+        "I prefer tabs over spaces",
+        "where does Tom live according to what I told you",
+    ],
+)
+def test_facts_about_the_caller_are_for_a_memory(request_: str) -> None:
+    assert purpose_of(request_) is FACTS_OF_A_PERSON
+
+
+@pytest.mark.parametrize(
+    "request_",
+    ["find my notes about the garden", "search our wiki for the rota", "where are my tax papers"],
+)
+def test_what_the_caller_owns_is_not_looked_for_on_the_web(request_: str) -> None:
+    assert purpose_of(request_) is None
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "find a hotel near my office",
+        "search the web for my company",
+        "find my pizza place nearby",
+        "I live stream games, mute the microphone",
+        "my laptop is slow",
+        "what is my next meeting",
+    ],
+)
+def test_speaking_of_oneself_alone_is_no_fact_for_a_memory(request_: str) -> None:
+    assert purpose_of(request_) is not FACTS_OF_A_PERSON
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "who was the last person to edit parser.py",
+        "whose change was the last one in utils.ts",
+        "by whom was the migration written",
+        "which commit broke the tests",
+        "what happened to the file server.go over the last month",
+        "find out when the readme was last touched",
+        "has anyone edited the makefile recently",
+    ],
+)
+def test_questions_for_who_changed_something_are_for_its_history(question: str) -> None:
+    assert purpose_of(question) is HISTORY
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "who can change the settings",
+        "who changed the recipe of the soup",
+        "when does the file expire",
+        "which file",
+    ],
+)
+def test_other_questions_are_not(question: str) -> None:
+    assert purpose_of(question) is not HISTORY
+
+
+def test_who_changed_a_page_is_in_the_history_of_pages_not_in_that_of_a_repository() -> None:
+    assert purpose_of("who was the last person to edit the onboarding page") is HISTORY_OF_PAGES
+    assert purpose_of("who was the last person to edit the page component") is not HISTORY_OF_PAGES
+
+
+def test_who_changed_something_is_in_its_history() -> None:
+    assert read("who changed this file last").read_as == "show history log of who changed this file last"
+    assert read("who is this file from").read_as is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "service"),
+    [
+        ("upload this to s3", "s3"),
+        ("what's in my gmail inbox", "gmail"),
+        ("post the photo on Instagram", "instagram"),
+        ("open youtube in the browser", None),
+        ("search the web for the founders of airbnb", None),
+        ("rename the file s3_notes.txt", None),
+    ],
+)
+def test_a_request_may_be_for_a_service_by_name(request_: str, service: str | None) -> None:
+    assert service_of(request_) == service
+
+
+def test_what_is_for_a_service_that_no_tool_names_fits_nothing(
+    snapshot: Callable[..., Snapshot], tool: Callable[..., Tool]
+) -> None:
+    attach = tool("upload_attachment", "Upload a file as an attachment of a page.", server="wiki")
+    put = tool("put_object", "Upload a file to a bucket of S3.", server="storage")
+    with open_store("memory") as store:
+        engine = Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
+
+        assert not engine.search("upload this to s3", snapshot(attach)).fits
+        assert engine.search("upload this to s3", snapshot(attach, put)).results[0].item.name == "put_object"
+        assert engine.search("upload this to the page", snapshot(attach)).fits
