@@ -200,8 +200,7 @@ class AwaitedServersError(UnknownItemError):
         """
         self.servers = tuple(servers)
         super().__init__(kind, name)
-        more = f" and {len(servers) - self.NAMED} more" if len(servers) > self.NAMED else ""
-        away = f"Not connected: {', '.join(self.servers[: self.NAMED])}{more}"
+        away = f"Not connected: {some_of(self.servers, self.NAMED)}"
         if known:
             first = f"{kind} {name!r} needs the name of its server: use {' or '.join(known)}."
         else:
@@ -237,6 +236,16 @@ class ChangedToolError(UnknownItemError):
     def __init__(self, name: str) -> None:
         super().__init__("tool", name)
         self.args = (f"{name} was not run: its definition changed meanwhile; look at it, and call it again",)
+
+
+NAMED: Final = 5
+"""Names that a sentence has, unless it says otherwise."""
+
+
+def some_of(names: Sequence[str], most: int = NAMED) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 LIKENESS: Final = 0.6
@@ -279,8 +288,7 @@ class UnknownFilterError(ContextProxyError):
     def __init__(self, kind: str, value: str, nearest: Sequence[str], known: Sequence[str]) -> None:
         self.kind, self.value = kind, value
         hint = f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
-        more = f" and {len(known) - self.NAMED:,} more" if len(known) > self.NAMED else ""
-        there = f"There are: {', '.join(known[: self.NAMED])}{more}" if known else "There is none"
+        there = f"There are: {some_of(known, self.NAMED)}" if known else "There is none"
         super().__init__(f"there is no {kind} {value!r}.{hint} {there}")
 
 

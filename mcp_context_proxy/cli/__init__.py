@@ -108,6 +108,20 @@ class WholeNumber(Number):
         return int(value)
 
 
+class Period(click.ParamType[int]):
+    """Hours or days on the command line, such as 12h or 7d; its value is their seconds."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from mcp_context_proxy.statistics import seconds_of
+
+        try:
+            return seconds_of(value)
+        except ValueError as error:
+            self.fail(f"{error}", param, ctx)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 
@@ -296,10 +310,8 @@ def main() -> None:
     try:
         status = cli.main(prog_name="mcp-context-proxy", args=sys.argv[1:], standalone_mode=False)
     except click.UsageError as error:
-        path, told = (
-            "mcp-context-proxy" if error.ctx is None else error.ctx.command_path,
-            error.format_message(),
-        )
+        path = "mcp-context-proxy" if error.ctx is None else error.ctx.command_path
+        told = error.format_message()
         if told.startswith("Usage: "):  # the help of a group that was given no command
             click.echo(told, err=True)
         else:

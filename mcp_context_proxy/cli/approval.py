@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,15 +16,14 @@ import click
 import msgspec
 from rich.text import Text
 
-from mcp_context_proxy.cli import configured, echo_json, json_option, open_configured_store, shown
+from mcp_context_proxy.cli import Period, configured, echo_json, json_option, open_configured_store, shown
 from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
-from mcp_context_proxy.statistics import seconds_of
 from mcp_context_proxy.trust.audit import KINDS, audit_file, selecting, summary
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.store import ApprovalRow, Store
+    from mcp_context_proxy.store import Store
     from mcp_context_proxy.trust.audit_file import AuditFile
     from mcp_context_proxy.trust.decisions import Change
 
@@ -34,6 +33,9 @@ SHOWN_DAYS: Final = 30
 
 BY: Final = "command"
 """The way in which these commands decide, as it is recorded."""
+
+ROW_FACTS: Final = ("kind", "name", "state", "event", "reason", "version", "decided", "time")
+"""Facts of a recorded definition that ``changes --json`` has."""
 
 server_argument = click.argument("server")
 tools_argument = click.argument("tools", nargs=-1)
@@ -100,14 +102,7 @@ def _data(server: str, found: list[Change]) -> dict[str, Any]:
         "hash": hash_of(waiting) if waiting else None,
         "definitions": [
             {
-                "kind": change.row.kind,
-                "name": change.row.name,
-                "state": change.row.state,
-                "event": change.row.event,
-                "reason": change.row.reason,
-                "version": change.row.version,
-                "decided": change.row.decided,
-                "time": change.row.time,
+                **{fact: getattr(change.row, fact) for fact in ROW_FACTS},
                 "hash": hash_of([change.row]),
                 "waits": change.waits,
                 "differences": list(change.lines),
@@ -128,13 +123,7 @@ def approve_command(config: Config, server: str, tools: tuple[str, ...], expecte
         raise click.UsageError(
             f"--hash is missing: 'mcp-context-proxy changes {server}' shows what waits, with its hash"
         )
-    from mcp_context_proxy.trust.decisions import decide
-    from mcp_context_proxy.trust.fingerprints import State
-
-    with _opened(config) as store:
-        decided = decide(store, server, tools, State.APPROVED, by=BY, expected=expected)
-    _record(config, decided)
-    _print_decision("Approved", server, decided)
+    _decide(config, server, tools, "approved", expected)
 
 
 @click.command("reject")
@@ -143,26 +132,23 @@ def approve_command(config: Config, server: str, tools: tuple[str, ...], expecte
 @click.argument("tools", nargs=-1, required=True)
 def reject_command(config: Config, server: str, tools: tuple[str, ...]) -> None:
     """Reject the present definitions of TOOLS of SERVER: they are withheld until they are approved."""
+    _decide(config, server, tools, "rejected")
+
+
+def _decide(
+    config: Config, server: str, tools: tuple[str, ...], state: str, expected: str | None = None
+) -> None:
+    from mcp_context_proxy.trust.approval import event_for
+    from mcp_context_proxy.trust.audit import note_now
     from mcp_context_proxy.trust.decisions import decide
     from mcp_context_proxy.trust.fingerprints import State
 
     with _opened(config) as store:
-        decided = decide(store, server, tools, State.REJECTED, by=BY)
-    _record(config, decided)
-    _print_decision("Rejected", server, decided)
-
-
-def _record(config: Config, decided: list[ApprovalRow]) -> None:
-    from mcp_context_proxy.trust.approval import event_for
-    from mcp_context_proxy.trust.audit import note_now
-
+        decided = decide(store, server, tools, State(state), by=BY, expected=expected)
     for row in decided:
         note_now(config, "approval", **event_for(row).facts)
-
-
-def _print_decision(verb: str, server: str, decided: list[ApprovalRow]) -> None:
     names = ", ".join(one_line(row.name, NAME_CHARACTERS) for row in decided)
-    results().say(f"{verb} {counted(len(decided), 'definition')} of {server}: {names}.")
+    results().say(f"{state.capitalize()} {counted(len(decided), 'definition')} of {server}: {names}.")
 
 
 @contextmanager
@@ -182,17 +168,10 @@ JSON_MOST: Final = 100_000
 """Entries that ``--json`` prints at most, the latest: more would take gigabytes of memory."""
 
 
-def _seconds(_ctx: click.Context, _option: click.Parameter, value: str) -> float:
-    try:
-        return seconds_of(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}") from None
-
-
 @click.command("audit")
 @configured
 @click.option(
-    "--since", callback=_seconds, default="1d", show_default=True, help="Hours or days, such as 12h or 7d."
+    "--since", type=Period(), default="1d", show_default=True, help="Hours or days, such as 12h or 7d."
 )
 @click.option("--server", help="Only entries about this server.")
 @click.option("--tool", help="Only calls of this tool, by its own name.")
@@ -233,38 +212,25 @@ def _show_audit(
     if as_json and not follow:
         echo_json({"path": str(file.path), "entries": list(deque(found, maxlen=JSON_MOST))})
         return
-    console = results()
-    write: Callable[[dict[str, Any]], None] = _print_json if as_json else _printer(console)
-    count = _print(found, write)
+    console, count = results(), 0
+
+    def write(entry: dict[str, Any]) -> None:
+        if as_json:
+            click.echo(shown(msgspec.json.encode(entry).decode()))
+        else:
+            console.say(one_line(f"{moment(entry['time'])}  {entry['kind']:<13}  {summary(entry)}"))
+
+    for entry in found:
+        write(entry)
+        count += 1
     if not follow:
         if not count:
             console.say("Nothing was recorded in this time.")
         else:
             console.note(f"{count:,} {'entry' if count == 1 else 'entries'} of {file.folder}")
         return
-    while True:
-        for entry in further:
-            if entry is None:
-                break
-            if wanted(entry):
-                write(entry)
-        time.sleep(LOOK_SECONDS)
-
-
-def _print(entries: Iterable[dict[str, Any]], write: Callable[[dict[str, Any]], None]) -> int:
-    count = 0
-    for entry in entries:
-        write(entry)
-        count += 1
-    return count
-
-
-def _print_json(entry: dict[str, Any]) -> None:
-    click.echo(shown(msgspec.json.encode(entry).decode()))
-
-
-def _printer(console: Terminal) -> Callable[[dict[str, Any]], None]:
-    def write(entry: dict[str, Any]) -> None:
-        console.say(one_line(f"{moment(entry['time'])}  {entry['kind']:<13}  {summary(entry)}"))
-
-    return write
+    for later in further:
+        if later is None:
+            time.sleep(LOOK_SECONDS)
+        elif wanted(later):
+            write(later)

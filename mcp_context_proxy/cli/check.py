@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from rich.text import Text
 
 from mcp_context_proxy.cli import config_option, load_config, open_configured_store, pins, run, terminal
-from mcp_context_proxy.cli.pins import Level, Unpinned, Verdict, unpinned, version_that_runs
+from mcp_context_proxy.cli.pins import Level, Verdict, Versions, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.programs import differs_from_shell
@@ -33,11 +33,10 @@ from mcp_context_proxy.downstream.fleet import (
     strays,
     working_folder,
 )
-from mcp_context_proxy.errors import ConfigError, Fault, ModelError
+from mcp_context_proxy.errors import ConfigError, Fault, ModelError, some_of
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
-from mcp_context_proxy.server.search_answers import some_of
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.inventory import remarks_together
 
@@ -132,7 +131,7 @@ def check_command(
     )
     verdicts += _folders(config)
     show(console, verdicts)
-    versions: dict[str, tuple[Unpinned, ServerConfig, str]] = {}
+    versions: Versions = {}
     found = run(_check_proxy, config, profile, versions)
     found += _pins(console, config, versions, writing=pin, host_file=host_file)
     show(console, found)
@@ -154,12 +153,7 @@ def _profile(host: str | None, server_name: str | None) -> HostProfile | None:
 
 
 def _pins(
-    console: Terminal,
-    config: Config,
-    versions: Mapping[str, tuple[Unpinned, ServerConfig, str]],
-    *,
-    writing: bool,
-    host_file: bool,
+    console: Terminal, config: Config, versions: Versions, *, writing: bool, host_file: bool
 ) -> list[Verdict]:
     """Write the `versions` that ran if that is wanted; return the messages about pins that are left."""
     open_ended = [name for name, server in config.servers.items() if server.enabled and unpinned(server)]
@@ -261,9 +255,7 @@ def _folders(config: Config) -> Iterator[Verdict]:
         yield Verdict(Level.OK, "folder", f"{', '.join(names)} {verb} in {folder}")
 
 
-async def _check_proxy(
-    config: Config, host: HostProfile | None, versions: dict[str, tuple[Unpinned, ServerConfig, str]]
-) -> list[Verdict]:
+async def _check_proxy(config: Config, host: HostProfile | None, versions: Versions) -> list[Verdict]:
     """Start every server once; fill in the `versions` of those that run without a pinned one."""
     from mcp_context_proxy.app.serve import open_proxy
 
@@ -277,10 +269,8 @@ async def _check_proxy(
         for name, server in config.servers.items():
             client = proxy.fleet.clients.get(name)
             if client is None:
-                place = server.places.get("enabled")
-                verdicts.append(
-                    Verdict(Level.OK, name, f"switched off by {place}" if place else "switched off")
-                )
+                by = f" by {place}" if (place := server.places.get("enabled")) else ""
+                verdicts.append(Verdict(Level.OK, name, f"switched off{by}"))
                 continue
             snapshot = proxy.catalog.snapshot
             offered = [tool for tool in snapshot.tools.values() if tool.server == name]
@@ -298,7 +288,7 @@ async def _check_proxy(
         verdicts += _variables(failed)
         for name, message in remarks_together(proxy):
             verdicts.append(Verdict(Level.WARNING, name or "catalog", message))
-        verdicts += await in_thread(_taken_lately, proxy)
+        verdicts += await in_thread(lambda: [*_taken_lately(proxy)])
         verdicts += await _copies(proxy)
         verdicts += _suspected(proxy)
         verdicts += pins.profiles(proxy)
@@ -307,13 +297,13 @@ async def _check_proxy(
         else:
             effects = pins.effects(proxy, host)
             verdicts += (replace(one, subject=f"{host.title}: {one.subject}") for one in effects)
-        if (reranking := await proxy.search.reranker.try_model()) is not None:
-            if reranking.used:
-                answered = f"{reranking.reason}, answered in {duration(reranking.seconds * 1000)}"
-                verdicts.append(Verdict(Level.OK, "rerank", answered))
-            else:
-                remedy = "until then, search alone orders the tools"
-                verdicts.append(Verdict(Level.WARNING, "rerank", reranking.reason, remedy))
+        reranking = await proxy.search.reranker.try_model()
+        if reranking is not None and reranking.used:
+            answered = f"{reranking.reason}, answered in {duration(reranking.seconds * 1000)}"
+            verdicts.append(Verdict(Level.OK, "rerank", answered))
+        elif reranking is not None:
+            remedy = "until then, search alone orders the tools"
+            verdicts.append(Verdict(Level.WARNING, "rerank", reranking.reason, remedy))
     if not config.servers and not config.off:
         verdicts.append(Verdict(Level.WARNING, "servers", "none is configured: add one under [servers.NAME]"))
     return verdicts
@@ -343,19 +333,16 @@ def _turned_off(server: str, tools: Iterable[TurnedOffTool]) -> Iterator[Verdict
         yield Verdict(Level.OK, server, f"turned off {reason}: {some_of(names)}")
 
 
-def _taken_lately(proxy: Proxy) -> list[Verdict]:
-    """Return a line for each server whose changes were taken although nobody has looked at them."""
+def _taken_lately(proxy: Proxy) -> Iterator[Verdict]:
+    """Yield a line for each server whose changes were taken although nobody has looked at them."""
     from mcp_context_proxy.trust.decisions import changes
 
-    verdicts = []
     for name in proxy.fleet.clients:
         taken = [one for one in changes(proxy.store, name, days=TAKEN_DAYS) if one.taken_by_mode]
         if taken:
             names = some_of([one_line(one.row.name, NAME_CHARACTERS) for one in taken])
             message = f"changed or new in the last {TAKEN_DAYS} days, and taken: {names}"
-            remedy = f"look: mcp-context-proxy changes {name}"
-            verdicts.append(Verdict(Level.OK, name, message, remedy))
-    return verdicts
+            yield Verdict(Level.OK, name, message, f"look: mcp-context-proxy changes {name}")
 
 
 async def _copies(proxy: Proxy) -> list[Verdict]:
@@ -424,12 +411,10 @@ def _suspected(proxy: Proxy) -> Iterator[Verdict]:
         yield Verdict(Level.WARNING, server, f"{reason}, {effect}", remedy)
 
 
-def start_once(
-    config: Config, names: Iterable[str]
-) -> tuple[list[Verdict], dict[str, tuple[Unpinned, ServerConfig, str]]]:
+def start_once(config: Config, names: Iterable[str]) -> tuple[list[Verdict], Versions]:
     """Start some servers once; return the verdicts about them, and the versions of those without a pin."""
     chosen = {name: config.servers[name] for name in names if name in config.servers}
-    versions: dict[str, tuple[Unpinned, ServerConfig, str]] = {}
+    versions: Versions = {}
     only = replace(config, servers=chosen, documents=(), off={})
     told = chosen.keys() | {ENVIRONMENT}
     verdicts = [one for one in run(_check_proxy, only, None, versions) if one.subject in told]
@@ -500,16 +485,15 @@ def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
     for (absent, others), clients in groups.items():
         names = ", ".join(client.name for client in clients)
         differing = f"; {', '.join(others[:VARIABLES_NAMED])} have other values" if others else ""
-        if not absent:
-            if differing:
-                yield Verdict(Level.OK, ENVIRONMENT, f"{names} had all variables of this shell{differing}")
-            continue
-        said = " ".join(line for client in clients for line in client.stderr)
-        ranked = sorted(absent, key=lambda name: name not in said)
-        listed = f"{some_of(ranked, VARIABLES_NAMED)}{differing}"
-        remedy = "name those that a server needs in its inherit"
-        message = f"{names} failed without these variables of this shell: {listed}"
-        yield Verdict(Level.OK, ENVIRONMENT, message, remedy)
+        if absent:
+            said = " ".join(line for client in clients for line in client.stderr)
+            ranked = sorted(absent, key=lambda name: name not in said)
+            listed = f"{some_of(ranked, VARIABLES_NAMED)}{differing}"
+            message = f"{names} failed without these variables of this shell: {listed}"
+            remedy = "name those that a server needs in its inherit"
+            yield Verdict(Level.OK, ENVIRONMENT, message, remedy)
+        elif differing:
+            yield Verdict(Level.OK, ENVIRONMENT, f"{names} had all variables of this shell{differing}")
 
 
 def remedy_for(
@@ -580,15 +564,13 @@ async def http_status(config: ServerConfig) -> int | None:
         "clientInfo": {"name": "mcp-context-proxy", "version": "check"},
     }
     headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-    method, body = (
-        ("GET", None) if config.transport == "sse" else ("POST", envelope.request(1, "initialize", hello))
-    )
+    headers |= config.headers
+    body = None if config.transport == "sse" else envelope.request(1, "initialize", hello)
+    method, url = "GET" if body is None else "POST", config.url or ""
     try:
         async with (
             httpx2.AsyncClient(timeout=STATUS_SECONDS) as client,
-            client.stream(
-                method, config.url or "", content=body, headers={**headers, **config.headers}
-            ) as response,
+            client.stream(method, url, content=body, headers=headers) as response,
         ):
             return response.status_code
     except (httpx2.HTTPError, httpx2.InvalidURL):

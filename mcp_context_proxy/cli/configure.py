@@ -21,7 +21,16 @@ import anyio.to_thread
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import config_option, configured, echo_json, json_option, open_group, run, shown
+from mcp_context_proxy.cli import (
+    Period,
+    config_option,
+    configured,
+    echo_json,
+    json_option,
+    open_group,
+    run,
+    shown,
+)
 from mcp_context_proxy.cli.install import (
     PROGRAM,
     InstallError,
@@ -36,13 +45,13 @@ from mcp_context_proxy.cli.install import (
 from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config, ServerConfig, load
 from mcp_context_proxy.config.hosts import names_for, servers_place
-from mcp_context_proxy.config.source import parse
+from mcp_context_proxy.config.settings import SERVER_NAME
+from mcp_context_proxy.config.source import parse, plain
 from mcp_context_proxy.installation import HOST_PLACES
 from mcp_context_proxy.installation.editing import EditError, entries
 from mcp_context_proxy.installation.journal import read_text, write
 from mcp_context_proxy.installation.plan import FileChange, read_configuration, servers_in
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.statistics import seconds_of
 from mcp_context_proxy.system import BEGINNING
 from mcp_context_proxy.trust.audit import note_now
 from mcp_context_proxy.trust.tokens import NamedToken, NamedTokens, tokens_of
@@ -277,19 +286,12 @@ def _classes(ctx: click.Context, option: click.Parameter, value: str | None) -> 
     return None if parts is None else tuple(map(ToolClass, parts))
 
 
-def _seconds(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
-    try:
-        return None if value is None else seconds_of(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}") from None
-
-
 @token_command.command("add")
 @click.argument("name")
 @configured
 @click.option("--servers", callback=_parts, help="Only these servers, separated by commas.")
 @click.option("--classes", callback=_classes, help="Only tools of these classes: read,write,destructive.")
-@click.option("--expires", callback=_seconds, help="Period after which it expires: 12h, 90d.")
+@click.option("--expires", type=Period(), help="Period after which it expires: 12h, 90d.")
 @click.option(
     "--admin", is_flag=True, help="An administrator: without limits, and sees the data of all others."
 )
@@ -335,18 +337,8 @@ def list_tokens(config: Config, as_json: bool) -> None:
     with _tokens(config) as kept:
         tokens = kept.read()
     if as_json:
-        data = [
-            {
-                "name": one.name,
-                "admin": one.admin,
-                "servers": one.servers,
-                "classes": one.classes,
-                "created": one.created,
-                "expires": one.expires,
-            }
-            for one in tokens
-        ]
-        echo_json({"tokens": data})
+        facts = ("name", "admin", "servers", "classes", "created", "expires")
+        echo_json({"tokens": [{fact: getattr(one, fact) for fact in facts} for one in tokens]})
         return
     console = results()
     if not tokens:
@@ -405,6 +397,7 @@ def import_command(
     if text is None:
         raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(HOST_PLACES)}")
     form = host.form if host else _FORMS.get(file.suffix.lower(), "json")
+    origin = source if host else file.stem.lstrip(".")
     try:
         places: list[Place | None] = [host.place_in(text) if host else _place_in(file, text)]
         has_projects = form == "json" and isinstance(entries("json", text, ()).get("projects"), dict)
@@ -417,7 +410,7 @@ def import_command(
         found = servers_in(file, text, form, place, os.environ)
         for name, table in found.moving.items():
             before = set(configuration.servers)
-            ours = configuration.add(_allowed(name), table, source if host else file.stem.lstrip("."))
+            ours = configuration.add(names_for([name])[name], table, origin)
             console.say(f"{shown(name)}: {'there already' if ours in before else 'copied'} as {ours}")
         for name, reason in found.staying.items():
             console.note(f"{shown(name)} is not copied: {shown(reason)}")
@@ -434,15 +427,10 @@ def import_command(
 
 
 def _place_in(file: Path, text: str) -> Place:
-    tables = parse(file, text.removeprefix("\ufeff").replace("\r\n", "\n")).tables
-    place = servers_place(tables)
+    place = servers_place(parse(file, plain(text)).tables)
     if place is None:
         raise InstallError(f"{file} has no servers in the form of a host that is known")
     return place
-
-
-def _allowed(name: str) -> str:
-    return names_for([name])[name]
 
 
 @click.command("add", context_settings={"ignore_unknown_options": True})
@@ -469,7 +457,7 @@ def add_command(
     """
     console, file = results(), configuration_file(ctx, config_path)
     configuration = read_configuration(file)
-    if _allowed(name) != name:
+    if not SERVER_NAME.fullmatch(name):
         raise InstallError(f"{name!r} cannot be the name of a server: letters, digits, _ and - without __")
     if name in configuration.servers:
         raise InstallError(

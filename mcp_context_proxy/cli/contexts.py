@@ -192,10 +192,8 @@ QUERY_ROOM: Final = 40
 
 def _latest(source: AnswerSource, limit: int, session: str | None) -> list[dict[str, Any]]:
     if source.running is not None:
-        most = min(limit, LISTED_MOST)
-        found: list[dict[str, Any]] = source.running.get("/requests", {"limit": most, "session": session})[
-            "requests"
-        ]
+        wanted = {"limit": min(limit, LISTED_MOST), "session": session}
+        found: list[dict[str, Any]] = source.running.get("/requests", wanted)["requests"]
         return found
     import anyio
 
@@ -343,24 +341,17 @@ def _show(console: Terminal, explained: Mapping[str, Any]) -> None:
                 ]
     if explained["rerank"] is not None:
         rows.append(("rerank", explained["rerank"]))
-    always = (
-        ""
-        if options["include_score"] is None
-        else f", and all with a similarity of {options['include_score']:g} or more"
-    )
-    number = "those that fit," if options["by_fit"] else f"the best {options['top_n']}"
+    number, always = "those that fit," if options["by_fit"] else f"the best {options['top_n']}", ""
+    if options["include_score"] is not None:
+        always = f", and all with a similarity of {options['include_score']:g} or more"
     if explained["type"] != Kind.TOOL:
         number, always = f"those that the query means rather than a tool, at most {options['top_n']}", ""
     rows.append(("chosen are", f"{number} of the {options['top_k']} closest{always}"))
     budget = "no limit" if explained["max_tokens"] is None else f"of {explained['max_tokens']:,}"
     rows.append(("tokens", f"{explained['tokens']:,}, {budget}"))
     if explained["type"] != Kind.TOOL:
-        rows.append(
-            (
-                "text",
-                "not given to a model" if explained["delivered"] is None else GIVEN[explained["delivered"]],
-            )
-        )
+        form = explained["delivered"]
+        rows.append(("text", "not given to a model" if form is None else GIVEN[form]))
     if explained["selected"] is None and explained["server"] is not None:
         table = f"[servers.{explained['server']}.tools.NAME]"
         rows.append(("to have it found", f"write what it is asked for into use_cases in {table}"))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import config_option, shown
+from mcp_context_proxy.cli import config_option, named_path, shown
 from mcp_context_proxy.cli.terminal import Terminal, counted, results
 from mcp_context_proxy.config import default_path, find, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
@@ -74,9 +74,8 @@ no_check_option = click.option("--no-check", is_flag=True, help="Do not start se
 
 def configuration_file(ctx: click.Context, config_path: Path | None) -> Path:
     """Return the configuration that a command writes, whether it exists or not."""
-    root = ctx.find_root().obj
-    path = config_path or (root if isinstance(root, Path) else None)
-    return (path or find(os.environ) or default_path(os.environ)).expanduser().absolute()
+    path = named_path(ctx, config_path) or find(os.environ) or default_path(os.environ)
+    return path.expanduser().absolute()
 
 
 def _hosts(names: Sequence[str]) -> list[HostPlace]:
@@ -144,12 +143,11 @@ def install_command(
     for one in plans:
         try:
             copy = journal.install(one)
-        except OSError as error:
-            why = f"{error.filename or journal.folder}: {error.strerror or error}"
+        except (OSError, EditError) as error:
+            why = f"{error}"
+            if isinstance(error, OSError):
+                why = f"{error.filename or journal.folder}: {error.strerror or error}"
             failed.append(f"{one.host.title}: nothing was changed: {why}")
-            continue
-        except EditError as error:
-            failed.append(f"{one.host.title}: nothing was changed: {error}")
             continue
         if one.change:
             connected.append(one.host.name)
@@ -216,7 +214,8 @@ def project_places(console: Terminal, text: str, wanted: Sequence[str]) -> list[
     asked = list(known) if "all" in wanted else [str(Path(one).absolute()) for one in wanted if one != "all"]
     for one in asked:
         if one not in known:
-            raise InstallError(f"Claude Code has no servers for {one}; it has some for: {_listed(known)}")
+            some = ", ".join(known) or "no project"
+            raise InstallError(f"Claude Code has no servers for {one}; it has some for: {some}")
     if left := [name for name in known if name not in asked]:
         count = sum(known[name] for name in left)
         stay, them = ("stays", "it") if count == 1 else ("stay", "them")
@@ -225,18 +224,14 @@ def project_places(console: Terminal, text: str, wanted: Sequence[str]) -> list[
     return [("projects", one, "mcpServers") for one in asked]
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "no project"
-
-
 def _show_plan(console: Terminal, one: HostPlan) -> None:
     if one.change is None:
         console.say("Already in place.")
     else:
         show_change(console, one.change, secrets_of(one.moved.values()))
-    renamed = {name: ours for name, ours in one.names.items() if name != ours}
-    for name, ours in renamed.items():
-        console.say(Text(f"{shown(name)} is called {ours} behind the proxy"))
+    for name, ours in one.names.items():
+        if name != ours:
+            console.say(Text(f"{shown(name)} is called {ours} behind the proxy"))
     for name, reason in one.staying.items():
         console.note(f"{shown(name)} stays: {shown(reason)}")
     for note in one.notes:
@@ -244,15 +239,16 @@ def _show_plan(console: Terminal, one: HostPlan) -> None:
 
 
 def show_change(console: Terminal, change: FileChange, secrets: Iterable[str]) -> None:
-    hide = _longest_first(secrets)
-    for line in change.difference():
-        if line.startswith(("---", "@@")):
-            continue
-        if line.startswith("+++"):
-            console.say(Text(str(change.file), style="bold"))
-        else:
+    console.say(Text(str(change.file), style="bold"))
+    _show_difference(console, change.difference(), secrets)
+
+
+def _show_difference(console: Terminal, lines: Iterable[str], secrets: Iterable[str]) -> None:
+    longest_first = sorted(secrets, key=len, reverse=True)
+    for line in lines:
+        if not line.startswith(("---", "+++", "@@")):
             style = {"+": "green", "-": "red"}.get(line[:1], "dim")
-            console.say(Text(shown(_masked(line, hide)), style=style))
+            console.say(Text(shown(_masked(line, longest_first)), style=style))
 
 
 def secrets_of(servers: Iterable[Any]) -> set[str]:
@@ -329,11 +325,7 @@ def uninstall_command(
         console.section(title)
         try:
             undone = journal.undo(record, installation)
-            for line in undone.difference():
-                if not line.startswith(("---", "+++", "@@")):
-                    style = {"+": "green", "-": "red"}.get(line[:1], "dim")
-                    hidden = _masked(line, _longest_first(secrets_of(installation.moved.values())))
-                    console.say(Text(shown(hidden), style=style))
+            _show_difference(console, undone.difference(), secrets_of(installation.moved.values()))
             if not undone.whole:
                 console.note(
                     "The file has changed since: our entry is removed, and the moved servers are put back."
@@ -359,10 +351,6 @@ def uninstall_command(
     if purge and not failed:
         _purge(console, dry_run, yes)
     ctx.exit(failed)
-
-
-def _longest_first(secrets: Iterable[str]) -> list[str]:
-    return sorted(secrets, key=len, reverse=True)
 
 
 def _masked(line: str, secrets: Iterable[str]) -> str:

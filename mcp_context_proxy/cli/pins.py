@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -38,10 +38,10 @@ from mcp_context_proxy.config.programs import (
     version_in_group,
 )
 from mcp_context_proxy.config.settings import PRESETS, SHORTEST_NAME
-from mcp_context_proxy.config.source import KeyPath, parse, read
+from mcp_context_proxy.config.source import KeyPath, parse, plain, read
 from mcp_context_proxy.config.tables import matches
 from mcp_context_proxy.downstream.listing import ListingCache
-from mcp_context_proxy.errors import ConfigError
+from mcp_context_proxy.errors import ConfigError, some_of
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.installation.journal import write
 from mcp_context_proxy.installation.plan import FileChange
@@ -105,6 +105,10 @@ class Unpinned(Struct, frozen=True):
 
     def pinned(self, version: str) -> str:
         return f"{self.before}{self.package}{self.mark}{version}"
+
+
+Versions: TypeAlias = dict[str, tuple[Unpinned, ServerConfig, str]]
+"""Servers that ran without a pinned version, by name: argument, settings, and the version that ran."""
 
 
 def unpinned(config: ServerConfig) -> Unpinned | None:
@@ -188,7 +192,7 @@ class Pinning(Struct, frozen=True):
         return [line for line in changed if not line.startswith(("---", "+++"))]
 
 
-def pin(file: Path, pins: Mapping[str, tuple[Unpinned, ServerConfig, str]]) -> Pinning:
+def pin(file: Path, pins: Versions) -> Pinning:
     """Return the text of a configuration with versions in the arguments of servers; nothing else changes.
 
     `pins` has the version of each server. The result is checked: it is the same configuration but for them.
@@ -211,7 +215,7 @@ def pin(file: Path, pins: Mapping[str, tuple[Unpinned, ServerConfig, str]]) -> P
 
 def _replaced(file: Path, text: str, path: KeyPath, old: str, new: str) -> str | None:
     """Return a text with one string replaced; None if it does not stand there as it is."""
-    source = parse(file, _plain(text))
+    source = parse(file, plain(text))
     line = source.lines().get(path)
     expected: Any = copy.deepcopy(source.tables)
     holder = expected
@@ -227,13 +231,9 @@ def _replaced(file: Path, text: str, path: KeyPath, old: str, new: str) -> str |
             rows[line - 1] = f"{row[: found.start()]}{quotes}{new}{quotes}{row[found.end() :]}"
             with suppress(ConfigError):
                 changed = "\n".join(rows)
-                if parse(file, _plain(changed)).tables == expected:
+                if parse(file, plain(changed)).tables == expected:
                     return changed
     return None
-
-
-def _plain(text: str) -> str:
-    return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
 def write_keeping(change: FileChange) -> Path:
@@ -251,7 +251,7 @@ def write_keeping(change: FileChange) -> Path:
     return backup
 
 
-def keep_listings(file: Path, pins: Mapping[str, tuple[Unpinned, ServerConfig, str]]) -> None:
+def keep_listings(file: Path, pins: Versions) -> None:
     """Give servers that were just pinned in a file the lists that the same versions had a moment ago.
 
     Lists are kept by how a server is started. Without this, a host that connects next would find no tool
@@ -337,11 +337,22 @@ def effects(proxy: Proxy, host: HostProfile) -> Iterator[Verdict]:
     yield from _shortened(tools, most)
     yield _names(tools, host.names.value, host.server)
     listed = proxy.tool_list.definitions(snapshot, proxy.tool_list.base_names(snapshot))
-    described = dict(_described(definition) for definition in listed)
-    yield from _descriptions(described, len(proxy.instructions().encode()), host.description_bytes.value)
-    if host.tools.value is not None:
-        yield _number(len(listed), host.tools.value)
-    yield _changes(host, proxy.tool_list.lists_all(snapshot))
+    if host.description_bytes.value is not None:
+        yield from _descriptions(listed, len(proxy.instructions().encode()), host.description_bytes.value)
+    if (most_tools := host.tools.value) is not None and len(listed) <= most_tools:
+        message = f"{len(listed):,} are listed, of at most {most_tools} from all servers of the host"
+        yield Verdict(Level.OK, "tools", message)
+    elif most_tools is not None:
+        message = f"{len(listed):,} are listed, and the host takes at most {most_tools} from all its servers"
+        remedy = 'set expose.mode = "search", and include = "always" for fewer tools'
+        yield Verdict(Level.WARNING, "tools", message, remedy)
+    if host.list_changes.value:
+        yield Verdict(Level.OK, "list changes", "it lists the tools again when they change")
+    else:
+        missed = "new tools; those that a search finds are called through call_tool"
+        if proxy.tool_list.lists_all(snapshot):
+            missed = "tools of servers that were not ready when it started"
+        yield Verdict(Level.OK, "list changes", f"until it is restarted or refreshed, it misses {missed}")
     yield _results(host)
 
 
@@ -349,7 +360,7 @@ def _shortened(tools: Iterable[Tool], most: int) -> Iterator[Verdict]:
     cut = [tool for tool in tools if tool.exposed_name != tool.name and len(_full_name(tool)) > most]
     if cut:
         whose = "the name of 1 tool is" if len(cut) == 1 else f"the names of {len(cut):,} tools are"
-        examples = _joined([f"{one_line(_full_name(tool))} is {tool.exposed_name}" for tool in cut])
+        examples = some_of([f"{one_line(_full_name(tool))} is {tool.exposed_name}" for tool in cut], NAMED)
         yield Verdict(Level.OK, "names", f"{whose} shortened to {most} characters: {examples}")
 
 
@@ -373,57 +384,27 @@ def _names(tools: Sequence[Tool], rule: NameRule, server: str) -> Verdict:
         f"{added}, and {len(long):,} of {len(tools):,} then have more than {rule.most} characters, "
         f"{fate}: {_listed(long)}"
     )
+    remedy = f"give the proxy a shorter name in the host than {server}"
     shorter = f"set expose.max_name_length = {room}, or " if room >= SHORTEST_NAME else ""
-    return Verdict(
-        level, "names", message, f"{shorter}give the proxy a shorter name in the host than {server}"
-    )
+    return Verdict(level, "names", message, f"{shorter}{remedy}")
 
 
-def _described(definition: Raw) -> tuple[str, int]:
-    """Return the name of a listed tool, and the size of its description in bytes."""
-    members = envelope.members(definition)
-    text = envelope.text(members.get("description")) or ""
-    return envelope.text(members["name"]) or "", len(text.encode())
-
-
-def _descriptions(described: Mapping[str, int], instructions: int, most: int | None) -> Iterator[Verdict]:
-    """Yield the descriptions that are cut, with their size in bytes by listed name, and the instructions."""
-    if most is None:
-        return
-    long = {name: size for name, size in described.items() if size > most}
-    if long:
-        named = _joined([f"{name} ({size:,} bytes)" for name, size in long.items()])
+def _descriptions(listed: Sequence[Raw], instructions: int, most: int) -> Iterator[Verdict]:
+    """Yield the listed descriptions, and the instructions, of which a host cuts all over so many bytes."""
+    described: dict[str, int] = {}
+    for definition in listed:
+        members = envelope.members(definition)
+        text = envelope.text(members.get("description")) or ""
+        described[envelope.text(members["name"]) or ""] = len(text.encode())
+    if long := {name: size for name, size in described.items() if size > most}:
+        named = some_of([f"{name} ({size:,} bytes)" for name, size in long.items()], NAMED)
         message = f"{len(long)} of {len(described):,} listed are cut to {most:,} bytes: {named}"
-        yield Verdict(
-            Level.WARNING, "descriptions", message, 'include = "agent" leaves such tools to the search'
-        )
+        remedy = 'include = "agent" leaves such tools to the search'
+        yield Verdict(Level.WARNING, "descriptions", message, remedy)
     else:
         yield Verdict(Level.OK, "descriptions", f"none of {len(described):,} listed is over {most:,} bytes")
     if instructions > most:
         yield Verdict(Level.WARNING, "instructions", f"{instructions:,} bytes are cut to {most:,}")
-
-
-def _number(listed: int, most: int) -> Verdict:
-    if listed <= most:
-        return Verdict(
-            Level.OK, "tools", f"{listed:,} are listed, of at most {most} from all servers of the host"
-        )
-    return Verdict(
-        Level.WARNING,
-        "tools",
-        f"{listed:,} are listed, and the host takes at most {most} from all its servers",
-        'set expose.mode = "search", and include = "always" for fewer tools',
-    )
-
-
-def _changes(host: HostProfile, lists_all: bool) -> Verdict:
-    if host.list_changes.value:
-        return Verdict(Level.OK, "list changes", "it lists the tools again when they change")
-    if lists_all:
-        missed = "tools of servers that were not ready when it started"
-    else:
-        missed = "new tools; those that a search finds are called through call_tool"
-    return Verdict(Level.OK, "list changes", f"until it is restarted or refreshed, it misses {missed}")
 
 
 def _results(host: HostProfile) -> Verdict:
@@ -440,9 +421,4 @@ def _results(host: HostProfile) -> Verdict:
 
 
 def _listed(tools: Iterable[Tool]) -> str:
-    return _joined([tool.exposed_name for tool in tools])
-
-
-def _joined(names: Sequence[str]) -> str:
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    return some_of([tool.exposed_name for tool in tools], NAMED)

@@ -46,6 +46,7 @@ from mcp_context_proxy.cli.terminal import (
     open_started_proxy,
     print_answer,
     results,
+    span,
 )
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ def status_command(source: AnswerSource, as_json: bool) -> None:
 
 def _show_status(console: Terminal, status: Mapping[str, Any]) -> None:
     facts = [
-        f"up {_span(status['uptime'])}",
+        f"up {span(status['uptime'])}",
         counted(len(status["hosts"]), "host") if status["shared"] else None,
         _size(status["memory"]),
         f"version {status['version']}",
@@ -330,14 +331,7 @@ def _until(moment: float | None) -> str:
     if moment is None:
         return ""
     seconds = moment - time.time()
-    return "now" if round(seconds) < 1 else f"in {_span(seconds)}"
-
-
-def _span(seconds: float) -> str:
-    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= length:
-            return counted(int(seconds // length), unit)
-    return counted(round(seconds), "second")
+    return "now" if round(seconds) < 1 else f"in {span(seconds)}"
 
 
 @click.command("logs")
@@ -521,6 +515,8 @@ def _switch_alone(source: AnswerSource, name: str, enabled: bool) -> dict[str, A
     """Switch in the file, where no proxy knows the tools: a tool is named with its server."""
     from msgspec.structs import asdict
 
+    from mcp_context_proxy.config.tables import matches
+    from mcp_context_proxy.errors import nearest_names
     from mcp_context_proxy.installation.journal import switch
     from mcp_context_proxy.trust.audit import note_now
 
@@ -532,14 +528,11 @@ def _switch_alone(source: AnswerSource, name: str, enabled: bool) -> dict[str, A
             f"there is no server {server!r}. There are: {known}. While no proxy runs, a tool is named "
             "SERVER__TOOL"
         )
-    if tool and (known_tools := _last_known_tools(config, server)):
-        from mcp_context_proxy.config.tables import matches
-        from mcp_context_proxy.errors import nearest_names
-
-        if not any(matches(tool, one) for one in known_tools):
-            near = " or ".join(f"{server}__{one}" for one in nearest_names(tool, known_tools))
-            meant = f"; did you mean {near}?" if near else ""
-            raise click.UsageError(f"server {server!r} has no tool {tool!r}{meant}")
+    known_tools = _last_known_tools(config, server) if tool else []
+    if known_tools and not any(matches(tool, one) for one in known_tools):
+        near = " or ".join(f"{server}__{one}" for one in nearest_names(tool, known_tools))
+        meant = f"; did you mean {near}?" if near else ""
+        raise click.UsageError(f"server {server!r} has no tool {tool!r}{meant}")
     assert config.path is not None
     try:
         switched = switch(config.path, server, tool or None, enabled)

@@ -10,11 +10,11 @@ import difflib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from msgspec import inspect, to_builtins
@@ -263,14 +263,9 @@ def _explain(console: Terminal, one: Mapping[str, Any]) -> None:
         )
     rows = [(f"{amount:.3f}", field, term) for field, term, amount in words_of(one)]
     console.columns(rows, indent=INDENT + 2, right=(0,))
-    told = (
-        ("serves", one["serves"]),
-        ("query", one["matched"]),
-        ("used before for", one["used_before_for"]),
-        ("text", one["chunk"]),
-    )
-    for label, text in told:
-        if text:
+    labels = {"serves": "serves", "matched": "query", "used_before_for": "used before for", "chunk": "text"}
+    for key, label in labels.items():
+        if text := one[key]:
             console.prose(Text(f"{label}: {one_line(text)}", style="dim"), INDENT, hanging=len(label) + 2)
 
 
@@ -305,10 +300,9 @@ def stats(config: Config, as_json: bool) -> None:
     with open_configured_store(config) as store:
         total, kinds = store.interactions.count(InteractionScope()), store.interactions.kinds()
     names = ("agent_name", "interaction_type", "count", "latest")
-    data = {"enabled": config.interactions.enabled, "interactions": total}
-    print_answer(
-        as_json, {**data, "kinds": [dict(zip(names, kind, strict=True)) for kind in kinds]}, _show_kinds
-    )
+    found = [dict(zip(names, kind, strict=True)) for kind in kinds]
+    data = {"enabled": config.interactions.enabled, "interactions": total, "kinds": found}
+    print_answer(as_json, data, _show_kinds)
 
 
 def _show_kinds(console: Terminal, data: Mapping[str, Any]) -> None:
@@ -363,17 +357,17 @@ def export_command(config: Config, file: Path, agent: str | None, kind: str | No
     from mcp_context_proxy.interactions import scope_of
     from mcp_context_proxy.interactions.transfer import export_lines
 
-    count = 0
-    with open_configured_store(config) as store, ExitStack() as stack:
-        to_stdout = str(file) == "-"
-        out: BinaryIO = (
-            sys.stdout.buffer if to_stdout else stack.enter_context(open(file, "wb", opener=private_opener))
-        )
-        for line in export_lines(store.interactions, scope_of(agent, kind)):
-            out.write(line)
-            count += 1
-    if not to_stdout:
-        results().say(f"Wrote {counted(count, 'interaction')} to {file}.")
+    with open_configured_store(config) as store:
+        lines = export_lines(store.interactions, scope_of(agent, kind))
+        if str(file) == "-":
+            sys.stdout.buffer.writelines(lines)
+            return
+        count = 0
+        with open(file, "wb", opener=private_opener) as out:
+            for line in lines:
+                out.write(line)
+                count += 1
+    results().say(f"Wrote {counted(count, 'interaction')} to {file}.")
 
 
 @interactions_command.command("import")

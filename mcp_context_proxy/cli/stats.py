@@ -14,7 +14,16 @@ from rich.text import Text
 
 from mcp_context_proxy.cli import WholeNumber, echo_json, json_option, open_configured_store, shown
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking
-from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, duration, headings, results
+from mcp_context_proxy.cli.terminal import (
+    GAP,
+    USEFUL,
+    Terminal,
+    counted,
+    duration,
+    headings,
+    results,
+    span,
+)
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
@@ -262,7 +271,7 @@ def _document(one: Figures) -> Text:
 
 
 def _ago(seconds: float) -> str:
-    return "just now" if seconds < 60 else f"{_span(seconds, short=True)} ago"
+    return "just now" if seconds < 60 else f"{span(seconds, short=True)} ago"
 
 
 def _name(server: str, tool: str, room: int) -> Text:
@@ -286,7 +295,7 @@ def _show_unused(console: Terminal, never: Figures, now: float) -> None:
     longest = max(now - one["first_seen"] for one in unused)
     tools = counted(never["count"], "tool")
     console.prose(
-        f"{tools}, the oldest known for {_span(longest)}. Without them, the catalog "
+        f"{tools}, the oldest known for {span(longest)}. Without them, the catalog "
         f"has about {never['tokens']:,} tokens less: enabled = false turns off a tool under "
         "[servers.NAME.tools.TOOL], and a whole server under [servers.NAME]."
     )
@@ -332,13 +341,9 @@ def _data(figures: Mapping[str, Figures]) -> dict[str, Any]:
             {
                 "server": one["server"],
                 "tool": one["name"],
-                "calls": one["calls"],
-                "errors": one["errors"],
-                "success_rate": one["success_rate"],
+                **{key: one[key] for key in ("calls", "errors", "success_rate")},
                 **{key: ms or 0.0 for key, ms in one["latency"].items()},
-                "last_used": one["last_used"],
-                "result_bytes": one["result_bytes"],
-                "tokens": one["tokens"],
+                **{key: one[key] for key in ("last_used", "result_bytes", "tokens")},
             }
             for one in tools["tools"]
         ],
@@ -365,11 +370,3 @@ def _bytes(size: float) -> str:
     if size < 1000:
         return f"{size:.0f} B"
     return f"{size / 1000:.1f} kB" if size < 1_000_000 else f"{size / 1_000_000:.1f} MB"
-
-
-def _span(seconds: float, short: bool = False) -> str:
-    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= length:
-            number = int(seconds // length)
-            return f"{number} {unit[: 3 if unit == 'minute' else 1]}" if short else counted(number, unit)
-    return "less than a minute"

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mcp_context_proxy.cli import echo_json, shown
+from mcp_context_proxy.errors import some_of
 from mcp_context_proxy.system.process import date_of
 
 if TYPE_CHECKING:
@@ -179,6 +180,15 @@ def duration(ms: float | None) -> str:
     return f"{ms:.0f} ms" if ms < 999.5 else f"{ms / 1000:,.1f} s"
 
 
+def span(seconds: float, short: bool = False) -> str:
+    """Return a length of time by its largest unit, such as ``3 days``, or in short ``3 d``."""
+    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= length:
+            number = int(seconds // length)
+            return f"{number} {unit[: 3 if unit == 'minute' else 1]}" if short else counted(number, unit)
+    return counted(round(seconds), "second")
+
+
 def moment(seconds: float) -> str:
     """Return a time, in seconds since 1970, as the local date and time."""
     return date_of(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
@@ -235,11 +245,8 @@ async def settle(proxy: Proxy, seconds_each: float = math.inf) -> dict[str, floa
         clients = [client for name, client in proxy.fleet.clients.items() if name in waiting]
         # First those that take longest: it is then known what the command waits for.
         clients.sort(key=lambda client: client.downloading is None)
-        named = ", ".join(_standing(client) for client in clients[:NAMED])
-        if not named:
-            return "Reading the catalog"
-        more = len(waiting) - NAMED
-        return f"Starting {named} and {more} more" if more > 0 else f"Starting {named}"
+        named = [one.name if one.downloading is None else f"{one.name}: {one.standing}" for one in clients]
+        return f"Starting {some_of(named, NAMED)}" if named else "Reading the catalog"
 
     console = messages()
     with console.status(progress()) as status:
@@ -278,10 +285,6 @@ async def settle(proxy: Proxy, seconds_each: float = math.inf) -> dict[str, floa
         else:
             await proxy.refresh.wait_for_starting_servers(0)
     return seconds
-
-
-def _standing(client: DownstreamClient) -> str:
-    return client.name if client.downloading is None else f"{client.name}: {client.standing}"
 
 
 async def index(proxy: Proxy) -> None:

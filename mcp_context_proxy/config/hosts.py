@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import SERVER_NAME, SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, dotted
-from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.errors import ConfigError, ConfigProblem, some_of
 from mcp_context_proxy.system.later import pattern
 
 Dialect: TypeAlias = str
@@ -227,8 +227,6 @@ _APPROVALS: Final = ("alwaysAllow", "autoApprove")
 _ALLOWED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "allowed"), ("allowMCPServers",))
 _EXCLUDED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "excluded"), ("excludeMCPServers",))
 """Lists of servers beside the entries, in the settings of Gemini CLI."""
-_NAMED: Final = 5
-"""Names of a list that a remark repeats."""
 _OURSELVES: Final = pattern(
     r"(?<![\w-])(?:mcp-context-proxy(?![\w/\\-])|(?<![/\\])mcp_context_proxy(?![\w./\\-]))"
 )
@@ -259,8 +257,7 @@ def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mist
         name, path = names[written], written_at[written]
         source.origins["servers", name] = path
         if not isinstance(entry, dict):
-            message = "must be an object with a command or a url"
-            mistakes.append(Mistake(("servers", name), message))
+            mistakes.append(Mistake(("servers", name), "must be an object with a command or a url"))
             continue
         common = converted(dialect, entry)
         if common.not_a_server:
@@ -337,11 +334,7 @@ def _distinct(wish: str, name: str) -> str:
 
 
 def _entry(
-    source: ConfigSource,
-    path: KeyPath,
-    place: KeyPath,
-    entry: Mapping[str, Any],
-    mistakes: list[Mistake],
+    source: ConfigSource, path: KeyPath, place: KeyPath, entry: Mapping[str, Any], mistakes: list[Mistake]
 ) -> dict[str, Any]:
     server: dict[str, Any] = {}
     for key, value in entry.items():
@@ -353,7 +346,13 @@ def _entry(
             server["enabled"] = entry[key] is (key == "enabled")
             source.origins[*path, "enabled"] = (*place, key)
     _tool_lists(source, path, place, entry, server, mistakes)
-    _transport(path, server, mistakes)
+    # Hosts spell the name of the transport in many ways, or leave it out.
+    if (written := server.pop("transport", None)) is not None:
+        spelt = re.sub(r"[^a-z]", "", written.lower()) if isinstance(written, str) else ""
+        if (known := _TRANSPORTS.get(spelt)) is None:
+            mistakes.append(Mistake((*path, "transport"), "must be stdio, http or sse"))
+        else:
+            server["transport"] = known
     return server
 
 
@@ -423,20 +422,7 @@ def _remarks(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> 
 
 
 def _listed(names: list[Any]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return (", ".join(map(str, names[:_NAMED])) or "no tool") + more
-
-
-def _transport(path: KeyPath, server: dict[str, Any], mistakes: list[Mistake]) -> None:
-    """Convert the name of the transport, which hosts spell in many ways or leave out."""
-    written = server.pop("transport", None)
-    if written is None:
-        return
-    known = _TRANSPORTS.get(re.sub(r"[^a-z]", "", written.lower())) if isinstance(written, str) else None
-    if known is None:
-        mistakes.append(Mistake((*path, "transport"), "must be stdio, http or sse"))
-    else:
-        server["transport"] = known
+    return some_of([*map(str, names)]) or "no tool"
 
 
 def _texts(value: Any) -> Any:

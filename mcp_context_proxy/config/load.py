@@ -16,8 +16,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -194,20 +194,21 @@ class _Draft(Struct, dict=True):
             dropped = self._drop(found)
         if fatal or config is None:
             raise ConfigError(_in_file_order([*refused, *(problem for _, problem in problems)]))
-        return replace(config, off=self._servers_off(problems), mistakes=_others(problems))
+        others = (problem for path, problem in problems if path[0] != "servers" or len(path) == 1)
+        return replace(config, off=self._servers_off(problems), mistakes=_in_file_order(others))
 
     def _servers_off(self, problems: Iterable[tuple[KeyPath, ConfigProblem]]) -> dict[str, ServerOff]:
         of_server: dict[str, list[ConfigProblem]] = {}
         for path, problem in problems:
             if path[0] == "servers" and len(path) > 1:
                 of_server.setdefault(str(path[1]), []).append(problem)
-        return {name: self._server_off(name, _in_file_order(found)) for name, found in of_server.items()}
-
-    def _server_off(self, name: str, problems: Sequence[ConfigProblem]) -> ServerOff:
-        first = problems[0]
-        key = first.key.removeprefix(dotted(self.source.written(("servers", name)))).removeprefix(".")
-        stands_alone = first.variable or not key
-        return ServerOff(first.message if stands_alone else f"{key}: {first.message}", tuple(problems))
+        off = {}
+        for name, found in of_server.items():
+            first, *_ = ordered = _in_file_order(found)
+            key = first.key.removeprefix(dotted(self.source.written(("servers", name)))).removeprefix(".")
+            stands_alone = first.variable or not key
+            off[name] = ServerOff(first.message if stands_alone else f"{key}: {first.message}", ordered)
+        return off
 
     def _drop(self, found: Iterable[Mistake]) -> bool:
         """Remove each part with a mistake, or replace it as `_CAUTIOUS` says; return whether any was."""
@@ -383,10 +384,6 @@ def _units(found: Iterable[Mistake]) -> list[KeyPath]:
     return sorted(units, key=lambda one: [part for part in one if isinstance(part, int)], reverse=True)
 
 
-def _others(problems: Iterable[tuple[KeyPath, ConfigProblem]]) -> tuple[ConfigProblem, ...]:
-    return _in_file_order(problem for path, problem in problems if path[0] != "servers" or len(path) == 1)
-
-
 def _in_file_order(problems: Iterable[ConfigProblem]) -> tuple[ConfigProblem, ...]:
     return tuple(sorted(problems, key=lambda problem: problem.line or 0))
 
@@ -448,16 +445,10 @@ _OTHER_MODEL_KEYS: Final = ("pooling", "max_tokens", "query_prefix", "passage_pr
 
 def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Yield path and message of each mistake that spans keys."""
-    if isinstance(embedding := tables.get("embedding"), Mapping):
-        for path, message in _check_embedding(embedding):
-            yield ("embedding", *path), message
-    if isinstance(rerank := tables.get("rerank"), Mapping):
-        for path, message in _check_endpoint(rerank, "rerank"):
-            yield ("rerank", *path), message
+    for name, check in _CHECKS.items():
+        if isinstance(table := tables.get(name), Mapping):
+            yield from (((name, *path), message) for path, message in check(table))
     yield from _check_working_set(tables)
-    if isinstance(store := tables.get("store"), Mapping):
-        for path, message in _check_store(store):
-            yield ("store", *path), message
     servers = tables.get("servers")
     for name, server in servers.items() if isinstance(servers, Mapping) else ():
         if not SERVER_NAME.fullmatch(name):
@@ -467,8 +458,7 @@ def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
                 "because it becomes part of its tools' names",
             )
         if isinstance(server, Mapping):
-            for path, message in _check_server(server):
-                yield ("servers", name, *path), message
+            yield from ((("servers", name, *path), message) for path, message in _check_server(server))
 
 
 def _check_store(store: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
@@ -523,23 +513,18 @@ def _check_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         if not any_means(("command", "url"), server, ServerConfig.keys()):
             yield (), "has neither command nor url; a server needs one of them"
     else:
-        yield from _check_kind(
-            server, _URL_KEYS if command else _COMMAND_KEYS, "command" if command else "url"
-        )
-        yield from _check_transport(server.get("transport"), command)
+        kind, others = ("command", _URL_KEYS) if command else ("url", _COMMAND_KEYS)
+        yield from (((key,), f"has no effect on a server with a {kind}") for key in others if server.get(key))
+        transport = server.get("transport")
+        if command and transport in ("http", "sse"):
+            yield ("transport",), f"{transport} needs a url, but the server has a command"
+        elif not command and transport == "stdio":
+            yield ("transport",), "stdio needs a command, but the server has a url"
     yield from _check_confirm(server)
     yield from _check_headers(server.get("headers"))
     yield from _check_oauth(server)
     if isinstance(server.get("url"), str):
         yield from _check_url(server["url"])
-
-
-def _check_kind(
-    server: Mapping[str, Any], others: tuple[str, ...], kind: str
-) -> Iterator[tuple[KeyPath, str]]:
-    for key in others:
-        if server.get(key):
-            yield (key,), f"has no effect on a server with a {kind}"
 
 
 def _check_confirm(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
@@ -582,13 +567,6 @@ def _check_oauth(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         yield ("oauth",), "client_secret needs issuer, so that it is sent nowhere else"
 
 
-def _check_transport(transport: Any, command: bool) -> Iterator[tuple[KeyPath, str]]:
-    if command and transport in ("http", "sse"):
-        yield ("transport",), f"{transport} needs a url, but the server has a command"
-    elif not command and transport == "stdio":
-        yield ("transport",), "stdio needs a command, but the server has a url"
-
-
 def _check_url(url: str) -> Iterator[tuple[KeyPath, str]]:
     try:
         parts = urlsplit(url)
@@ -597,3 +575,11 @@ def _check_url(url: str) -> Iterator[tuple[KeyPath, str]]:
         usable = False
     if not usable:
         yield ("url",), "must begin with http:// or https:// and name a host"
+
+
+_CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[KeyPath, str]]]]] = {
+    "embedding": _check_embedding,
+    "rerank": partial(_check_endpoint, name="rerank"),
+    "store": _check_store,
+}
+"""Tables of their own in which keys may contradict each other."""

@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -227,16 +227,13 @@ def with_live_settings(running: ServerConfig, now: ServerConfig) -> ServerConfig
 
 def needs_restart(started: Config, now: Config) -> tuple[str, ...]:
     """Return the dotted keys that differ and are read only when the proxy starts."""
-    return tuple(_differing(started, now))
-
-
-def _differing(started: Config, now: Config) -> Iterator[str]:
-    live = marked(Config, Reload.LIVE)
+    live, found = marked(Config, Reload.LIVE), list[str]()
     for table in Config.__struct_fields__:
         old, new = getattr(started, table), getattr(now, table)
         if isinstance(new, Table):
             at_start = marked(type(new), Reload.RESTART) if table in live else new.__struct_fields__
-            yield from (f"{table}.{key}" for key in at_start if getattr(old, key) != getattr(new, key))
+            found += (f"{table}.{key}" for key in at_start if getattr(old, key) != getattr(new, key))
+    return tuple(found)
 
 
 Load = Callable[[], Config]
@@ -327,12 +324,18 @@ class Reloader:
         try:
             config = await self._loaded()
         except ConfigError as error:
-            self._refuse(error)
+            problems = tuple(map(str, error.problems))
+            if problems != self.standing.problems:
+                self.standing = replace(self.standing, problems=problems)
+                logger.error("the changed configuration is not used; the running one stays. %s", error)
             return
         if config != self._current:
             await apply(config)
             self._current = config
-            self._tell_needs_restart(config)
+            keys = needs_restart(self._started, config)
+            if keys and keys != self.standing.needs_restart:
+                logger.warning("%s: these changes need a restart: %s", config.path, ", ".join(keys))
+            self.standing = replace(self.standing, needs_restart=keys)
         self._tell_problems(config)
 
     async def _loaded(self) -> Config:
@@ -361,16 +364,3 @@ class Reloader:
             if problem not in self.standing.problems:
                 logger.warning("%s", problem)
         self.standing = replace(self.standing, problems=problems)
-
-    def _refuse(self, error: ConfigError) -> None:
-        problems = tuple(map(str, error.problems))
-        if problems == self.standing.problems:
-            return
-        self.standing = replace(self.standing, problems=problems)
-        logger.error("the changed configuration is not used; the running one stays. %s", error)
-
-    def _tell_needs_restart(self, config: Config) -> None:
-        keys = needs_restart(self._started, config)
-        if keys and keys != self.standing.needs_restart:
-            logger.warning("%s: these changes need a restart: %s", config.path, ", ".join(keys))
-        self.standing = replace(self.standing, needs_restart=keys)

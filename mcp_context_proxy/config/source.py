@@ -284,10 +284,18 @@ def parse(file: Path, text: str) -> ConfigSource:
     return source
 
 
+def plain(text: str) -> str:
+    """Return a text as the parsers take it: without a mark of its encoding, with line ends of Unix."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
 def _within(value: Any) -> Iterable[Any]:
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, list) else ()
+
+
+_SO_RUN: Final = "and so run programs as you"
 
 
 def changeable_by_others(file: Path, environ: Mapping[str, str]) -> list[ConfigProblem]:
@@ -298,32 +306,23 @@ def changeable_by_others(file: Path, environ: Mapping[str, str]) -> list[ConfigP
         status, folders = file.stat(), {file.parent, file.resolve().parent}
         if not stat.S_ISREG(status.st_mode):
             return []
-        messages = [*_of_file(file, status), *_of_folders(folders)]
+        modes = {folder: folder.stat().st_mode for folder in sorted(folders)}
     except (OSError, RuntimeError):  # gone since it was read: nobody can change it now
         return []
-    otherwise = f", or set {TRUST_VARIABLE}=1 to allow it"
-    return [ConfigProblem(file, None, "", message + otherwise) for message in messages]
-
-
-def _of_file(file: Path, status: os.stat_result) -> Iterator[str]:
+    messages = []
     if status.st_mode & stat.S_IWOTH:
-        yield f"everyone on this machine can change it, and so run programs as you; run: chmod o-w '{file}'"
+        messages.append(f"everyone on this machine can change it, {_SO_RUN}; run: chmod o-w '{file}'")
     if status.st_uid not in (0, os.geteuid()):
-        yield (
+        messages.append(
             f"it belongs to another user (id {status.st_uid}), who could run programs as you; "
             f"run: sudo chown $(id -u) '{file}'"
         )
-
-
-def _of_folders(folders: Iterable[Path]) -> Iterator[str]:
-    for folder in sorted(folders):
-        mode = folder.stat().st_mode
+    for folder, mode in modes.items():
         # In a folder with the sticky bit, such as /tmp, only the owner of a file can replace it.
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            yield (
-                "everyone on this machine can replace it, and so run programs as you; "
-                f"run: chmod o-w '{folder}'"
-            )
+            messages.append(f"everyone on this machine can replace it, {_SO_RUN}; run: chmod o-w '{folder}'")
+    otherwise = f", or set {TRUST_VARIABLE}=1 to allow it"
+    return [ConfigProblem(file, None, "", message + otherwise) for message in messages]
 
 
 def _text(file: Path) -> str:
@@ -336,7 +335,7 @@ def _text(file: Path) -> str:
     if len(data) > MAX_BYTES:
         raise _failure(file, None, f"is larger than {MAX_BYTES // 1024**2} MiB")
     try:
-        return data.decode("utf-8-sig").replace("\r\n", "\n")
+        return plain(data.decode())
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _failure(file, line, "is not UTF-8 text; save it with that encoding") from None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from enum import StrEnum
 from functools import partial
 from math import isinf
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -75,8 +75,7 @@ class DomainOptions(Struct, frozen=True):
     @classmethod
     def of(cls, numbers: DomainSearch) -> Self:
         """Take the limits from the configuration."""
-        unbounded = isinf(numbers.include_score)
-        include_score = None if unbounded else numbers.include_score
+        include_score = None if isinf(numbers.include_score) else numbers.include_score
         return cls(numbers.top_k, numbers.top_n, include_score, numbers.by_fit)
 
 
@@ -177,11 +176,15 @@ def joined(levels: Iterable[Overrides]) -> Overrides:
     """Return the changes of several levels as one: those of a later level come before."""
     both = NO_OVERRIDES
     for level in levels:
-        own = {*Overrides.__struct_fields__} - {"tools", "documents"}
-        changed = {name: value for name in own if (value := getattr(level, name)) is not None}
         tools, documents = _joined(both.tools, level.tools), _joined(both.documents, level.documents)
-        both = replace(both, tools=tools, documents=documents, **changed)
+        both = replace(both, tools=tools, documents=documents, **_changed(level))
     return both
+
+
+def _changed(level: Overrides) -> dict[str, Any]:
+    """Return the changes of a level that are those of no single domain."""
+    own = {*Overrides.__struct_fields__} - {"tools", "documents"}
+    return {name: value for name in own if (value := getattr(level, name)) is not None}
 
 
 def _joined(before: DomainOverrides, level: DomainOverrides) -> DomainOverrides:
@@ -193,14 +196,9 @@ def _joined(before: DomainOverrides, level: DomainOverrides) -> DomainOverrides:
 def overridden(options: ContextOptions, *levels: Overrides) -> ContextOptions:
     """Return the options after each level, in order, has overridden the ones before it."""
     for level in levels:
-        own = {*Overrides.__struct_fields__} - {"tools", "documents"}
-        changed = {name: value for name in own if (value := getattr(level, name)) is not None}
-        options = replace(
-            options,
-            tools=_domain(options.tools, level.tools, options.calibrated),
-            documents=_domain(options.documents, level.documents, options.calibrated),
-            **changed,
-        )
+        tools = _domain(options.tools, level.tools, options.calibrated)
+        documents = _domain(options.documents, level.documents, options.calibrated)
+        options = replace(options, tools=tools, documents=documents, **_changed(level))
     return options
 
 
@@ -209,11 +207,8 @@ def _domain(options: DomainOptions, level: DomainOverrides, calibrated: bool) ->
         options = DomainOptions.of(PRESETS[level.preset])
         if not calibrated:
             options = replace(options, include_score=None, by_fit=False)
-    numbers = {
-        name: value
-        for name in ("top_k", "top_n", "include_score")
-        if (value := getattr(level, name)) is not None
-    }
+    given = {"top_k": level.top_k, "top_n": level.top_n, "include_score": level.include_score}
+    numbers = {name: value for name, value in given.items() if value is not None}
     if level.top_n is not None:
         # An explicit number is a promise: no score adds to it or takes from it.
         options = replace(options, by_fit=False)
@@ -567,16 +562,11 @@ def _documents(context: RequestContext) -> Iterator[DocumentUsage]:
 
 def _found(context: RequestContext) -> list[ContextItem]:
     """Return the tools selected by the query, best first, and after them those that others brought."""
-    scored = [item for item in context.of(Kind.TOOL) if item.score is not None]
-    is_reranked = _is_reranked(context)
+    found = [item for item in context.of(Kind.TOOL) if item.score is not None]
+    if not _is_reranked(context):
+        found.sort(key=lambda item: -(item.score or 0.0))
     # The score of what was brought is that of a link, and says nothing about the query.
-    return sorted(
-        scored,
-        key=lambda item: (
-            item.include_mode is Mode.EXPANSION,
-            0.0 if is_reranked else -(item.score or 0.0),
-        ),
-    )
+    return sorted(found, key=lambda item: item.include_mode is Mode.EXPANSION)
 
 
 def _is_reranked(context: RequestContext) -> bool:

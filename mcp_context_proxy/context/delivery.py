@@ -75,12 +75,15 @@ def deliver(
     for key, chunk in chunks.items():
         if isinstance(document := item_by(found.snapshot, key), Document):
             writing.add(document, tokens.get(key, 0), chunk, is_found=True, is_standing=False)
-    forms = writing.forms
-    items = tuple(
+    return _with_forms(context, writing.forms), tuple(writing.told)
+
+
+def _with_forms(context: RequestContext, forms: Mapping[ItemKey, Delivery | None]) -> RequestContext:
+    items = (
         replace(item, delivered=forms[key]) if (key := (item.type, item.name)) in forms else item
         for item in context.items
     )
-    return replace(context, items=items), tuple(writing.told)
+    return replace(context, items=tuple(items))
 
 
 def _known_texts(delivered: Mapping[ItemKey, Delivered], snapshot: Snapshot) -> dict[str, Delivery]:
@@ -114,8 +117,7 @@ def told_again(
     elif form is Delivery.EARLIER and (same := given.get(text_given(document))) is not None:
         text = _same(document, same)
     elif form is not None:
-        where = "in the instructions" if form is Delivery.INSTRUCTIONS else "earlier in this session"
-        text = f"{document.uri} ({document.kind}): given {where}"
+        text = _given_before(document, form)
     return ToldDocument(document, form, text, is_found)
 
 
@@ -142,11 +144,7 @@ def as_prompt(context: RequestContext, found: Found) -> tuple[RequestContext, tu
             text = _outlined(document, item.tokens, chunks.get(key, ""), is_known=False)
             forms[key] = Delivery.OUTLINE
             told.append(ToldDocument(document, Delivery.OUTLINE, text, is_found=True))
-    items = (
-        replace(item, delivered=forms[key]) if (key := (item.type, item.name)) in forms else item
-        for item in context.items
-    )
-    return replace(context, items=tuple(items)), tuple(told)
+    return _with_forms(context, forms), tuple(told)
 
 
 def given_now(context: RequestContext, snapshot: Snapshot) -> Iterator[tuple[ItemKey, Delivered]]:
@@ -192,10 +190,7 @@ class _Writing(Struct):
             form = before if before is Delivery.INSTRUCTIONS else Delivery.EARLIER
             self.forms[key] = form
             if is_found:
-                where = "in the instructions" if form is Delivery.INSTRUCTIONS else "earlier in this session"
-                self.told.append(
-                    ToldDocument(document, form, f"{document.uri} ({document.kind}): given {where}", True)
-                )
+                self.told.append(ToldDocument(document, form, _given_before(document, form), True))
             return
         if (same := self.given.get(text)) is not None:
             self.forms[key] = Delivery.EARLIER
@@ -224,6 +219,11 @@ class _Writing(Struct):
         self.forms[key_of(document)] = form
         self.told.append(ToldDocument(document, form, text, is_found))
         return True
+
+
+def _given_before(document: Document, form: Delivery) -> str:
+    where = "in the instructions" if form is Delivery.INSTRUCTIONS else "earlier in this session"
+    return f"{document.uri} ({document.kind}): given {where}"
 
 
 def _same(document: Document, other: str) -> str:

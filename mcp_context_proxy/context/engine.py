@@ -8,7 +8,7 @@ It runs on the event loop; blocking work goes to the threads of the searcher.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final
 
@@ -115,28 +115,18 @@ class Recollector:
         if options.max_tokens is not None:
             left = min(left, options.max_tokens - context.tokens)
         chosen, lines = list[RecalledInteraction](), list[str]()
-        for one in self._telling(found.results, context.query):
+        for one in found.results:
+            said = one.interaction
+            if said.content.casefold().split() == context.query.casefold().split():
+                continue  # the query itself, which was searched for before
             line = _line(one, now)
-            tokens = self._count(line)
+            tokens, score = self._count(line), 0.0 if one.score is None else round(one.score, 4)
             if len(chosen) < options.interactions_top_n and tokens <= left:
                 left -= tokens
-                chosen.append(_record(one, tokens))
+                facts = said.id, said.agent_name, said.interaction_type, said.time
+                chosen.append(RecalledInteraction(*facts, score, tokens))
                 lines.append(line)
         return replace(answer, context=replace(context, interactions=tuple(chosen)), recalled=tuple(lines))
-
-    def _telling(self, found: tuple[Recollection, ...], query: str) -> Iterator[Recollection]:
-        """Yield those that tell more than the query itself, such as when it was searched for before."""
-        return (one for one in found if _words(one.interaction.content) != _words(query))
-
-
-def _words(text: str) -> str:
-    return " ".join(text.casefold().split())
-
-
-def _record(one: Recollection, tokens: int) -> RecalledInteraction:
-    said = one.interaction
-    score = 0.0 if one.score is None else round(one.score, 4)
-    return RecalledInteraction(said.id, said.agent_name, said.interaction_type, said.time, score, tokens)
 
 
 def _line(one: Recollection, now: float) -> str:

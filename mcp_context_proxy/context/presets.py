@@ -135,11 +135,8 @@ class PresetBook:
             PresetError: there is none of that name, or the file cannot be written.
         """
         if name not in self._saved:
-            known = ", ".join(self.names)
-            raise PresetError(
-                f"there is no saved preset {name!r}; "
-                + (f"there are: {known}" if known else "there are none")
-            )
+            there = f"there are: {', '.join(self.names)}" if self._saved else "there are none"
+            raise PresetError(f"there is no saved preset {name!r}; {there}")
         self._write({key: preset for key, preset in self._saved.items() if key != name})
 
     def begin(self, session: SessionContext, names: Iterable[str]) -> None:

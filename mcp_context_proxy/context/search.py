@@ -344,7 +344,7 @@ class Searcher:
             servers = {name: one for name, one in settings if one.enabled and reaches(name)}
             # The labels of the index are those of all servers.
             index = self._engine.index_of(snapshot)
-            has_label = index.has_label if snapshot.part_of is None else _no_label
+            has_label = index.has_label if snapshot.part_of is None else lambda _label: False
             off = [*filter(reaches, self.config.off)]
             search_filters.check(wanted, snapshot, servers, off, has_label)
 
@@ -432,11 +432,8 @@ class Searcher:
                 query, snapshot, of_kinds, options, wait=False, history=history, ahead=EMBEDDING_SECONDS
             )
 
-        found = ranked(
-            tools,
-            replace(tool_search(options.tools), depth=depth, explore=explore, learned=options.learned),
-        )
-        meant = None
+        wanted = replace(tool_search(options.tools), depth=depth, explore=explore, learned=options.learned)
+        found, meant = ranked(tools, wanted), None
         if with_documents:
             meant = ranked(documents, _document_search(options.documents))
             compared = found if tools else ranked(TOOL_ONLY, tool_search(options.tools))
@@ -553,10 +550,6 @@ def _may_have(snapshot: Snapshot, filters: Filters) -> bool:
     """Return whether documents may meet a filter by server: only the skills of that server do."""
     servers = filters.servers
     return servers is None or any(skill.owner in servers for skill in snapshot.skills.values())
-
-
-def _no_label(_label: str) -> bool:
-    return False
 
 
 def asks_for_all(query: str, tools: Iterable[Tool]) -> bool:

@@ -246,12 +246,9 @@ class Selector:
         selection.add(self._item(*twin) for twin in _twins(found))
         companions: list[Companion] = []
         try:
-            items = [result.item for result in found.results]
-            standing = [
-                item
-                for item, mode in self._of_session(snapshot, selection.session)
-                if mode in (Mode.ALWAYS, Mode.MANUAL)
-            ]
+            items, of_session = [result.item for result in found.results], selection.session
+            modes = self._of_session(snapshot, of_session)
+            standing = [item for item, mode in modes if mode in (Mode.ALWAYS, Mode.MANUAL)]
             companions = self._expander.companions(items, standing, selection, snapshot, found.filters)
         except Exception as error:
             # boundary: a request must not fail because its expansion did
@@ -451,8 +448,7 @@ class ContextExpander:
 
     def related(self, item: Item, snapshot: Snapshot, limit: int) -> list[Companion]:
         """Return the items most similar to one, most similar first."""
-        related = self._expander.related(item, snapshot, RELATED_COSINE, limit)
-        return [_near(one) for one in related]
+        return [*map(_near, self._expander.related(item, snapshot, RELATED_COSINE, limit))]
 
     def companions(
         self,
@@ -520,16 +516,11 @@ class ContextExpander:
             near, why = self._expander.suggested(text, snapshot, expansion, allowed), "is about it"
         else:
             near, why = self._expander.following(tool, text, snapshot, allowed), "leads to it"
-        return [
-            Companion(
-                one.item,
-                Mode.EXPANSION,
-                round(one.cosine, 4),
-                f"the result of {called} {why}: {one.cosine:.2f}",
-                tool,
-            )
-            for one in near
-        ]
+        companions = []
+        for one in near:
+            told = f"the result of {called} {why}: {one.cosine:.2f}"
+            companions.append(Companion(one.item, Mode.EXPANSION, round(one.cosine, 4), told, tool))
+        return companions
 
 
 def unknown_names(rules: Mapping[str, Sequence[str]], snapshot: Snapshot) -> Iterator[tuple[str, list[str]]]:

@@ -312,7 +312,6 @@ class Handle(SessionContext, eq=False):
 
     @property
     def kind(self) -> str:
-        """A ``handle``."""
         return "handle"
 
 

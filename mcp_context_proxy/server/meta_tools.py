@@ -29,6 +29,7 @@ from mcp_context_proxy.errors import (
     StoreError,
     UnknownFilterError,
     UnknownItemError,
+    some_of,
 )
 from mcp_context_proxy.interactions import InteractionRecorder
 from mcp_context_proxy.items import NO_FILTERS, Document, Kind, NameOf, SearchFilters, Tool, ToolClass
@@ -85,7 +86,6 @@ from mcp_context_proxy.server.search_answers import (
     search_notes,
     search_text,
     shown_name,
-    some_of,
 )
 from mcp_context_proxy.server.signatures import misfit
 from mcp_context_proxy.server.tools_call import NO_ARGUMENTS, InteractionLog, ToolCalls, failure, unknown

@@ -23,6 +23,7 @@ from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import Found, Scope
 from mcp_context_proxy.context.search_filters import Figures, engine_filters
 from mcp_context_proxy.context.selection import SAME_TOOL, SearchAnswer
+from mcp_context_proxy.errors import some_of
 from mcp_context_proxy.interactions import Recall
 from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
@@ -57,7 +58,6 @@ from mcp_context_proxy.server.search_answers import (
     read_mark,
     search_text,
     shown_name,
-    some_of,
 )
 from mcp_context_proxy.server.signatures import Detail, ToolSignature, summary
 from mcp_context_proxy.store import ApprovalStore

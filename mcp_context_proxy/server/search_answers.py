@@ -21,6 +21,7 @@ from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.lifecycle import ServerState
+from mcp_context_proxy.errors import some_of
 from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, stranger_text
@@ -488,12 +489,6 @@ def item_name(result: Result, name_of: NameOf) -> str:
 def _also(result: Result, name_of: NameOf) -> str:
     """Return a sentence that names the same tool of other servers."""
     return f"The same at another server: {some_of([shown_name(twin, name_of) for twin in result.twins])}."
-
-
-def some_of(names: Sequence[str], most: int = NOTED) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def further(names: Sequence[str]) -> list[str]:

@@ -108,7 +108,9 @@ class AuditFile:
 
     def _rotate(self, file: IO[bytes]) -> bool:
         """Begin a new file; return False if another process is about to do that."""
-        with self._open_lock() as lock:
+        path = self.folder / f"{self._name}.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, stat.S_IRUSR | stat.S_IWUSR)
+        with os.fdopen(descriptor, "r+b") as lock:
             if not self._is_current(file):
                 return True
             if not process.lock_file(lock):
@@ -149,10 +151,6 @@ class AuditFile:
             return _id(self.path.stat()) == _id(os.fstat(file.fileno()))
         except FileNotFoundError:
             return False
-
-    def _open_lock(self) -> IO[bytes]:
-        path = self.folder / f"{self._name}.lock"
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, stat.S_IRUSR | stat.S_IWUSR), "r+b")
 
     def fault(self) -> str | None:
         """Return why nothing can be written, in words for a person; None if something can."""
@@ -200,7 +198,9 @@ class AuditFile:
                     seen.add(identity)
                 number += 1
             for file in reversed(opened):
-                yield from _decoded(file)
+                while line := file.readline(LINE_BYTES):
+                    if line.endswith(b"\n") and (entry := _entry(line)) is not None:
+                        yield entry
 
     def follow(self) -> Iterator[dict[str, Any] | None]:
         """Yield entries from now on, and None whenever there is no further one yet; never ends."""
@@ -359,12 +359,6 @@ def _shared(lines: list[_Line], most: int, levels: Sequence[Callable[[_Line], Ha
         left -= sum(len(line.text) for line in some)
         kept += some
     return kept
-
-
-def _decoded(file: IO[bytes]) -> Iterator[dict[str, Any]]:
-    while line := file.readline(LINE_BYTES):
-        if line.endswith(b"\n") and (entry := _entry(line)) is not None:
-            yield entry
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:

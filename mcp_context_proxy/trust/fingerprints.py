@@ -200,12 +200,9 @@ def hides(value: Any) -> bool:
 
     Regular expressions may speak of such characters, and are shown with escapes.
     """
-    return any(clean(text) != text for text in map(_without_returns, _texts_in(value, patterns=False)))
-
-
-def _without_returns(text: str) -> str:
-    # Texts of Windows end their lines with them.
-    return text.replace("\r", "")
+    # Texts of Windows end their lines with a return.
+    texts = (text.replace("\r", "") for text in _texts_in(value, patterns=False))
+    return any(clean(text) != text for text in texts)
 
 
 def _texts_in(value: Any, *, patterns: bool = True) -> list[str]:

@@ -261,9 +261,17 @@ class SharedTokens(NamedTokens):
         return tuple(self._tokens())
 
     def _tokens(self) -> Iterator[NamedToken]:
+        """Yield the tokens of the store but for those that `add` would not have written."""
         for name, found in self._shared.all_known(TOKEN).items():
-            if found.content is not None and (token := _token(found.content, name)) is not None:
-                yield token
+            if found.content is not None:
+                try:
+                    token = msgspec.json.decode(found.content, type=NamedToken)
+                    _check(token.name, token.admin, token.servers, token.classes)
+                except (TokenError, msgspec.DecodeError) as error:
+                    logger.debug("token %s is not accepted: %s", name, error)
+                    continue
+                if token.name == name:
+                    yield token
 
     def _take_over(self) -> None:
         """Put the tokens of the file into the store, but for names that are or were there, and rename it."""
@@ -293,7 +301,11 @@ class SharedTokens(NamedTokens):
             before = list(self._tokens())
             tokens = list(before)
             # One that cannot be read has its name nevertheless, and can be revoked.
-            unreadable = [_unread(name) for name, found in there.items() if not found.readable]
+            unreadable = [
+                NamedToken(name=name, sha256="", created=0.0, servers=())
+                for name, found in there.items()
+                if not found.readable
+            ]
             tokens += unreadable
             yield tokens
             after = {token.name: token for token in tokens}
@@ -312,22 +324,6 @@ class SharedTokens(NamedTokens):
             raise TokenError(self._shared.problem)
         if not self._shared.write(TOKEN, name, content, there.get(name, NEVER).revision):
             raise TokenError(f"another command is changing the token {name!r}; try again")
-
-
-def _token(content: bytes, name: str) -> NamedToken | None:
-    """Return a token of the store; None for one that `add` would not have written."""
-    try:
-        token = msgspec.json.decode(content, type=NamedToken)
-        _check(token.name, token.admin, token.servers, token.classes)
-    except (TokenError, msgspec.DecodeError) as error:
-        logger.debug("token %s is not accepted: %s", name, error)
-        return None
-    return token if token.name == name else None
-
-
-def _unread(name: str) -> NamedToken:
-    """Return the known facts of a token that is sealed with another key."""
-    return NamedToken(name=name, sha256="", created=0.0, servers=())
 
 
 def tokens_of(config: Config, shared: SharedCredentials | None) -> NamedTokens:

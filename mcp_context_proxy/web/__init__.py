@@ -15,7 +15,7 @@ import logging
 import re
 import typing
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from http import HTTPStatus
@@ -237,9 +237,7 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
         if operation.decides and not is_proven(request.scope):
             return refused(HTTPStatus.FORBIDDEN, NEEDS_TOKEN, shown)
         try:
-            given = Given(
-                dict(request.path_params), request.headers.get(AGENT_HEADER), rights_of(request.scope)
-            )
+            given = Given(dict(request.path_params), request.headers.get(AGENT_HEADER), rights)
             answer = await operation.handler(given, **await _decoded(operation, request))
         except BadRequestError as error:
             return refused(error.status, error.detail, shown)
@@ -486,14 +484,7 @@ def page_routes() -> list[Route]:
     for file in _FOLDER.iterdir():
         if kind := MEDIA_TYPES.get(file.suffix):
             answers[f"{PATH}/{file.name}"] = Response(file.read_bytes(), 200, PAGE_HEADERS, kind)
-    return [Route(path, _answering(answer), methods=["GET"]) for path, answer in answers.items()]
-
-
-def _answering(answer: Response) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(_request: Request) -> Response:
-        return answer
-
-    return endpoint
+    return [Route(path, answer, methods=["GET"]) for path, answer in answers.items()]
 
 
 def routes(

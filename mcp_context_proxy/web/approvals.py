@@ -15,13 +15,13 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from mcp_context_proxy.statistics import seconds_of
-from mcp_context_proxy.store import ApprovalRow, Store
+from mcp_context_proxy.store import Store
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.approval import Approvals
 from mcp_context_proxy.trust.audit import KINDS, AuditLog, selecting, summary
 from mcp_context_proxy.trust.audit_file import AuditFile
-from mcp_context_proxy.trust.decisions import ApprovalError, Change, changes, decide, hash_of
+from mcp_context_proxy.trust.decisions import ApprovalError, changes, decide, hash_of
 from mcp_context_proxy.trust.fingerprints import State
 from mcp_context_proxy.web import (
     LISTED_MOST,
@@ -142,12 +142,27 @@ class ApprovalsApi(Api):
             for change in changes(self._store, server, days=SHOWN_DAYS, most=SHOWN)
         ]
         found.sort(key=lambda pair: not pair[1].waits)
-        return [_changed_definition(server, change) for server, change in found[:SHOWN]]
+        return [
+            ChangedDefinition(
+                server=server,
+                kind=change.row.kind,
+                name=change.row.name,
+                state=change.row.state,
+                standing=change.standing,
+                waits=change.waits,
+                version=change.row.version,
+                time=change.row.time,
+                hash=hash_of([change.row]) if change.is_whole else "",
+                differences=list(change.lines),
+            )
+            for server, change in found[:SHOWN]
+        ]
 
     async def _decide(self, given: Given, names: list[str], state: State, **more: Any) -> Decided:
         server = given.path["server"]
+        decision = partial(decide, self._store, server, names, state, by=BY, **more)
         try:
-            rows = await in_thread(partial(self._decided, server, names, state, **more))
+            rows = await in_thread(self._approvals.take, decision)
         except ApprovalError as error:
             raise BadRequestError(HTTPStatus.CONFLICT, f"{error}.") from None
         self._on_decided()
@@ -156,25 +171,6 @@ class ApprovalsApi(Api):
             named = rows[0].name if len(rows) == 1 else None
             note_order(self._audit, given, order, server=server, tool=named, definitions=str(len(rows)))
         return Decided(len(rows))
-
-    def _decided(self, server: str, names: list[str], state: State, **more: Any) -> list[ApprovalRow]:
-        return self._approvals.take(partial(decide, self._store, server, names, state, by=BY, **more))
-
-
-def _changed_definition(server: str, change: Change) -> ChangedDefinition:
-    row = change.row
-    return ChangedDefinition(
-        server=server,
-        kind=row.kind,
-        name=row.name,
-        state=row.state,
-        standing=change.standing,
-        waits=change.waits,
-        version=row.version,
-        time=row.time,
-        hash=hash_of([row]) if change.is_whole else "",
-        differences=list(change.lines),
-    )
 
 
 EntryKind = Annotated[str, Meta(pattern=f"^({'|'.join(KINDS)})$", description=f"One of {', '.join(KINDS)}.")]

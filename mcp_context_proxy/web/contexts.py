@@ -267,7 +267,9 @@ class ContextsApi(Api):
     @Operation("GET", "/requests/{request}/replay", answer=ReplayedResponse, problems=(HTTPStatus.NOT_FOUND,))
     async def _replay_request(self, given: Given) -> dict[str, Any]:
         """A past request, answered again from today's catalog, and the difference; nothing is recorded."""
-        return replay_data(await self._past.replayed(await self._request(given)))
+        replayed = await self._past.replayed(await self._request(given))
+        contexts = {"then": as_data(replayed.then), "now": as_data(replayed.now)}
+        return {**contexts, "items": msgspec.to_builtins(replayed.items)}
 
     async def _request(self, given: Given) -> RequestContext:
         context = await self._contexts.request(given.path["request"])
@@ -297,12 +299,23 @@ class ContextsApi(Api):
     @Operation("POST", "/context/text", answer=ContextText)
     async def _write_context(self, given: Given, body: TextWanted) -> dict[str, Any]:
         """The rules, references and tools for a query, as a text for a model."""
-        return await text_for(self._contexts, body, given.principal.name)
+        answer = await self._contexts.select(
+            body.query[:QUERY_CHARACTERS],
+            overrides=Overrides(max_tokens=body.max_tokens),
+            owner=given.principal.name,
+            deliver="prompt",
+        )
+        text = context_text(answer.context, answer.found.snapshot, answer.recalled, answer.told)
+        return {"request": as_data(answer.context), "text": text}
 
     @Operation("GET", "/explain", answer=ExplanationResponse, problems=(HTTPStatus.NOT_FOUND,))
     async def _explain(self, given: Given, wanted: ExplanationWanted) -> dict[str, Any]:
         """Reasons for which an item is chosen for a query or not, with each part of its score."""
-        return await explanation(self._contexts, wanted)
+        explained = await self._contexts.explain(wanted.query, wanted.kind, wanted.name, wanted.server)
+        data: dict[str, Any] = msgspec.to_builtins(explained)
+        if explained.score is not None:
+            data["score"]["terms"] = terms_data(explained.score.terms)
+        return data
 
     @Operation("GET", "/sessions", answer=SessionsResponse)
     async def _list_sessions(self, given: Given, wanted: Describe) -> dict[str, Any]:
@@ -410,35 +423,6 @@ class ContextsApi(Api):
             elif isinstance(item, Tool):
                 one.update(danger_data(item))
         return data
-
-
-async def text_for(contexts: ContextEngine, wanted: TextWanted, owner: str | None = None) -> dict[str, Any]:
-    answer = await contexts.select(
-        wanted.query[:QUERY_CHARACTERS],
-        overrides=Overrides(max_tokens=wanted.max_tokens),
-        owner=owner,
-        deliver="prompt",
-    )
-    text = context_text(answer.context, answer.found.snapshot, answer.recalled, answer.told)
-    return {"request": as_data(answer.context), "text": text}
-
-
-async def explanation(contexts: ContextEngine, wanted: ExplanationWanted) -> dict[str, Any]:
-    """Return the reasons for which an item is chosen for a query or not.
-
-    Raises:
-        UnknownItemError: there is no such item.
-    """
-    explained = await contexts.explain(wanted.query, wanted.kind, wanted.name, wanted.server)
-    data: dict[str, Any] = msgspec.to_builtins(explained)
-    if explained.score is not None:
-        data["score"]["terms"] = terms_data(explained.score.terms)
-    return data
-
-
-def replay_data(replayed: ReplayedRequest) -> dict[str, Any]:
-    contexts = {"then": as_data(replayed.then), "now": as_data(replayed.now)}
-    return {**contexts, "items": msgspec.to_builtins(replayed.items)}
 
 
 def _may(role: Role, given: Given, owner: str | None) -> bool:

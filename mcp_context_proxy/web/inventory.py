@@ -22,7 +22,7 @@ from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.selection import unknown_names
 from mcp_context_proxy.downstream.fleet import Fleet, address, failure, server_facts, working_folder
 from mcp_context_proxy.embedding.embeddings import TokenCounter
-from mcp_context_proxy.errors import ServerUnavailableError, UnknownItemError
+from mcp_context_proxy.errors import ServerUnavailableError, UnknownItemError, some_of
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.installation.journal import Switched, switch
 from mcp_context_proxy.items import Kind, Snapshot, ToolClass
@@ -328,10 +328,6 @@ def remarks(proxy: Served) -> list[tuple[str, str]]:
 _WITHHELD: Final = pattern(r"([a-z ]+) ('.*') is withheld: (.*)")
 
 
-REMARKS_NAMED: Final = 5
-"""Definitions that a remark on several names."""
-
-
 def remarks_together(proxy: Served) -> Iterator[tuple[str, str]]:
     """Yield the remarks with their server; those that withhold definitions for one reason are one."""
     groups: dict[tuple[str, str, str], list[str]] = {}
@@ -345,9 +341,7 @@ def remarks_together(proxy: Served) -> Iterator[tuple[str, str]]:
         elif len(those) == 1:
             yield server, f"{kind} {those[0]} is withheld: {reason}"
         else:
-            more = len(those) - REMARKS_NAMED
-            listed = ", ".join(those[:REMARKS_NAMED]) + (f" and {more:,} more" if more > 0 else "")
-            yield server, f"{len(those):,} {kind}s are withheld: {reason}: {listed}"
+            yield server, f"{len(those):,} {kind}s are withheld: {reason}: {some_of(those)}"
 
 
 def failures(proxy: Served) -> dict[str, str]:

@@ -43,7 +43,7 @@ from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import assigned, in_thread
-from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Role
+from mcp_context_proxy.trust import ACTING, Principal, Role
 from mcp_context_proxy.trust.audit import PROXY
 from mcp_context_proxy.web import (
     Api,
@@ -243,7 +243,19 @@ class RunningApi(Api):
     )
     async def _call_tool(self, given: Given, body: CallWanted) -> CallAnswer:
         """Call a tool as a host would; the call is in the audit and in the statistics."""
-        return await call_tool(self._proxy, body, given.principal)
+        gateway, principal = self._proxy.gateway, given.principal
+        name = exposed_name(self._proxy, body.tool, body.server)
+        # A replica sees only its share of requests that belong to no session.
+        if not gateway.quota.take(principal, spread=True):
+            raise BadRequestError(HTTPStatus.TOO_MANY_REQUESTS, sentence(gateway.quota))
+        params = {"name": envelope.raw(name), "arguments": envelope.raw(body.arguments)}
+        try:
+            with gateway.drain.busy():
+                result = await gateway.handle("tools/call", params, _caller(principal))
+        except RequestError as error:
+            raise BadRequestError(HTTPStatus.BAD_GATEWAY, f"{one_line(error.message)}.") from None
+        failed = bytes(envelope.members(result).get("isError", b"false")) == b"true"
+        return CallAnswer(name, failed, Raw(result))
 
     @Operation("POST", "/stop", problems=(HTTPStatus.CONFLICT,), role=Role.ADMIN, decides=True)
     async def _stop_proxy(self, given: Given) -> Done:
@@ -253,26 +265,6 @@ class RunningApi(Api):
         note_order(self._proxy.audit, given, "stop")
         self._proxy.stop()
         return Done("The proxy stops, after the requests that are under way.")
-
-
-async def call_tool(proxy: Served, wanted: CallWanted, principal: Principal = THE_USER) -> CallAnswer:
-    """Call a tool as a host would, and return its result.
-
-    Raises:
-        BadRequestError: there is no such tool, or it cannot be called.
-    """
-    name = exposed_name(proxy, wanted.tool, wanted.server)
-    # A replica sees only its share of requests that belong to no session.
-    if not proxy.gateway.quota.take(principal, spread=True):
-        raise BadRequestError(HTTPStatus.TOO_MANY_REQUESTS, sentence(proxy.gateway.quota))
-    params = {"name": envelope.raw(name), "arguments": envelope.raw(wanted.arguments)}
-    try:
-        with proxy.gateway.drain.busy():
-            result = await proxy.gateway.handle("tools/call", params, _caller(principal))
-    except RequestError as error:
-        raise BadRequestError(HTTPStatus.BAD_GATEWAY, f"{one_line(error.message)}.") from None
-    failed = bytes(envelope.members(result).get("isError", b"false")) == b"true"
-    return CallAnswer(name, failed, Raw(result))
 
 
 def _group(client: DownstreamClient) -> int | None:
