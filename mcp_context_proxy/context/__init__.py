@@ -208,7 +208,7 @@ def _domain(options: DomainOptions, level: DomainOverrides, calibrated: bool) ->
         if not calibrated:
             options = replace(options, include_score=None, by_fit=False)
     given = {"top_k": level.top_k, "top_n": level.top_n, "include_score": level.include_score}
-    numbers = {name: value for name, value in given.items() if value is not None}
+    numbers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if level.top_n is not None:
         # An explicit number is a promise: no score adds to it or takes from it.
         options = replace(options, by_fit=False)
