@@ -39,7 +39,12 @@ from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.item_metadata import DESTRUCTIVE, tag_label
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.system.process import collect_garbage_seldom, limit_malloc_arenas, unmap_files
+from mcp_context_proxy.system.process import (
+    collect_garbage_seldom,
+    limit_malloc_arenas,
+    trim_periodically,
+    unmap_files,
+)
 
 SIZES = (1_000, 3_000, 10_000, 100_000)
 QUERIES = (
@@ -204,6 +209,7 @@ async def stalls(act: Callable[[], Any]) -> tuple[float, float]:
 
     async with anyio.create_task_group() as group:
         group.start_soon(run, group.cancel_scope)
+        group.start_soon(trim_periodically)  # as a proxy does
         while True:
             before = time.perf_counter()
             with anyio.CancelScope(shield=True):

@@ -329,7 +329,9 @@ class Postings(Struct, frozen=True, eq=False, dict=True):
         sizes = np.bincount(terms, minlength=vocabulary.size)
         (used,) = sizes.nonzero()
         offsets = np.append(0, np.cumsum(sizes[used]))
-        return cls(vocabulary[used], offsets, _small(cells[order], lengths.size), counts[order], lengths)
+        return cls(
+            vocabulary[used], offsets, small_numbers(cells[order], lengths.size), counts[order], lengths
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[Postings]) -> Postings:
@@ -447,7 +449,7 @@ def count_terms(items: Iterable[Fields]) -> TermCounts:
     cells, numbered = np.divmod(both, max(vocabulary.size, 1))
     most = np.array([MAX_COUNT_OF_TEXT if field == "text" else MAX_COUNT for field in FIELDS])
     counts = np.minimum(counts, most[cells % len(FIELDS)])
-    small = [_small(one, int(one.max(initial=0))) for one in (counts, by_field)]
+    small = [small_numbers(one, int(one.max(initial=0))) for one in (counts, by_field)]
     return TermCounts(Postings.of(vocabulary, numbered, cells, *small))
 
 
@@ -458,7 +460,7 @@ def join_counts(parts: Sequence[TermCounts]) -> TermCounts:
     return TermCounts(_together(parts)) if parts else count_terms(())
 
 
-def _small(numbers: Small, highest: int) -> Small:
+def small_numbers(numbers: Small, highest: int) -> Small:
     """Return numbers in as little memory as they need: there are some fifty for each tool."""
     for kind in (np.uint8, np.uint16):
         if highest <= np.iinfo(kind).max:

@@ -23,8 +23,10 @@ from mcp_context_proxy.retrieval.bm25 import (
     Group,
     LexicalIndex,
     LexicalScores,
+    Small,
     TermCounts,
     grouped,
+    small_numbers,
 )
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.item_metadata import ORDERS, item_text, metadata_of
@@ -125,8 +127,10 @@ class Reading(Struct, frozen=True, eq=False):
     """Kind of each item, as a position in `KINDS`."""
     names: NDArray[np.int64]
     """[items, 2]: hashes of the keys of its own and its exposed name (`text.name_key`)."""
-    labels: NDArray[np.int64]
-    """Hashes of the labels of the items (`item_metadata`), item by item."""
+    known_labels: NDArray[np.int64]
+    """Hashes of the labels that occur (`item_metadata`), ascending."""
+    labels: Small
+    """Positions of the labels of the items among these, item by item."""
     label_counts: NDArray[np.int64]
     """Number of labels of each item."""
     evidence: Evidence
@@ -142,13 +146,18 @@ class Reading(Struct, frozen=True, eq=False):
     @classmethod
     def joined(cls, readings: Sequence[Reading]) -> Reading:
         """Join several."""
+        known = np.concatenate([np.zeros(0, np.int64), *(one.known_labels for one in readings)])
+        known, numbers = np.unique(known, return_inverse=True)
+        numbered = np.split(numbers, np.cumsum([one.known_labels.size for one in readings]))
+        labels = [own[one.labels] for one, own in zip(readings, numbered, strict=False)]
         return cls(
             tuple(chain.from_iterable(one.items for one in readings)),
             np.concatenate([np.zeros(0, np.int64), *(one.texts for one in readings)]),
             np.concatenate([np.zeros(0, np.int64), *(one.sizes for one in readings)]),
             np.concatenate([np.zeros(0, np.uint8), *(one.kinds for one in readings)]),
             np.concatenate([np.zeros((0, 2), np.int64), *(one.names for one in readings)]),
-            np.concatenate([np.zeros(0, np.int64), *(one.labels for one in readings)]),
+            known,
+            small_numbers(np.concatenate([np.zeros(0, np.int64), *labels]), known.size),
             np.concatenate([np.zeros(0, np.int64), *(one.label_counts for one in readings)]),
             Evidence.joined([one.evidence for one in readings]),
             np.concatenate([np.zeros(0, np.uint8), *(one.actions for one in readings)]),
@@ -170,6 +179,7 @@ class Reading(Struct, frozen=True, eq=False):
             sizes,
             self.kinds[places],
             self.names[places],
+            self.known_labels,
             spans(self.labels, np.cumsum(self.label_counts)[places] - label_counts, label_counts)[0],
             label_counts,
             self.evidence.take(places),
@@ -179,7 +189,10 @@ class Reading(Struct, frozen=True, eq=False):
 
     def labelled(self, label: int) -> NDArray[np.intp]:
         """Return the places of the items that have a label, given by its hash."""
-        found = np.flatnonzero(self.labels == label)
+        at = int(self.known_labels.searchsorted(label))
+        if at == self.known_labels.size or int(self.known_labels[at]) != label:
+            return np.zeros(0, np.intp)
+        found = np.flatnonzero(self.labels == at)
         return np.searchsorted(np.cumsum(self.label_counts), found, side="right")
 
 
@@ -352,7 +365,7 @@ class Index(Struct, frozen=True, eq=False):
 
     def has_label(self, label: str) -> bool:
         """Return whether any item has a label (`item_metadata`)."""
-        return any(hash(label) in group.whole.labels for group in self.readings)
+        return any(hash(label) in group.whole.known_labels for group in self.readings)
 
     def allowed(self, filters: Filters) -> NDArray[np.bool_]:
         """Return a mask of the items that meet the filters, as `Filters.allow` would for each of them."""

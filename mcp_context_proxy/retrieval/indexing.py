@@ -30,7 +30,13 @@ from mcp_context_proxy.items import (
     Source,
     Tool,
 )
-from mcp_context_proxy.retrieval.bm25 import LexicalScores, TermCounts, count_terms, join_counts
+from mcp_context_proxy.retrieval.bm25 import (
+    LexicalScores,
+    TermCounts,
+    count_terms,
+    join_counts,
+    small_numbers,
+)
 from mcp_context_proxy.retrieval.index import (
     KINDS,
     Identity,
@@ -275,13 +281,16 @@ def read_items(
     names = [
         (hash(name_key(item.name)), hash(name_key(name))) for item, name in zip(items, exposed, strict=True)
     ]
+    hashes = np.fromiter(chain.from_iterable(labels), np.int64)
+    known_labels, numbered = np.unique(hashes, return_inverse=True)
     reading = Reading(
         items=tuple(items),
         texts=np.fromiter(map(hash, chain.from_iterable(chunks)), np.int64),
         sizes=np.array([len(own) for own in chunks], np.int64),
         kinds=np.array([KINDS.index(item.kind) for item in items], np.uint8),
         names=np.array(names, np.int64).reshape(-1, 2),
-        labels=np.fromiter(chain.from_iterable(labels), np.int64),
+        known_labels=known_labels,
+        labels=small_numbers(numbered, known_labels.size),
         label_counts=np.array([len(own) for own in labels], np.int64),
         evidence=Evidence.of(items, [fields.title for fields, _ in texts]),
         actions=np.array([effect_of(item.name) if isinstance(item, Tool) else 0 for item in items], np.uint8),
