@@ -398,7 +398,7 @@ class BoundedConnection(H11Protocol):
         while data and self._missing() is _Phase.HEADERS:
             part, data = data[:HEADER_STEP], data[HEADER_STEP:]
             super().data_received(part)
-        if len(data) > CHUNKS_STEP and any(name == b"transfer-encoding" for name, _ in self.headers):
+        if len(data) > CHUNKS_STEP and any(name == b"transfer-encoding" for name, _ in self.headers or ()):
             data, self._ahead = data[:CHUNKS_STEP], data[CHUNKS_STEP:]
             self.flow.pause_reading()
             self.loop.call_soon(self._take_ahead)
