@@ -49,7 +49,6 @@ from mcp_context_proxy.cli.terminal import (
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind, SearchFilters
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.system.process import private_opener
 
 if TYPE_CHECKING:
     from mcp_context_proxy.config import Config
@@ -355,18 +354,14 @@ def forget(
 def export_command(config: Config, file: Path, agent: str | None, kind: str | None) -> None:
     """Write the interactions to FILE, a line of JSON each; - is the standard output."""
     from mcp_context_proxy.interactions import scope_of
-    from mcp_context_proxy.interactions.transfer import export_lines
+    from mcp_context_proxy.interactions.transfer import export_file, export_lines
 
     with open_configured_store(config) as store:
-        lines = export_lines(store.interactions, scope_of(agent, kind))
+        scope = scope_of(agent, kind)
         if str(file) == "-":
-            sys.stdout.buffer.writelines(lines)
+            sys.stdout.buffer.writelines(export_lines(store.interactions, scope))
             return
-        count = 0
-        with open(file, "wb", opener=private_opener) as out:
-            for line in lines:
-                out.write(line)
-                count += 1
+        count = export_file(store.interactions, scope, file)
     results().say(f"Wrote {counted(count, 'interaction')} to {file}.")
 
 

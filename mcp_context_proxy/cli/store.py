@@ -29,7 +29,7 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, print_answer, resu
 from mcp_context_proxy.config import Config, StoreConfig
 from mcp_context_proxy.errors import DataFileError, StoreError
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.system.process import private_opener
+from mcp_context_proxy.system.process import write_private
 
 if TYPE_CHECKING:
     from mcp_context_proxy.cluster import ContextTable, ReplicaTable
@@ -116,8 +116,7 @@ def export(config: Config, file: Path | None) -> None:
         click.echo(text, nl=False)
         return
     try:
-        with open(file, "wb", opener=private_opener) as out:
-            out.write(text)
+        write_private(file, text)
     except OSError as error:
         raise DataFileError(file, None, f"it cannot be written ({error.strerror or error})") from None
 

@@ -26,7 +26,7 @@ from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.interactions import BATCH, MESSAGE, Backfilled, InteractionMemory, backfill, scope_of
 from mcp_context_proxy.store import IN_MEMORY, Interaction, InteractionScope, InteractionStore, open_store
-from mcp_context_proxy.system.process import private_opener, time_of_day
+from mcp_context_proxy.system.process import time_of_day, write_private
 
 WRITTEN_TOGETHER: Final = 500
 """Interactions of one transaction: an import that is interrupted loses no more."""
@@ -94,6 +94,19 @@ def export_lines(store: InteractionStore, scope: InteractionScope) -> Iterator[b
             ):
                 line = _Line(one.agent_name, one.interaction_type, one.content, one.time, one.owner)
                 yield msgspec.json.encode(line) + b"\n"
+
+
+def export_file(store: InteractionStore, scope: InteractionScope, path: Path) -> int:
+    """Write interactions to a file and return how many; the former file stays until all are written."""
+    count = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal count
+        for count, line in enumerate(export_lines(store, scope), 1):  # noqa: B007 - the last one is returned
+            yield line
+
+    write_private(path, counted())
+    return count
 
 
 def import_file(
@@ -274,13 +287,12 @@ class Interactions(InteractionMemory):
     def export(
         self, path: Path | str, agent_name: str | None = None, interaction_type: str | None = None
     ) -> int:
-        """Write interactions to a file, a line of JSON each, without embeddings; return how many."""
-        count, scope = 0, scope_of(agent_name, interaction_type)
-        with open(path, "wb", opener=private_opener) as file:
-            for line in export_lines(self._opened.interactions, scope):
-                file.write(line)
-                count += 1
-        return count
+        """Write interactions to a file, a line of JSON each, without embeddings; return how many.
+
+        Raises `OSError` if it cannot be written; a former file is still there.
+        """
+        scope = scope_of(agent_name, interaction_type)
+        return export_file(self._opened.interactions, scope, Path(path))
 
     def import_from(
         self,

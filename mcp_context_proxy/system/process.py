@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -355,23 +355,23 @@ def make_private(file: Path) -> bool:
     return False
 
 
-def private_opener(path: str, flags: int) -> int:
-    """Open a file for `open`; one that is made by it can only be read by its owner."""
-    return os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR)
-
-
-def write_private(path: Path, content: bytes, *, new: bool = False) -> None:
+def write_private(path: Path, content: bytes | Iterable[bytes], *, new: bool = False) -> None:
     """Write a file whole that only its owner may read: readers find the former content or all of this.
 
-    With `new`, a file that is there already stays: of two processes one wins. Raises `OSError` if it cannot
-    be written; the former content is still there.
+    With `new`, a file that is there already stays: of two processes one wins. A pipe or a device is written
+    as it is. Raises `OSError` if it cannot be written; the former content is still there.
     """
+    pieces = [content] if isinstance(content, bytes) else content
+    if path.exists() and not path.is_file():
+        with path.open("wb") as other:
+            other.writelines(pieces)
+        return
     make_private_folder(path.parent)
     remove_left(path, "-")
     descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         if new:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sqlite3
 import time
 from contextlib import closing
@@ -13,7 +14,7 @@ import pytest
 
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.interactions import InteractionMemory
-from mcp_context_proxy.interactions.transfer import MessageTable, export_lines, import_file
+from mcp_context_proxy.interactions.transfer import MessageTable, export_file, export_lines, import_file
 from mcp_context_proxy.store import InteractionScope, Store, open_store
 
 from .conftest import DAY, NOW, Clock, Words, memory_in, said
@@ -46,6 +47,27 @@ def test_what_is_exported_can_be_imported_elsewhere(
         assert contents(other) == contents(memory)
         again = import_file(other, file)
         assert (again.kept, again.known) == (0, 3)
+
+
+def test_an_export_that_cannot_be_written_leaves_the_former_one(
+    memory: InteractionMemory, store: Store, tmp_path: Path
+) -> None:
+    file = tmp_path / "exported" / "interactions.jsonl"
+    memory.add([said("one")])
+    assert export_file(store.interactions, InteractionScope(), file) == 1
+    former = file.read_bytes()
+    memory.add([said("words " * 1_000)])
+
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, most))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            export_file(store.interactions, InteractionScope(), file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    assert file.read_bytes() == former
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_the_export_can_be_limited_to_an_agent_or_a_type(memory: InteractionMemory, store: Store) -> None:
