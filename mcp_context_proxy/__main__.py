@@ -55,14 +55,17 @@ def main() -> None:
 
 
 def joins(arguments: Sequence[str]) -> bool:
-    """Return whether a command line is a ``serve`` over stdio that may share a proxy."""
+    """Return whether a command line is a ``serve`` over stdio that may share a proxy.
+
+    The command line proper words the errors about all others.
+    """
     words = iter(arguments)
     for word in words:
-        if word in {"--config", "--log-level", "--profile", "--preset"}:
-            next(words, None)
-        elif word not in {"serve", "--shared"} and not word.startswith(
-            ("--config=", "--log-level=", "--profile=", "--preset=")
-        ):
+        name, joined, value = word.partition("=")
+        if name in {"--config", "--log-level", "--profile", "--preset"}:
+            if (value if joined else next(words, "-")).startswith("-"):
+                return False  # its value is missing
+        elif word not in {"serve", "--shared"}:
             return False
     return True
 

@@ -154,6 +154,19 @@ def test_log_of_each_host_has_the_mistakes_in_the_configuration_and_in_its_own_p
         assert b"servers.work.env.A: must be text in quotes, not a whole number" in done.stderr
 
 
+@pytest.mark.parametrize("options", [("--preset",), ("--profile", "chat", "--preset"), ("--config",)])
+def test_an_option_without_its_value_is_told_to_the_host(machine: Machine, options: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        real_command("serve", *options, shared=True),
+        input=b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n',
+        capture_output=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder), "HOME": str(machine.folder)},
+        check=False,
+    )
+
+    assert f"Option '{options[-1]}' requires an argument" in json.loads(done.stdout)["error"]["message"]
+
+
 @pytest.mark.parametrize("stderr", ["closed", "without a reader", "full"])
 def test_session_whose_host_takes_no_messages_for_people_is_served(machine: Machine, stderr: str) -> None:
     machine.config.write_text("[servers.work]\ncomand = 'x'\n", encoding="utf-8")
