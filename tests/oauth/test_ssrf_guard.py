@@ -64,11 +64,12 @@ async def test_a_server_that_sends_one_byte_after_the_other_delays_nobody_for_lo
     None
 ):
     async def drip(stream: anyio.abc.SocketStream) -> None:
-        with suppress(anyio.BrokenResourceError):
-            await stream.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n{")
-            while True:
-                await stream.send(b" ")
-                await anyio.sleep(0.01)
+        async with stream:
+            with suppress(anyio.BrokenResourceError):
+                await stream.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n{")
+                while True:
+                    await stream.send(b" ")
+                    await anyio.sleep(0.01)
 
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = listener.extra(anyio.abc.SocketAttribute.local_port)
