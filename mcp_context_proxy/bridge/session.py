@@ -56,8 +56,9 @@ LOG_SHOWN: Final = 2_000
 """Bytes of the end of the log that are shown if the proxy does not start."""
 REASON_SHOWN: Final = 1_000
 """Characters of it in the answers to the requests that wait."""
-PROBLEMS_START: Final = b'{"bridge":'
-"""Beginning of the line in which the proxy tells its problems ahead of everything; no message begins so."""
+TOLD_START: Final = b'{"bridge":'
+"""Beginning of the first line of the proxy, with its problems, and of the last one of a proxy that stops,
+with the number of bytes that it has taken; no message begins so."""
 
 _RESPONSE_ID: Final = re.compile(rb'\{"jsonrpc":"2\.0","id":("(?:[^"\\]|\\.)*"|-?\d+)')
 _INTERRUPTED: Final = (
@@ -96,8 +97,12 @@ class Bridge:
         self._place, self._peer, self._greeting = place, peer, greeting
         self._log_start = 0
         """Bytes of the log that earlier proxies had written."""
-        self._under_way: set[int | str] = set()
-        """Ids of the host's requests that are not answered."""
+        self._under_way: dict[int | str, tuple[int, bytes]] = {}
+        """The host's requests that are not answered, by id, each with the bytes sent before its end."""
+        self._sent = 0
+        """Bytes that the present proxy was sent, or the one that has gone."""
+        self._taken: int | None = None
+        """How many of them it has taken, as it said when it stopped; None as long as it has not."""
         self._answered_early: set[int | str] = set()
         """Ids of those that were answered before they were noted."""
         self._noting = threading.Lock()
@@ -116,6 +121,7 @@ class Bridge:
         """Pass lines on until the host closes its end."""
         with suppress(OSError):
             self._peer.sendall(self._greeting)
+        self._sent = len(self._greeting)
         reading = threading.Thread(target=self._read_proxy, daemon=True)
         reading.start()
         for lines in _blocks(0, HELD_BYTES):
@@ -129,14 +135,20 @@ class Bridge:
         with self._turn:
             # After an error, the other thread sees the end, tells the host, and opens the session anew. A
             # line that is no request is lost with the proxy that it was for.
-            with suppress(OSError):
-                self._peer.sendall(lines)
-            if lines.endswith(b"\n"):
-                # The proxy works on them meanwhile.
-                for line in _each(lines):
-                    self._track(line)
-                # Nothing that was sent is left to be noted.
-                self._answered_early.clear()
+            self._send(lines)
+
+    def _send(self, lines: bytes) -> None:
+        with suppress(OSError):
+            self._peer.sendall(lines)
+        if not lines.endswith(b"\n"):
+            self._sent += len(lines)
+            return
+        # The proxy works on them meanwhile.
+        for line in _each(lines):
+            self._sent += len(line) + (not line.endswith(b"\n"))
+            self._track(line)
+        # Nothing that was sent is left to be noted.
+        self._answered_early.clear()
 
     def _track(self, line: bytes) -> None:
         """Note the id of a request, and the messages that open a session."""
@@ -154,14 +166,14 @@ class Bridge:
             params = message.get("params")
             key = params.get("requestId") if isinstance(params, dict) else None
             if isinstance(key, int | str):
-                self._under_way.discard(key)
+                self._under_way.pop(key, None)
             return
         if isinstance(key, int | str):
             with self._noting:
                 if key in self._answered_early:
                     self._answered_early.discard(key)
                 else:
-                    self._under_way.add(key)
+                    self._under_way[key] = (self._sent, line)
 
     def _read_proxy(self) -> None:
         """Pass the proxy's lines to the host; replace it when it goes away."""
@@ -170,10 +182,7 @@ class Bridge:
         self._wait_for_first_answer()
         while True:
             for block in _blocks(self._peer):
-                lines = block
-                if lines.startswith(PROBLEMS_START):
-                    problems, _, lines = lines.partition(b"\n")
-                    _log(*(f"WARNING: {text}" for text in json.loads(problems)["bridge"]["problems"]))
+                lines = self._without_told(block)
                 failures = 0 if lines else failures
                 if skip is not None:
                     lines, skip = _without_answer(lines, skip)
@@ -187,6 +196,18 @@ class Bridge:
             if failures > TRIES:
                 self._give_up()
             skip = self._replace()
+
+    def _without_told(self, lines: bytes) -> bytes:
+        """Take the lines for the bridge itself, first and last ones, from those for the host."""
+        for _ in range(2):
+            start = 0 if lines.startswith(TOLD_START) else lines.rfind(b"\n", 0, -1) + 1
+            if not lines.startswith(TOLD_START, start):
+                break
+            line, _, rest = lines[start:].partition(b"\n")
+            lines, told = lines[:start] + rest, json.loads(line)["bridge"]
+            self._taken = told.get("taken", self._taken)
+            _log(*(f"WARNING: {text}" for text in told.get("problems", ())))
+        return lines
 
     def _wait_for_first_answer(self) -> None:
         told = False
@@ -202,9 +223,7 @@ class Bridge:
         for line in _each(lines):
             if (key := _answered_id(line)) is not None:
                 with self._noting:
-                    if key in self._under_way:
-                        self._under_way.discard(key)
-                    else:
+                    if self._under_way.pop(key, None) is None:
                         self._answered_early.add(key)
 
     def _replace(self) -> int | str | None:
@@ -212,23 +231,27 @@ class Bridge:
         time.sleep(WAIT_SECONDS)
         with self._turn:
             waiting = self._opened in self._under_way
-            lost, self._under_way = self._under_way - {self._opened}, set()
-            for key in sorted(lost, key=str):
-                _write(_error(key, _INTERRUPTED))
+            for key in sorted(self._under_way.keys() - {self._opened}, key=str):
+                if self._taken is None or self._ended or self._under_way[key][0] <= self._taken:
+                    del self._under_way[key]
+                    _write(_error(key, _INTERRUPTED))
             if self._ended and self._answered:
                 return None  # the host has gone meanwhile, and needs no other proxy
             try:
                 self._peer.close()
                 self._log_start = _size(self._place.log)
                 self._peer = connect(self._place)
-                for line in (self._greeting, *self._opening):
-                    self._peer.sendall(line)
-                if self._ended:
-                    self._peer.shutdown(socket.SHUT_WR)
+                opening = b"".join((self._greeting, *self._opening))
+                self._peer.sendall(opening)
             except (OSError, JoinError):
                 return self._opened
-            if waiting and self._opened is not None:
-                self._under_way.add(self._opened)
+            self._sent, self._taken = len(opening), None
+            for key in [key for key in self._under_way if key != self._opened]:
+                self._send(self._under_way[key][1].rstrip(b"\n") + b"\n")
+            if self._ended:
+                with suppress(OSError):
+                    self._peer.shutdown(socket.SHUT_WR)
+            if waiting:
                 return None
             return self._opened if self._opening else None
 

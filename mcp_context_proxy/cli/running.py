@@ -206,8 +206,9 @@ class AnswerSource:
         found = [] if self._fresh else running(self.file, os.environ)
         if len(found) > 1:
             # They differ in what their hosts' environments give to servers.
-            name = Path(found[0]).name
-            text = f"{len(found)} proxies run for this configuration; this one is asked: {name}"
+            process = process_of(found[0])
+            which = Path(found[0]).name if process is None else f"process {process}"
+            text = f"{len(found)} proxies run for this configuration; {which} is asked"
             messages().say(Text(text, style="dim"))
         return RunningProxy(found[0]) if found else None
 

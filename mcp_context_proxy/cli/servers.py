@@ -76,7 +76,8 @@ def _show_servers(console: Terminal, found: dict[str, list[dict[str, Any]]]) -> 
     for facts in servers:
         numbers = [f"{facts[key]:,}" if key in facts else "-" for key in ("tools", "resources", "prompts")]
         plain = [facts.get("era", "-"), facts.get("protocol", "-"), *numbers, duration(facts.get("start_ms"))]
-        name, state = Text(facts["name"], style="cyan"), Text(facts["state"], style=STYLES[facts["state"]])
+        name = Text(facts["name"], style="cyan")
+        state = Text(facts["state"], style=STYLES.get(facts["state"], "yellow"))
         rows.append([name, state, *map(Text, plain), Text(facts["address"], style="dim")])
     console.columns(rows, right=(4, 5, 6, 7), useful=ADDRESS_CELLS)
     for facts in servers:

@@ -436,10 +436,15 @@ def server_facts(client: DownstreamClient, findings: list[str], turned_off: int)
     ``findings`` are about its definitions; the configuration turns ``turned_off`` of its tools off.
     """
     introduction, listing = client.introduction, client.listing
-    failed = bool(client.cause) or introduction is None
+    if client.cause:
+        state = "failed"
+    elif introduction is None:
+        state = client.standing
+    else:
+        state = "asleep" if client.state is ServerState.ASLEEP else "ready"
     facts: dict[str, Any] = {
         "name": client.name,
-        "state": "failed" if failed else "asleep" if client.state is ServerState.ASLEEP else "ready",
+        "state": state,
         "address": address(client.config),
         "findings": findings,
     }
@@ -460,6 +465,6 @@ def server_facts(client: DownstreamClient, findings: list[str], turned_off: int)
             "resources": len(listing.resources) + len(listing.templates),
             "prompts": len(listing.prompts),
         }
-    if failed:
+    if client.cause:
         facts |= {"cause": failure(client), "stderr": last_output(client), "stdout": strays(client)}
     return facts

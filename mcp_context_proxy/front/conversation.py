@@ -121,8 +121,13 @@ class Conversation:
         limits: Limits,
         channel: HostChannel,
         rights: Principal = THE_USER,
+        has_successor: bool = False,
     ) -> None:
-        """Converse over `channel`; `rights` are those of the host."""
+        """Converse over `channel`; `rights` are those of the host.
+
+        If the conversation `has_successor`, another proxy gets the requests that come once this one stops.
+        """
+        self._has_successor = has_successor
         self._negotiation, self._gateway = negotiation, negotiation.gateway
         self._limits, self._channel, self._rights = limits, channel, rights
         self._context = copy_context()
@@ -190,6 +195,11 @@ class Conversation:
     def _under_way(self) -> int:
         return len(self._flights) + self._held_replies
 
+    @property
+    def leaves_requests(self) -> bool:
+        """True once the proxy stops, and leaves requests to the next one."""
+        return self._has_successor and self._gateway.drain.stopping
+
     def receive(self, frame: bytes | Oversized) -> None:
         if isinstance(frame, Oversized):
             why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
@@ -221,7 +231,7 @@ class Conversation:
                 self._questions.take_response(message)
             elif message.id is UNSET:
                 self._receive_notification(message)
-            else:
+            elif not self.leaves_requests:
                 return self._receive_request(message, frame, release)
         except RecursionError:
             self._refuse(message, INVALID_REQUEST, envelope.TOO_DEEP)

@@ -241,6 +241,7 @@ class Hosts:
                 limits=self._limits,
                 channel=channel,
                 rights=started(greeting.profile, greeting.presets, greeting.folder),
+                has_successor=greeting.logs,
             )
             self._open[conversation] = channel
             try:
@@ -252,6 +253,8 @@ class Hosts:
                     await channel.flush()
             finally:
                 del self._open[conversation]
+                if conversation.leaves_requests:
+                    channel.tell_taken()
                 channel.close()
                 group.cancel_scope.cancel()
 
@@ -267,7 +270,7 @@ class Greeting(msgspec.Struct, frozen=True):
     presets: tuple[str, ...] = ()
     """Presets that it has named."""
     logs: bool = False
-    """True for a bridge that writes the problems of the proxy into the log of its host."""
+    """True for a bridge that takes lines for itself: problems for its host's log, and how much was taken."""
 
 
 class _Greeted(msgspec.Struct, frozen=True):
@@ -398,6 +401,8 @@ class SocketChannel(MessageReader):
         """The greeting of the bridge."""
         self._is_first = True
         """True until the first line has come."""
+        self._taken = 0
+        """Bytes that have come before the proxy began to stop."""
         self.since = time_of_day()
 
     @classmethod
@@ -437,6 +442,12 @@ class SocketChannel(MessageReader):
             self.resume_reading()
             await self.ended.wait()
             group.cancel_scope.cancel()
+
+    def _take(self, data: bytes) -> None:
+        assert self._conversation is not None
+        if not self._conversation.leaves_requests:
+            self._taken += len(data)
+        super()._take(data)
 
     def _take_frame(self, frame: bytes | Oversized) -> None:
         assert self._conversation is not None
@@ -478,6 +489,10 @@ class SocketChannel(MessageReader):
         logger.warning("a host has read nothing for %g s: its session ends", seconds)
         if self._socket is not None:
             self._socket.abort()
+
+    def tell_taken(self) -> None:
+        """Tell the bridge how much was taken: it gives the requests that came later to the next proxy."""
+        self.send_nowait(b'{"bridge":{"taken":%d}}' % self._taken)
 
     def close(self) -> None:
         """Close the connection, after the frames that wait are written."""

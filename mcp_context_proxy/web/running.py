@@ -164,6 +164,15 @@ class CallAnswer(Struct, frozen=True):
     """The result of ``tools/call``."""
 
 
+def _problems(proxy: Served) -> list[str]:
+    health = proxy.health()
+    problems: list[str] = health.get("problems", [])
+    if keys := health.get("needs_restart"):
+        how = "'mcp-context-proxy stop', and the next host starts it anew" if proxy.shared else "restart it"
+        problems = [*problems, f"changed since it started, and not in use yet: {', '.join(keys)}: {how}"]
+    return problems
+
+
 class RunningApi(Api):
     """Operations on the running proxy."""
 
@@ -226,7 +235,7 @@ class RunningApi(Api):
                 for host in proxy.hosts()
             ],
             servers=servers,
-            problems=proxy.health().get("problems", []),
+            problems=_problems(proxy),
         )
 
     @Operation("GET", "/logs", problems=(HTTPStatus.NOT_FOUND,), role=Role.VIEW)

@@ -80,6 +80,11 @@ async def test_hosts_whose_servers_get_other_variables_never_meet(
     machine.write()
     async with machine.host(DESK_TOKEN="one"), machine.host(DESK_TOKEN="two"), machine.host(DESK_TOKEN="one"):
         await until(lambda: len(machine.proxies()) == 2)
+        command = real_command("--config", machine.config, "servers")
+        env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder), "DESK_TOKEN": "one"}
+        asked = partial(subprocess.run, command, env=env, capture_output=True, text=True, check=True)
+        said = (await anyio.to_thread.run_sync(asked)).stderr
+        assert [process for process in machine.proxies() if f"process {process} is asked" in said]
 
 
 @pytest.mark.parametrize("variable", ["PATH", "HTTPS_PROXY", "LC_ALL", "MCP_CONTEXT_PROXY_TOKEN"])

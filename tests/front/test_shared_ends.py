@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,33 @@ async def test_session_goes_on_after_the_proxy_was_killed(machine: Machine, serv
         assert "isError" not in await client.call("work__echo", {"text": "again"})
         assert killed not in machine.proxies()
         assert len(machine.proxies()) == 1
+
+
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_request_that_comes_while_the_proxy_stops_runs_once_in_the_next_one(
+    machine: Machine, workshop: Workshop, era: str
+) -> None:
+    """It was refused, or said to be lost, although nobody had taken it."""
+    gate = workshop.folder / "gate"
+    calls: dict[str, Any] = {"slow": [{"wait": str(gate)}]}
+    server = workshop.server("work", tools=[tool("echo"), tool("slow")], calls=calls)
+    machine.write()
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
+    async with machine.host(era) as client:
+        await client.until_listed("work__slow")
+        _, slow = await client.start("tools/call", {"name": "work__slow", "arguments": {"text": "first"}})
+        await server.ledger.until(lambda ledger: ledger.calls("slow"))
+        (socket,) = running(machine.config, env)
+        await anyio.to_thread.run_sync(partial(ask, socket, "POST", "/stop", seconds=PATIENCE))
+        started = [
+            await client.start("tools/call", {"name": "work__echo", "arguments": {"text": text}})
+            for text in ("second", "third")
+        ]
+        gate.touch()
+        answers = [await slow, *[await answer for _, answer in started]]
+
+    assert not any("isError" in answer for answer in answers)
+    assert sorted(call["arguments"]["text"] for call in server.ledger.calls("echo")) == ["second", "third"]
 
 
 def test_problems_of_the_proxy_that_takes_over_go_to_the_log_of_the_host_and_are_no_messages(

@@ -321,7 +321,9 @@ async def test_settings_that_need_a_restart_are_named_in_one_line(workshop: Work
         )
         async with httpx2.AsyncClient(headers=KNOWN) as http:
             told = (await http.get(f"{proxy.base}/healthz")).json()["needs_restart"]
+            (problem,) = (await http.get(f"{proxy.base}/api/v1/status")).json()["problems"]
 
+    assert "not in use yet: store.path, http.host, limits.http_connections: restart it" in problem
     assert told == ["store.path", "http.host", "limits.http_connections"]
 
 

@@ -21,6 +21,7 @@ from support.wires import http, sse, stdio
 from mcp_context_proxy.app.serve import ReadinessCheck
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.reload import connection_key
+from mcp_context_proxy.downstream.fleet import server_facts
 from mcp_context_proxy.downstream.lifecycle import ServerState
 
 pytestmark = pytest.mark.anyio
@@ -311,7 +312,9 @@ async def test_a_call_waits_for_a_server_no_longer_than_its_connect_timeout(work
         await until(lambda: client.state is ServerState.STARTING)
         client.configure(replace(client.config, connect_timeout=0.3), client.limits)
         refused = await Host(proxy, "modern").call("late__brew")
+        facts = server_facts(client, [], 0)
 
+        assert (facts["state"], "cause" in facts) == ("still starting", False)
         assert "'late' is not available (still starting)" in refused["content"][0]["text"]
 
 
