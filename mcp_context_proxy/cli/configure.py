@@ -251,6 +251,7 @@ def list_secrets(as_json: bool) -> None:
 @secret_command.command("remove")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def remove_secrets(names: tuple[str, ...]) -> None:
+    """Remove secrets from the keyring of the system."""
     from mcp_context_proxy.config.secrets import remove_secret
 
     for name in names:
