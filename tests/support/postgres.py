@@ -111,6 +111,8 @@ class PostgresServer:
             left.unlink()
 
     def pause(self) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)  # now it starts no further process
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
