@@ -408,9 +408,12 @@ class LearnedTier:
     def _read(self) -> _Known:
         """Read the store; pairs of another model are embedded again where their text is known."""
         try:
-            changes, now = self._store.changes(0), self._clock() - self._store.lag()
+            changes = self._store.changes(0)
         except StoreError:
             return _Known()
+        now = None
+        with suppress(StoreError):
+            now = self._clock() - self._store.lag()
         found = [_readable(pair) for pair in changes.pairs]
         model_id, none = self._model.vectors([])
         usable = [pair for pair in found if pair.model_id == model_id and is_unit(pair.vector, none.shape[1])]
@@ -422,7 +425,8 @@ class LearnedTier:
         indexes, kept = {}, set[int]()
         for owner in {pair.owner for pair in usable}:
             of_owner = [pair for pair in usable if pair.owner == owner]
-            left = pruned(of_owner, now, most_of(owner))
+            # Without the age of the store, which cannot be noted on a full disk, nothing is too old.
+            left = of_owner if now is None else pruned(of_owner, now, most_of(owner))
             kept |= {id(pair) for pair in left}
             indexes[owner] = PairIndex.of(left)
         # `refresh` deletes them: a search may be waiting for this, and a write can wait for another process.

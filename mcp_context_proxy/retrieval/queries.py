@@ -309,9 +309,9 @@ class _Reader:
     ) -> None:
         self._written, self._divided = written, divided
         self._has_term, self._catalog, self._stands_for = has_term, catalog, stands_for
-        spoken = _without(written, divided.carried) if divided.carried else written
-        self._translates = translates and is_translated(spoken)
-        self._in_english = not self._translates and not is_foreign(spoken)
+        said = _without(written, divided.carried) if divided.carried else written
+        self._translates = translates and is_translated(said)
+        self._in_english = not self._translates and not is_foreign(said)
         self._openings = dict(_openings(written, divided.needs))
         """Where the words are with which needs open, each with the end of its need."""
         self._corrected = dict[str, str | None]()
