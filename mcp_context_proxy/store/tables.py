@@ -146,10 +146,14 @@ def lag_of(database: Database, *, leap: bool = False) -> float:
     """
     today = int(time_of_day() // DAY_SECONDS)
     if leap or database.lag[0] != today:
-        with database.transaction() as transaction:
-            aged, used = (transaction.revision(each) or today for each in (_AGED, _USED))
-            aged = today if leap else min(today, aged + (DAYS_AT_ONCE if used != today else 0))
-            transaction.put("areas", ("area", "revision"), ("area",), [(_AGED, aged), (_USED, today)])
+        query = "SELECT area, revision FROM areas WHERE area IN (?, ?)"
+        noted = dict[str, int](database.rows(query, (_AGED, _USED)))
+        aged = min(today, int(noted.get(_AGED, today)))
+        if leap or noted.get(_USED) != today:
+            # Once a day: a search may wait for this, and a write can wait for another process.
+            aged = today if leap else min(today, aged + DAYS_AT_ONCE)
+            with database.transaction() as transaction:
+                transaction.put("areas", ("area", "revision"), ("area",), [(_AGED, aged), (_USED, today)])
         database.lag = today, float((today - aged) * DAY_SECONDS)
     return database.lag[1]
 

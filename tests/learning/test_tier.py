@@ -285,6 +285,21 @@ def test_a_locked_store_stops_neither_learning_nor_searching(tier, words, path, 
         assert {pair.tool for pair in store.learned.all()} == {MAIL, CHAT}, "now there is room for it"
 
 
+@pytest.mark.slow
+def test_a_store_that_is_locked_on_its_first_use_of_a_day_gives_what_was_learned(tier, words, clock, path):
+    """On that day its age is noted, which is a write."""
+    tier.learn(use())
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("DELETE FROM areas WHERE area IN ('aged', 'used')")
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        with open_store(path) as store:
+            again = LearnedTier(words, store.learned, clock=clock)
+            assert list(again.supported(words.one(QUERY))) == [MAIL]
+    finally:
+        other.close()
+
+
 def test_damaged_rows_are_ignored(tier, words, clock, path):
     tier.learn(use())
     tier.learn(use(tool=CHAT))
