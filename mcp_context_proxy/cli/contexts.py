@@ -249,7 +249,7 @@ def _show_all(console: Terminal, data: Mapping[str, Any]) -> None:
     if not found:
         console.say("No request is remembered.")
         return
-    rows = [
+    rows: list[list[str | Text]] = [
         [
             Text(one["id"], style="cyan"),
             moment(one["time"]),
@@ -260,7 +260,7 @@ def _show_all(console: Terminal, data: Mapping[str, Any]) -> None:
         for one in found
     ]
     titles = headings("ID", "Time", "Items", "Tokens", "Query")
-    console.columns([titles, *rows], right=(2, 3), useful=QUERY_ROOM)
+    console.columns([[*titles], *rows], right=(2, 3), useful=QUERY_ROOM)
     console.say()
     console.prose(Text(WHOLE_TOKENS, style="dim"))
 
