@@ -69,6 +69,8 @@ class Encoded(Protocol):
 
     def __len__(self) -> int: ...
 
+    def __hash__(self) -> int: ...
+
 
 class _Described(Struct):
     """A definition, as far as it describes its tool."""
