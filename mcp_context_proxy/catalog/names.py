@@ -210,6 +210,8 @@ def tool_named(
     raise_if_withheld("tool", snapshot.withheld, name, snapshot.servers, server, tools.values())
     if server is None and is_full(name):
         _raise_if_turned_off(snapshot, name, server)
+        if (away := owner(name, snapshot.unlisted)) is not None and away == owner(name, snapshot.servers):
+            raise AwaitedServersError("tool", name, [away])
         raise UnknownItemError("tool", name, suggested(tools, name, snapshot.servers, compared, name_of))
     same = [tool for tool in tools.values() if tool.name == name and server in (None, tool.server)]
     names = [*map(name_of, same)]

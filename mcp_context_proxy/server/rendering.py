@@ -337,6 +337,9 @@ NOT_RANKED: Final = frozenset({Mode.RETAINED, Mode.UNCERTAIN, Mode.EXPANSION})
 Change: TypeAlias = Literal["same", "moved", "new", "gone"]
 """Whether both answers have an item at the same place, at two places, or only one answer has it."""
 
+OF_THE_SESSION: Final = SESSION_MODES | {Mode.RETAINED}
+"""Modes of items that another session need not have, so that they are not compared."""
+
 DefinitionChange: TypeAlias = Literal["same", "changed", "removed", "unknown"]
 """Whether a definition or text is the same today; ``unknown`` for records of earlier versions."""
 
@@ -535,7 +538,7 @@ def _delivered_texts(context: RequestContext, then: Mapping[ItemKey, Item]) -> I
 
 
 def _compared(then: RequestContext, now: RequestContext, snapshot: Snapshot) -> Iterator[ComparedItem]:
-    standing = {(one.type, one.name) for one in then.items if one.include_mode in SESSION_MODES}
+    standing = {(one.type, one.name) for one in then.items if one.include_mode in OF_THE_SESSION}
     before, after = _places(then, standing), _places(now, standing)
     for key in dict.fromkeys((*after, *before)):
         was, place = before.get(key, (None, None))
@@ -560,7 +563,7 @@ def _places(context: RequestContext, without: Set[ItemKey]) -> dict[ItemKey, tup
     selected = [
         item
         for item in context.items
-        if item.include_mode not in SESSION_MODES and (item.type, item.name) not in without
+        if item.include_mode not in OF_THE_SESSION and (item.type, item.name) not in without
     ]
     return {(one.type, one.name): (one, place) for place, one in enumerate(selected, 1)}
 
