@@ -129,7 +129,6 @@ def tool(
         server=server,
         name=name,
         exposed_name=shown,
-        description=description,
         written=definition,
         fingerprint=fingerprint(server, definition),
         include=IncludeMode(include),

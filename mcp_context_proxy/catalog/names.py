@@ -544,12 +544,10 @@ def _parse_tool(
     hints = Hints(markers.hinted or ToolClass.WRITE, markers.interactive)
     written = entry if shown is definition else shown
     candidate = Candidate.of(Approvable.TOOL, name, entry, written, hints, known)
-    shown_members = members if shown is definition else envelope.members(shown)
     tool = Tool(
         server=config.name,
         name=name,
         exposed_name=exposed,
-        description=envelope.text(shown_members.get("description")) or "",
         written=written,
         fingerprint=candidate.fingerprint.of(config.name),
         include=include_of(config, name),

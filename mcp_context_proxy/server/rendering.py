@@ -460,11 +460,9 @@ class PastRequests(Struct, frozen=True):
             definition = self._approvals.definitions([row.key]).get(row.key)
             if definition is None:
                 return None
-            described = envelope.text(envelope.members(definition).get("description")) or ""
-            tool = today if isinstance(today, Tool) else Tool(server, row.name, one.name, "", b"", "")
+            tool = today if isinstance(today, Tool) else Tool(server, row.name, one.name, b"", "")
             return replace(
                 tool,
-                description=described,
                 written=definition,
                 fingerprint=one.fingerprint,
                 tool_class=definitions.class_of(row.name, definition),
