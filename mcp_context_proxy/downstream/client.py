@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import anyio
-import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -419,7 +418,8 @@ class DownstreamClient(ServerLifecycle):
             await self.call("resources/subscribe", params, outgoing)
         send = handshake and uri not in self.subscriptions.watched
         if send:
-            await self.call("resources/subscribe", params, msgspec.structs.replace(outgoing, party=None))
+            shared = Outgoing(outgoing.subject, outgoing.timeout, capabilities=outgoing.capabilities)
+            await self.call("resources/subscribe", params, shared)
         self.subscriptions.watch(uri, send)
         await self.wake()
         await self.subscriptions.wait_confirmed(uri)

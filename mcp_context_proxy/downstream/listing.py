@@ -389,16 +389,17 @@ async def _fetch_pages(
     link: Link, listed: Listed, limits: Limits
 ) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
     """Fetch a list page by page; return its entries, and the reason if some are missing."""
-    outgoing = Outgoing(subject=listed.method, client_info=envelope.raw(CLIENT_INFO))
+    client_info = envelope.raw(CLIENT_INFO)
     give_up_at = anyio.current_time() + limits.list_seconds
     entries: list[bytes] = []
     seen: set[bytes] = set()
     size = 0
     params: Members = {}
     for _ in range(limits.pages):
-        left = replace(outgoing, timeout=max(0.0, give_up_at - anyio.current_time()))
+        left = max(0.0, give_up_at - anyio.current_time())
         try:
-            result = await link.request(listed.method, params, left)
+            outgoing = Outgoing(listed.method, left, client_info=client_info)
+            result = await link.request(listed.method, params, outgoing)
         except RemoteError as error:
             if error.code == envelope.METHOD_NOT_FOUND and not entries:
                 # Declared the capability but not this list: templates are often missing.

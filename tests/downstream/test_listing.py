@@ -12,7 +12,9 @@ from support.proxies import Host, command, inside
 from support.servers import Workshop, tool
 from support.wires import stdio
 
-from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.catalog.names import parse_tools
+from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.downstream.era_negotiation import Introduction
 from mcp_context_proxy.downstream.listing import FILED_BYTES, ListingCache, ServerListing, filed
 from mcp_context_proxy.protocol.eras import Era
@@ -253,10 +255,12 @@ def test_a_very_large_list_takes_little_memory_and_leaves_no_file(
         cache.save(introduction, ServerListing(tools=filed(tools)))
         tracemalloc.start()
         found = cache.load()
+        assert found is not None
+        parsed = parse_tools(config, found.listing.tools, iter, (NAME_CHARACTERS,), Limits())
         taken, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
 
-    assert found is not None
+    assert [one.description for one in parsed.tools] == [one["description"] for one in wide_tools()]
     assert found.listing.tools == tools
     assert [*map(bytes, found.listing.tools)] == [*tools]
     assert [*map(len, found.listing.tools)] == [*map(len, tools)]
