@@ -69,8 +69,7 @@ COPIES_LOOKED_FOR = 40
 """Best places of a search in which copies are looked for; an answer has at most as many."""
 
 COPY_COSINE = 0.88
-"""Cosine from which two descriptions say the same: 0.9 without the name of the server, which is part of the
-text that is compared."""
+"""Cosine from which two descriptions say the same, each with the name of its server."""
 
 COPY_MARGIN = 0.15
 """Advantage in score that does not put a copy before its original: some words more."""
@@ -358,6 +357,9 @@ class QueryScores:
             return 0.0
         if service is not None:
             naming = self.query.index.lexical.score({service: 1.0}).scores[self.items]
+            if self.acting is not None:
+                reads = np.isin(self.query.index.actions[self.items], [*READING])
+                naming[reads & (self.acting[0] < 0)] = 0  # what reads about S3 uploads nothing to it
             if not naming[best(self.fused, NAMING_LOOKED_FOR)].any():
                 return DOUBT_OF_SERVICE
         served = purpose is None or not purpose.doubt or self._serving(purpose)
@@ -467,9 +469,6 @@ class QueryScores:
                     kept[at], twins[same] = False, (*twins.get(same, ()), item)
         return ordered[kept], twins
 
-    def _query_idf(self) -> float:
-        return math.fsum(self.query.lexical.idf[term] for term in self.query.asked - self.query.foreign)
-
     def _coverage(self) -> float:
         """Return the share of the query's idf that the lexically best item has."""
         if not self.lexical.any():
@@ -477,7 +476,8 @@ class QueryScores:
         best_item = int(self.items[self.lexical.argmax()])
         (parts,) = self.query.index.lexical.parts([best_item], self.query.lexical.idf)
         matched = {term for _, term, _ in parts}
-        return math.fsum(self.query.lexical.idf[term] for term in matched) / self._query_idf()
+        idf, asked = self.query.lexical.idf, self.query.asked - self.query.foreign
+        return math.fsum(idf[term] for term in matched) / math.fsum(idf[term] for term in asked)
 
     def _has_a_word(self) -> bool:
         """Return whether any item has a telling word of the query."""
