@@ -32,6 +32,7 @@ COUNTS = st.lists(
 )
 
 
+@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(versions=st.lists(CATALOGS, min_size=2, max_size=4), query=DESCRIPTIONS)
 def test_after_any_changes_every_result_is_that_of_a_new_index(

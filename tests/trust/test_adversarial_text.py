@@ -389,6 +389,7 @@ def test_front_matter_of_brackets_is_refused_at_once(part: str) -> None:
     assert not costs_more(40, read_front_matter, written, shorter)
 
 
+@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_a_thousand_texts_in_another_order_are_compared_at_once() -> None:
     words = [str(word) for word in range(149)]
 
@@ -417,6 +418,7 @@ def test_entries_are_counted_in_parts_as_in_one(part: int) -> None:
     assert not has_more_entries(written, 3, part)
 
 
+@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_the_nearest_of_many_equal_names_are_found_at_once() -> None:
     known = ["a" * 60 + str(at) for at in range(10_000)]
 
