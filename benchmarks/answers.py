@@ -141,10 +141,10 @@ class Lists:
 def _source(server: str, tools: Sequence[Mapping[str, Any]]) -> Source:
     made = []
     for tool in tools:
-        definition, told = json.dumps(tool).encode(), tool.get("description", "")
+        definition = json.dumps(tool).encode()
         name, *wider = names_within(server, tool["name"], NAME_LENGTHS)
         fingerprint = f"{server} {tool['name']}"
-        made.append(Tool(server, tool["name"], name, told, definition, fingerprint, wider_names=tuple(wider)))
+        made.append(Tool(server, tool["name"], name, definition, fingerprint, wider_names=tuple(wider)))
     made.sort(key=lambda tool: tool.exposed_name)
     return Source(server, tuple(made))
 

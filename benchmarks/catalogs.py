@@ -110,7 +110,7 @@ def _made(server: str, entry: dict[str, Any], copy: int) -> Tool:
     description = f"{entry.get('description', '')} {word}"
     definition = json.dumps({**entry, "description": description}).encode()
     fingerprint = hashlib.sha256(server.encode() + b"\0" + definition).hexdigest()
-    return Tool(server, entry["name"], f"{server}__{entry['name']}", description, definition, fingerprint)
+    return Tool(server, entry["name"], f"{server}__{entry['name']}", definition, fingerprint)
 
 
 def _seed(text: str) -> int:

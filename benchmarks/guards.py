@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     rounds = parser.parse_args().rounds
     known = KnownSecrets(Config(servers={server.name: server for server in map(configured, range(20))}))
-    tool = Tool("server0", "act", "server0__act", "Acts", b'{"name": "act", "inputSchema": {}}', "print")
+    tool = Tool("server0", "act", "server0__act", b'{"name": "act", "inputSchema": {}}', "print")
     print("| arguments | guard, median (fastest) | audit, median (fastest) |\n|---|---:|---:|")
     gc.disable()
     with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,8 @@ the answers that a model reads.
 
 ``several_needs.jsonl`` has 538 requests that need two to four tools, each put to the servers that it names.
 
-``unseen.jsonl`` has 217 requests to eleven servers that nobody here had searched before (``unseen/``).
+``unseen.jsonl`` has 217 requests to eleven servers that nobody here had searched before (``unseen/``), and
+``least_asked.jsonl`` 122 for the recorded lists, most of them for those that the other sets ask least of.
 
 ``people.jsonl`` has 663 requests in the words of many kinds of callers, written before any answer to one of
 them was seen, each with the tools of the 33 recorded lists that can serve it. Three parts were looked at
@@ -36,7 +37,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest.mock import patch
 
 import anyio
@@ -85,6 +86,7 @@ MANY = 8
 
 
 UNSEEN, UNSEEN_LISTS = Path(__file__).with_name("unseen.jsonl"), Path(__file__).with_name("unseen")
+LEAST_ASKED = Path(__file__).with_name("least_asked.jsonl")
 
 STORIES = (
     "We've been at this since Monday and my boss is getting impatient. {q}",
@@ -192,7 +194,7 @@ class SeveralNeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class OfUnseen:
+class OfServers:
     """A request to servers that were not searched before, with its answer."""
 
     half: str
@@ -236,17 +238,20 @@ def main() -> None:
             if plain.half in halves
         ]
         once = [answer(one, embedder) for one in met()]
-        strange = [one for one in unseen(embedder) if one.half in halves]
+        strange = [one for one in of_servers(embedder, UNSEEN, UNSEEN_LISTS) if one.half in halves]
+        seldom = [one for one in of_servers(embedder, LEAST_ASKED, LISTS) if one.half in halves]
         with patch.object(queries, "needs_of", undivided):
             whole = [one for one in several_needs(embedder) if one.half in halves]
         compared = [*page_of_peers(store, arguments.peer)] if arguments.peer else []
     if arguments.failures:
         sys.stdout.write("".join(f"{line}\n" for line in failures(answered, several)))
     if arguments.failures:
-        sys.stdout.write("".join(f"{line}\n" for line in failures_of_unseen(strange)))
-    of_unseen = page_of_unseen(strange)
+        sys.stdout.write("".join(f"{line}\n" for line in failures_of_servers([*strange, *seldom])))
     sections = [
-        *of_unseen,
+        *ABOUT_UNSEEN,
+        *table_of_servers(strange),
+        *ABOUT_LEAST_ASKED,
+        *table_of_servers(seldom),
         *page_of_stories(told),
         *page_of_met(once),
         *page_of_several(several, whole),
@@ -407,13 +412,13 @@ def several_needs(embedder: CachedEmbedder, asked: Mapping[str, Any] = WHOLLY) -
         )
 
 
-def unseen(embedder: CachedEmbedder) -> Iterator[OfUnseen]:
-    """Put each request to all of the unseen servers, and to its own alone if it is for one."""
-    sources = published(lists_in(UNSEEN_LISTS)).sources
+def of_servers(embedder: CachedEmbedder, asked: Path, lists: Path) -> Iterator[OfServers]:
+    """Put each request to all servers of some lists, and to its own alone if it is for one."""
+    sources = published(lists_in(lists)).sources
     catalogs: dict[str | None, Snapshot] = {one.key: catalog_of((one,)) for one in sources}
     catalogs[None] = catalog_of(tuple(sources))
     put = {key: reading_engine(embedder, catalog) for key, catalog in catalogs.items()}
-    for line in UNSEEN.read_text(encoding="utf-8").splitlines():
+    for line in asked.read_text(encoding="utf-8").splitlines():
         one = json.loads(line)
         needs = tuple(map(frozenset, one["needs"]))
         own = {tools[0].partition("/")[0] for tools in one["needs"]}
@@ -422,12 +427,12 @@ def unseen(embedder: CachedEmbedder) -> Iterator[OfUnseen]:
             ranking = put[key].search(one["query"], catalogs[key], TOOLS, options)
             order = [*(ranking.results or ranking.near_misses), *ranking.others]
             found = tuple(f"{o.item.server}/{o.item.name}" for o in order if isinstance(o.item, Tool))
-            yield OfUnseen(
+            yield OfServers(
                 one["half"], one["persona"], one["query"], key is not None, needs, ranking.fits, found
             )
 
 
-def failures_of_unseen(answered: Sequence[OfUnseen]) -> Iterator[str]:
+def failures_of_servers(answered: Sequence[OfServers]) -> Iterator[str]:
     """Yield a line for each request of the half looked at whose answer is wrong."""
     for one in answered:
         right = one.meets(1 if len(one.needs) == 1 else MANY) if one.needs else not one.fits
@@ -437,8 +442,33 @@ def failures_of_unseen(answered: Sequence[OfUnseen]) -> Iterator[str]:
             yield f"{one.query!r} ({wanted}) {said}: {', '.join(one.order)}"
 
 
-def page_of_unseen(answered: Sequence[OfUnseen]) -> list[str]:
-    """Return the section on servers that were not searched before."""
+ABOUT_UNSEEN: Final = (
+    "",
+    "## Servers that nobody here had seen",
+    "",
+    f"217 requests (`{UNSEEN.name}`) to eleven servers of npm and PyPI with 218 tools (`unseen/`), which",
+    "no other set has: spoken ones, situations, those that models type, several needs, and some that",
+    "nothing there serves, half of these written for two servers that are not there. They were written",
+    "before the lists were searched; the tools that serve each were named from the definitions alone,",
+    "before any answer was seen. A hash of the name of a server decides to which half its requests",
+    "belong; of the half held out no answer was looked at.",
+    "",
+)
+ABOUT_LEAST_ASKED: Final = (
+    "",
+    "## Tools that are seldom asked for",
+    "",
+    f"122 requests (`{LEAST_ASKED.name}`) for 21 of the recorded lists, most of them for tools of those that",
+    "the other sets ask least of, with typing mistakes, short forms, situations, other languages,",
+    "negations, and text after the order; 30 that nothing there serves. They were put to all lists",
+    "together. They were written and their tools named before any answer was seen. A hash of each decides",
+    "to which half it belongs; of the half held out no answer was looked at.",
+    "",
+)
+
+
+def table_of_servers(answered: Sequence[OfServers]) -> list[str]:
+    """Return the table of requests to the servers of some lists."""
     head = ("requests", "number", "right at once", f"among {FIRST}", f"among {SHOWN}", "refused")
     rows = []
     for half in HALVES[:2]:
@@ -468,19 +498,7 @@ def page_of_unseen(answered: Sequence[OfUnseen]) -> list[str]:
                 "",
             ]
         )
-    return [
-        "",
-        "## Servers that nobody here had seen",
-        "",
-        f"217 requests (`{UNSEEN.name}`) to eleven servers of npm and PyPI with 218 tools (`unseen/`), which",
-        "no other set has: spoken ones, situations, those that models type, several needs, and some that",
-        "nothing there serves, half of these written for two servers that are not there. They were written",
-        "before the lists were searched; the tools that serve each were named from the definitions alone,",
-        "before any answer was seen. A hash of the name of a server decides to which half its requests",
-        "belong; of the half held out no answer was looked at.",
-        "",
-        *(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows]),
-    ]
+    return [f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows]]
 
 
 def page(answered: Sequence[Answered]) -> list[str]:

@@ -163,7 +163,7 @@ def poison(
     name = f"{word}_{number}"
     facts = {"name": name, "description": description, "inputSchema": {}}
     raw = json.dumps(facts if title is None else {**facts, "title": title}).encode()
-    return Tool(server, name, f"{server}__{name}", description, raw, hashlib.sha256(raw).hexdigest())
+    return Tool(server, name, f"{server}__{name}", raw, hashlib.sha256(raw).hexdigest())
 
 
 def beside(snapshot: Snapshot, more: Sequence[Tool], instructions: Mapping[str, str]) -> Snapshot:

@@ -255,7 +255,7 @@ def _text(text: str) -> dict[str, Any]:
 async def check(size: int) -> list[float]:
     """The milliseconds that the check of a result that stays whole adds to the p50, in several rounds."""
     definition = {"name": "tool", "description": "Does it. " * 70, "inputSchema": {"type": "object"}}
-    tool = Tool("s", "tool", "s__tool", "", msgspec.json.encode(definition), "")
+    tool = Tool("s", "tool", "s__tool", msgspec.json.encode(definition), "")
     results = LargeResults(ResultsConfig(), KeptResults(None, 60.0))
     server, params = ServerConfig(name="s", command="x"), {"_meta": Raw(b'{"progressToken":1}')}
     client, result = Raw(b'{"name":"claude-code","version":"2"}'), msgspec.json.encode(_text("x" * size))

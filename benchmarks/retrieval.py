@@ -271,8 +271,8 @@ def details(found: Sequence[Measured]) -> list[str]:
 def selection(found: Sequence[Measured]) -> list[str]:
     """Number of tools that the rule returns, and the measures of them."""
     rule = (
-        f"score >= {FITTING.share_of_best:g} of the mean of the best {FITTING.best}, "
-        f"{FITTING.share_step:g} more with each rank"
+        f"score >= {FITTING.share_of_best:g} of the best less {FITTING.leeway:g}, "
+        f"{FITTING.share_step:g} of it more with each rank"
     )
     columns = ("selected", "selected_recall", "selected_precision", "kept")
     rows = [

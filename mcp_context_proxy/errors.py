@@ -140,6 +140,7 @@ class UnknownItemError(ContextProxyError):
     """The catalog has no item of that name."""
 
     def __init__(self, kind: str, name: str, nearest: Sequence[str] = ()) -> None:
+        self.nearest = tuple(nearest)
         hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
         super().__init__(f"unknown {kind} {name!r}{hint}")
 
@@ -199,7 +200,7 @@ class AwaitedServersError(UnknownItemError):
             nearest: Names that are similar, if `known` is empty.
         """
         self.servers = tuple(servers)
-        super().__init__(kind, name)
+        super().__init__(kind, name, nearest)
         away = f"Not connected: {some_of(self.servers, self.NAMED)}"
         if known:
             first = f"{kind} {name!r} needs the name of its server: use {' or '.join(known)}."

@@ -123,7 +123,6 @@ def _tool(line: CorpusLine) -> Tool:
         server=line.server,
         name=line.name,
         exposed_name=exposed_name(line.server, line.name, NAME_CHARACTERS),
-        description=line.description or "",
         written=definition,
         fingerprint=fingerprint(line.server, definition),
         use_cases=line.use_cases,

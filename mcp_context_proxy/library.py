@@ -45,6 +45,7 @@ from mcp_context_proxy.embedding.embeddings import (
     TokenCounter,
     open_model,
 )
+from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.interactions.transfer import Interactions, MessageTable
 from mcp_context_proxy.items import (
     Document,
@@ -128,7 +129,6 @@ def tool(
         server=server,
         name=name,
         exposed_name=shown,
-        description=description,
         written=definition,
         fingerprint=fingerprint(server, definition),
         include=IncludeMode(include),
@@ -302,7 +302,8 @@ class ContextEngine(engine.ContextEngine):
         ``context.expand_results`` or ``Overrides(expand_results=True)`` the tools that fit after the result.
         """
         tool = resolve_in(session, self._catalog.snapshot, Kind.TOOL, name, server)
-        assert isinstance(tool, Tool)
+        if not isinstance(tool, Tool):
+            raise UnknownItemError("tool", name)
         answer = msgspec.json.encode({"content": [{"type": "text", "text": encodable(result)}]})
         session.called(tool, answer, self.result_reading)
 

@@ -210,6 +210,8 @@ def tool_named(
     raise_if_withheld("tool", snapshot.withheld, name, snapshot.servers, server, tools.values())
     if server is None and is_full(name):
         _raise_if_turned_off(snapshot, name, server)
+        if (away := owner(name, snapshot.unlisted)) is not None and away == owner(name, snapshot.servers):
+            raise AwaitedServersError("tool", name, [away])
         raise UnknownItemError("tool", name, suggested(tools, name, snapshot.servers, compared, name_of))
     same = [tool for tool in tools.values() if tool.name == name and server in (None, tool.server)]
     names = [*map(name_of, same)]
@@ -542,12 +544,10 @@ def _parse_tool(
     hints = Hints(markers.hinted or ToolClass.WRITE, markers.interactive)
     written = entry if shown is definition else shown
     candidate = Candidate.of(Approvable.TOOL, name, entry, written, hints, known)
-    shown_members = members if shown is definition else envelope.members(shown)
     tool = Tool(
         server=config.name,
         name=name,
         exposed_name=exposed,
-        description=envelope.text(shown_members.get("description")) or "",
         written=written,
         fingerprint=candidate.fingerprint.of(config.name),
         include=include_of(config, name),

@@ -311,7 +311,7 @@ def main() -> None:
         status = cli.main(prog_name="mcp-context-proxy", args=sys.argv[1:], standalone_mode=False)
     except click.UsageError as error:
         path = "mcp-context-proxy" if error.ctx is None else error.ctx.command_path
-        told = error.format_message()
+        told = _without_option(error) if isinstance(error, click.NoSuchOption) else error.format_message()
         if told.startswith("Usage: "):  # the help of a group that was given no command
             click.echo(told, err=True)
         else:
@@ -320,6 +320,25 @@ def main() -> None:
     except click.Abort:
         status = EXIT_INTERRUPTED
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _without_option(error: click.NoSuchOption) -> str:
+    """Return the message about an option that a command does not have: the nearest, or all that it has."""
+    told = f"No such option {error.option_name!r}"
+    if error.ctx is None:
+        return told
+    options = [
+        option
+        for one in error.ctx.command.get_params(error.ctx)
+        if isinstance(one, click.Option) and not one.hidden
+        for option in (*one.opts, *one.secondary_opts)
+        if option.startswith("--")
+    ]
+    # Without the dashes, which make all of them alike.
+    names = {option.removeprefix("--"): option for option in options}
+    if near := nearest_names(error.option_name.lstrip("-"), list(names), 1):
+        return f"{told}. Did you mean {names[near[0]]!r}?"
+    return f"{told}. There are: {', '.join(options)}"
 
 
 class LazyGroup(click.Group):

@@ -24,6 +24,7 @@ from mcp_context_proxy.cli.pins import Level, Verdict, Versions, unpinned, versi
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.programs import differs_from_shell
+from mcp_context_proxy.config.secrets import names_secret
 from mcp_context_proxy.config.source import read
 from mcp_context_proxy.downstream.connections import CREDENTIALS_WANTED
 from mcp_context_proxy.downstream.fleet import (
@@ -37,6 +38,7 @@ from mcp_context_proxy.errors import ConfigError, Fault, ModelError, some_of
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.inventory import remarks_together
 
@@ -46,8 +48,11 @@ if TYPE_CHECKING:
     from mcp_context_proxy.downstream.client import DownstreamClient
     from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 
-VARIABLES_NAMED: Final = 8
+VARIABLES_NAMED: Final = 3
 """Variables that a remedy names; a shell has dozens."""
+
+VARIABLE: Final = pattern(r"\b[A-Za-z_]\w*")
+"""A word of a program's output that may be a variable."""
 
 APPLIES: Final = {IncludeMode.ALWAYS: "in every context", IncludeMode.MANUAL: "only by hand"}
 
@@ -476,7 +481,7 @@ def _may_miss_variables(client: DownstreamClient) -> bool:
 def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
     """Yield the variables of this shell that servers which failed do not get; values are not shown.
 
-    Those that the output of a server mentions come first.
+    Where their output mentions some, only these are named; otherwise a few, those of secrets first.
     """
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[DownstreamClient]] = {}
     for client in failed:
@@ -484,12 +489,14 @@ def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
         groups.setdefault((tuple(missing), tuple(other)), []).append(client)
     for (absent, others), clients in groups.items():
         names = ", ".join(client.name for client in clients)
-        differing = f"; {', '.join(others[:VARIABLES_NAMED])} have other values" if others else ""
+        differing = f"; {some_of(others, VARIABLES_NAMED)} have other values" if others else ""
         if absent:
-            said = " ".join(line for client in clients for line in client.stderr)
-            ranked = sorted(absent, key=lambda name: name not in said)
-            listed = f"{some_of(ranked, VARIABLES_NAMED)}{differing}"
-            message = f"{names} failed without these variables of this shell: {listed}"
+            words = {word for client in clients for line in client.stderr for word in VARIABLE.findall(line)}
+            mentioned = [name for name in absent if name in words]
+            named = mentioned or sorted(absent, key=lambda name: not names_secret(name))
+            listed = some_of(named, VARIABLES_NAMED)
+            which = f"these variables of this shell: {listed}"
+            message = f"{names} failed without {which}{differing}"
             remedy = "name those that a server needs in its inherit"
             yield Verdict(Level.OK, ENVIRONMENT, message, remedy)
         elif differing:

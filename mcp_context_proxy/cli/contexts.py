@@ -25,7 +25,7 @@ from mcp_context_proxy.cli import (
 )
 from mcp_context_proxy.cli.running import AnswerSource, asking
 from mcp_context_proxy.cli.search import parts_of, words_of
-from mcp_context_proxy.cli.terminal import Terminal, counted, headings, messages, moment, print_answer
+from mcp_context_proxy.cli.terminal import Terminal, headings, messages, moment, print_answer
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.strangers import one_line
 
@@ -35,8 +35,27 @@ GIVEN: Final[Mapping[str, str]] = {
     "instructions": "given to a model at the start of its session",
     "earlier": "given to a model earlier in its session",
 }
-"""Forms in which a model was given a document (`context.records.Delivery`)."""
+"""Forms in which a model was given a document (`context.Delivery`)."""
 
+
+INCLUDED: Final[Mapping[str, str]] = {
+    "agent": "agent: queries find it",
+    "always": "always: it is in every context",
+    "manual": "manual: no query finds it, a person adds it",
+}
+"""What each include mode means."""
+
+CHOSEN: Final[Mapping[str, str]] = {
+    "always": "it is in every session",
+    "manual": "it was added to the session by hand",
+    "agent": "the query matches it",
+    "expansion": "it is related to an item that matches the query",
+    "learned": "the query matches it, and it worked for such queries before",
+    "retained": "it was called recently in the session",
+    "uncertain": "little is known about such queries, and there was room",
+    "working_set": "it is used often",
+}
+"""What each mode of an item in a context means."""
 
 LISTED_MOST: Final = 500
 """Requests that a running proxy lists at once."""
@@ -190,6 +209,13 @@ QUERY_ROOM: Final = 40
 """Room beside the other columns that a query needs, so that it can be told from others."""
 
 
+WHOLE_TOKENS: Final = (
+    "Tokens: of the whole definitions and texts of the items (estimate). "
+    "What the model read is shorter: requests ID --render."
+)
+"""What the tokens of a request are those of."""
+
+
 def _latest(source: AnswerSource, limit: int, session: str | None) -> list[dict[str, Any]]:
     if source.running is not None:
         wanted = {"limit": min(limit, LISTED_MOST), "session": session}
@@ -222,24 +248,28 @@ def _show_all(console: Terminal, data: Mapping[str, Any]) -> None:
     found = data["requests"]
     if not found:
         console.say("No request is remembered.")
-    rows = [
-        (
+        return
+    rows: list[list[str | Text]] = [
+        [
             Text(one["id"], style="cyan"),
             moment(one["time"]),
-            counted(len(one["items"]), "item"),
-            f"{one['tokens']:,} tokens",
+            f"{len(one['items']):,}",
+            f"{one['tokens']:,}",
             Text(one_line(one["query"])),
-        )
+        ]
         for one in found
     ]
-    console.columns(rows, right=(2, 3), useful=QUERY_ROOM)
+    titles = headings("ID", "Time", "Items", "Tokens", "Query")
+    console.columns([[*titles], *rows], right=(2, 3), useful=QUERY_ROOM)
+    console.say()
+    console.prose(Text(WHOLE_TOKENS, style="dim"))
 
 
 def _show_one(console: Terminal, context: Mapping[str, Any]) -> None:
     from mcp_context_proxy.context.search import filter_text
 
     console.say(Text(f'"{one_line(context["query"])}"', style="bold"))
-    facts = [moment(context["time"]), context["origin"], f"about {context['tokens']:,} tokens"]
+    facts = [moment(context["time"]), context["origin"], f"about {context['tokens']:,} tokens if read whole"]
     if context["session"] is not None:
         facts.append(f"session {context['session']}")
     if context.get("profile") is not None:
@@ -301,11 +331,13 @@ def _show_items(console: Terminal, title: str, items: Sequence[Mapping[str, Any]
 @click.argument("name", metavar="ITEM")
 @click.option("--server", help="Server of the tool, if several have one of that name.")
 @click.option(
+    "--type",
     "--kind",
+    "kind",
     type=click.Choice([kind.value for kind in Kind]),
     default=Kind.TOOL.value,
     show_default=True,
-    help="Kind of the item; a URI such as rule://NAME tells it.",
+    help="Type of the item; needed only where a tool has the same name.",
 )
 @json_option
 def explain_command(
@@ -313,7 +345,7 @@ def explain_command(
 ) -> None:
     """Explain why ITEM is chosen for QUERY or not: its rank, each part of its score, its mode, the budget.
 
-    ITEM is a tool, or the URI of a rule or reference.
+    ITEM is a tool, a rule or a reference, or its URI, such as rule://NAME.
     """
     wanted = {"query": query, "kind": kind, "name": name, "server": server}
     print_answer(as_json, source.proxy().get("/explain", wanted), _show)
@@ -323,13 +355,13 @@ def _show(console: Terminal, explained: Mapping[str, Any]) -> None:
     chosen = "chosen" if explained["selected"] is not None else "not chosen"
     console.say(Text(explained["name"], style="bold cyan"), f" is {chosen}: {explained['reason']}")
     options = explained["options"]
-    rows = [("mode", f"{explained['include']}, as configured")]
+    rows = [("include mode", INCLUDED[explained["include"]])]
     if explained["danger"] is not None:
         rows.append(("danger", explained["danger"]))
     if explained["read_as"] is not None:
         rows.append(("query, as it was read", one_line(explained["read_as"])))
     if explained["selected"] is not None:
-        rows.append(("in the context", f"as {explained['selected']}"))
+        rows.append(("chosen because", CHOSEN[explained["selected"]]))
     if (score := explained["score"]) is not None:
         rows.append(("rank", f"{explained['rank']} of {explained['ranked']} that have anything in common"))
         rows.append(("score", f"{score['total']:.3f}"))

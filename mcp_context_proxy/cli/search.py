@@ -369,7 +369,12 @@ def export_command(config: Config, file: Path, agent: str | None, kind: str | No
 @configured
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--table", default="messages", show_default=True, help="Table of a SQLite file.")
-@click.option("--agent-column", default="agent_name", show_default=True, help="Column with the agent.")
+@click.option(
+    "--agent-column",
+    default="agent_name",
+    show_default=True,
+    help="Column with the agent.",
+)
 @click.option("--type-column", default="role", show_default=True, help="Column that becomes the type.")
 @click.option("--content-column", default="content", show_default=True, help="Column with the text.")
 @click.option("--time-column", default="timestamp", show_default=True, help="Column with the time.")
@@ -384,7 +389,9 @@ def import_command(
     time_column: str,
     as_json: bool,
 ) -> None:
-    """Import interactions from FILE: lines that export wrote, or a table of messages in a SQLite file.
+    """Import interactions from FILE: lines of JSON, such as export writes, or a table of a SQLite file.
+
+    The options name the columns of the table, or the fields of the lines. Only the text is needed in a line.
 
     Interactions that are there already are not imported again: after an interruption, the next run continues.
     """

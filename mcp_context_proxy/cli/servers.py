@@ -277,7 +277,14 @@ def _of_one(command: Callable[..., None]) -> Callable[..., None]:
 def _named(command: Callable[..., None]) -> Callable[..., None]:
     for add in (
         click.argument("names", metavar="NAME...", nargs=-1, required=True),
-        click.option("--type", "kind", type=KINDS, default=Kind.TOOL.value, show_default=True),
+        click.option(
+            "--type",
+            "kind",
+            type=KINDS,
+            default=Kind.TOOL.value,
+            show_default=True,
+            help="Type of the items; needed only where a tool has the same name.",
+        ),
         click.option("--server", help="Server of a tool, if several have one of that name."),
     ):
         command = add(command)

@@ -331,12 +331,12 @@ class Selector:
 
     def _filled_up(self, found: Found, selection: Selection) -> Found:
         """Return the results with more tools that fit, as many as ``max_tokens`` leaves room for."""
-        best = [result.score for result in found.tools.results[: FITTING.best]]
-        if not best or not found.tools.fits or not _fills(selection.options):
+        if not found.tools.results or not found.tools.fits or not _fills(selection.options):
             return found
         assert selection.options.max_tokens is not None
         assert FITTING.share_of_best is not None
-        least, more = FITTING.share_of_best * sum(best) / len(best), list[Result]()
+        best = max(result.score for result in found.tools.results)
+        least, more = FITTING.share_of_best * best - FITTING.leeway, list[Result]()
         left = selection.left(selection.options.max_tokens)
         for result in found.tools.others:
             one = self._selected(result)

@@ -25,7 +25,12 @@ from mcp_context_proxy.catalog.document_reading import uris_meant
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import NO_OVERRIDES, Delivery, Mode, Overrides, key_of
 from mcp_context_proxy.downstream import Party
-from mcp_context_proxy.errors import ChangedMeaningError, NotForModelsError, UnknownItemError
+from mcp_context_proxy.errors import (
+    AwaitedServersError,
+    ChangedMeaningError,
+    NotForModelsError,
+    UnknownItemError,
+)
 from mcp_context_proxy.items import IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_by
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
@@ -451,10 +456,11 @@ def standing_items(snapshot: Snapshot, working_set: WorkingSet) -> Iterator[tupl
 def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None) -> Item:
     """Return an item by name; see `catalog.names` for the names that a tool has.
 
-    The URI of a document names it whatever the kind is, because answers and lists write it so.
+    The URI of a document names it whatever the kind is, because answers and lists write it so; its own name
+    does, too, where no tool has that name.
 
     Raises:
-        UnknownItemError: no item has that name, or it cannot be told which tool is meant.
+        UnknownItemError: no item has that name, or it cannot be told which is meant.
     """
     own = None if kind is Kind.TOOL else item_by(snapshot, (kind, name))
     document = own or snapshot.document(name)
@@ -465,10 +471,18 @@ def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None
         raise UnknownItemError(str(kind), name, names.nearest(name, known))
     try:
         return names.tool_named(snapshot, name, server)
-    except UnknownItemError:
-        documents = [uri for uri in uris_meant(name) if snapshot.document(uri) is not None]
-        if documents and server is None:
-            raise UnknownItemError(str(kind), name, documents) from None
+    except UnknownItemError as error:
+        # Several tools have that name, or one that is withheld or turned off.
+        if server is not None or type(error) not in {UnknownItemError, AwaitedServersError}:
+            raise
+        found = [one for uri in uris_meant(name) if (one := snapshot.document(uri)) is not None]
+        if len(found) == 1:
+            return found[0]
+        if found or not error.nearest:
+            near = names.nearest(name, {one.name for one in snapshot.documents.values()})
+            uris = (uri for one in near for uri in uris_meant(one) if snapshot.document(uri) is not None)
+            if suggested := [one.uri for one in found] or [*uris]:
+                raise UnknownItemError(str(kind), name, suggested) from None
         raise
 
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
-from mcp_context_proxy.protocol.eras import Era, Meta
+from mcp_context_proxy.protocol.eras import Era, Sender
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
@@ -52,23 +52,15 @@ class Party(msgspec.Struct, frozen=True, eq=False):
     """True for a session, which can have a connection of its own for as long as it lasts."""
 
 
-class Outgoing(msgspec.Struct, frozen=True, eq=False):
+class Outgoing(Sender):
     """Everything that goes with one request beside its method and params."""
 
-    subject: str = ""
-    """Names the request in error messages, such as ``tool 'create_issue'``."""
-    timeout: float | None = None
-    """Seconds until the request is given up; progress restarts them. None: the connection's default."""
+    # Of the class, because one is made for every call.
     capabilities: Raw | None = None
-    """Capabilities of the calling client; sent with each modern request."""
     client_info: Raw | None = None
-    log_level: Raw | None = None
-    """The client's opt-in to log messages about this request."""
-    meta: Meta | None = None
-    """The ``_meta`` of its params as the client sent it; None if it is not decoded."""
     on_notification: Notify | None = None
     """Takes progress and log notifications that belong to this request."""
-    wants_progress: bool = False
+    wants_progress = False
     party: Party | None = None
     """The party that the request is made for; None for requests of the proxy itself."""
     ask: Ask | None = None
@@ -78,6 +70,24 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
     judge: Callable[[], None] | None = None
     """Called before the request is sent over a connection that was opened meanwhile; raises if it may not be
     sent any more."""
+
+    def __init__(
+        self,
+        subject: str = "",
+        timeout: float | None = None,
+        *,
+        capabilities: Raw | None = None,
+        client_info: Raw | None = None,
+        party: Party | None = None,
+        on_notification: Notify | None = None,
+    ) -> None:
+        """Name the request in error messages by its `subject`, such as ``tool 'create_issue'``.
+
+        It is given up after `timeout` seconds, which progress restarts; None is the connection's default.
+        """
+        self.subject, self.timeout, self.party = subject, timeout, party
+        self.capabilities, self.client_info = capabilities, client_info
+        self.on_notification = on_notification
 
 
 PLAIN = Outgoing()

@@ -303,15 +303,8 @@ class ModernHttp:
         await in_task()
         self._next_id += 1
         request_id = self._next_id
-        down = eras.fit_params_to_server(
-            params,
-            Era.MODERN,
-            capabilities=outgoing.capabilities,
-            client_info=outgoing.client_info,
-            log_level=outgoing.log_level,
-            progress_token=request_id if outgoing.wants_progress else None,
-            meta=outgoing.meta,
-        )
+        token = request_id if outgoing.wants_progress else None
+        down = eras.fit_params_to_server(params, Era.MODERN, outgoing, token)
         subject = outgoing.subject or method
         seconds = outgoing.timeout if outgoing.timeout is not None else self._call_seconds
         give_up_at = anyio.current_time() + max(seconds, self._limits.call_max_seconds)

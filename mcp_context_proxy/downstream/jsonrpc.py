@@ -130,15 +130,8 @@ class Peer:
         if self._closed is not None:
             raise self._unsent(self._closed)
         pending = self._pending.add(method, outgoing)
-        down = eras.fit_params_to_server(
-            params,
-            self.era,
-            capabilities=outgoing.capabilities,
-            client_info=outgoing.client_info,
-            log_level=outgoing.log_level,
-            progress_token=pending.id if outgoing.wants_progress else None,
-            meta=outgoing.meta,
-        )
+        token = pending.id if outgoing.wants_progress else None
+        down = eras.fit_params_to_server(params, self.era, outgoing, token)
         try:
             frame, channel = envelope.request(pending.id, method, down), self._attached
             if not channel.sent_at_once(frame):

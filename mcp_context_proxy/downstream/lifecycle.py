@@ -450,7 +450,7 @@ class ServerLifecycle:
             )
         elif self.state is ServerState.STARTING and self.cause:
             # The cause is that of the attempt before.
-            state = f"{'starting' if self.downloading is None else state} again; before"
+            state = f"{'starting' if self.downloading is None else state} again; before that"
         if self.remedy:
             return ServerUnavailableError(self.name, state, f"{self.cause}; {self.remedy}")
         last_output = self.stderr[-QUOTED_LINES:] or self.output.strays

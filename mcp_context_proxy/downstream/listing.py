@@ -77,9 +77,9 @@ STALE_SECONDS = 24 * 3600.0
 LONG_LIST = 500
 """Tools from which on a new list is read ahead. Fewer take less than a tenth of a second."""
 
-FILED_BYTES = 2 * 1024 * 1024
-"""Size of a list of tools from which on it is kept in a file: some 1,500 of them. Fewer take less than they
-would save, and a process has few files open."""
+FILED_BYTES = 256 * 1024
+"""Size of a list of tools from which on it is kept in a file: some 170 of them. Fewer would save little, and
+each file is one more that a process has open."""
 
 SAVED_SECONDS = 3600.0
 """Age up to which an equal cached listing is not written again."""
@@ -179,7 +179,7 @@ def _digest(text: bytes) -> bytes:
 
 def filed(texts: tuple[Encoded, ...]) -> tuple[Encoded, ...]:
     """Return the same texts, in a file where they are large and it can be written. Blocks."""
-    if sum(map(len, texts)) < FILED_BYTES:
+    if sum(map(len, texts)) < FILED_BYTES or isinstance(texts[0], FiledText):
         return texts
     try:
         file = FiledTexts([*map(bytes, texts)])
@@ -389,16 +389,17 @@ async def _fetch_pages(
     link: Link, listed: Listed, limits: Limits
 ) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
     """Fetch a list page by page; return its entries, and the reason if some are missing."""
-    outgoing = Outgoing(subject=listed.method, client_info=envelope.raw(CLIENT_INFO))
+    client_info = envelope.raw(CLIENT_INFO)
     give_up_at = anyio.current_time() + limits.list_seconds
     entries: list[bytes] = []
     seen: set[bytes] = set()
     size = 0
     params: Members = {}
     for _ in range(limits.pages):
-        left = replace(outgoing, timeout=max(0.0, give_up_at - anyio.current_time()))
+        left = max(0.0, give_up_at - anyio.current_time())
         try:
-            result = await link.request(listed.method, params, left)
+            outgoing = Outgoing(listed.method, left, client_info=client_info)
+            result = await link.request(listed.method, params, outgoing)
         except RemoteError as error:
             if error.code == envelope.METHOD_NOT_FOUND and not entries:
                 # Declared the capability but not this list: templates are often missing.

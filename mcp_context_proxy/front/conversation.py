@@ -147,6 +147,7 @@ class Conversation:
         self._complaints = Bucket(1.0, COMPLAINTS)
         self._announced: set[str] = set()
         self._client_info: Raw | None = None
+        self._caller_before: Caller | None = None
         self._group: TaskGroup
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -296,7 +297,7 @@ class Conversation:
             return self._negotiation.initialize_again(params, self._rights)
 
         result, self._session = self._negotiation.initialize(params, self._rights)
-        self._client_info = params["clientInfo"]
+        self._client_info, self._caller_before = params["clientInfo"], None
         self._gateway.open_session(self._session, self._messages.tell)
         return result
 
@@ -306,7 +307,11 @@ class Conversation:
         Raises:
             RequestError: nothing is negotiated yet that it could be answered by.
         """
-        meta, session = eras.meta_of(params), self._session
+        meta, session, before = eras.meta_of(params), self._session, self._caller_before
+        if before is not None and before.meta is meta and release is None:
+            # Nearly every request of a host has the same.
+            return before
+        self._caller_before = None
         if meta.is_modern:
             era = MODERN
         elif session is not None and eras.VERSION_KEY not in meta:
@@ -323,7 +328,7 @@ class Conversation:
                 (None, None) if hello is None else (hello.capabilities, hello.client_info)
             )
         self._client_info = client_info
-        return Caller(
+        caller = Caller(
             era=era,
             session=session,
             capabilities=capabilities,
@@ -335,6 +340,9 @@ class Conversation:
             meta=meta,
             release=release,
         )
+        if era is MODERN or session is not None:
+            self._caller_before = caller
+        return caller
 
     async def _answer(
         self,

@@ -443,11 +443,12 @@ class SocketChannel(MessageReader):
             await self.ended.wait()
             group.cancel_scope.cancel()
 
-    def _take(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
+        """Pass on the messages that are complete now; bytes that come once the proxy stops do not count."""
         assert self._conversation is not None
         if not self._conversation.leaves_requests:
             self._taken += len(data)
-        super()._take(data)
+        super().data_received(data)
 
     def _take_frame(self, frame: bytes | Oversized) -> None:
         assert self._conversation is not None

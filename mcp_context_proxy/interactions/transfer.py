@@ -41,7 +41,7 @@ OnProgress = Callable[[int, int], None]
 
 
 class MessageTable(Struct, frozen=True):
-    """A table of messages in a SQLite file, with the names of its columns."""
+    """A table of messages in a SQLite file, with the names of its columns, or the fields of lines of JSON."""
 
     name: str = "messages"
     agent: str = "agent_name"
@@ -115,7 +115,7 @@ def import_file(
     table: MessageTable | None = None,
     on_progress: OnProgress | None = None,
 ) -> Imported:
-    """Import an exported file, or the table of a SQLite file. Nothing is embedded.
+    """Import lines of JSON, such as an exported file, or the table of a SQLite file. Nothing is embedded.
 
     Raises `DataFileError` if the file cannot be read, or it has no such table, and `StoreError` if the store
     failed; the interactions written until then are kept.
@@ -125,7 +125,8 @@ def import_file(
         with path.open("rb") as file:
             is_table = file.read(len(SQLITE_HEADER)) == SQLITE_HEADER
             written = os.fstat(file.fileno()).st_mtime
-        rows = _of_table(path, table or MessageTable(), done) if is_table else _of_lines(path, done)
+        columns = table or MessageTable()
+        rows = _of_table(path, columns, done) if is_table else _of_lines(path, columns, written, done)
         room = max(memory.room(), 0)
         # A time in the future, as by another time zone, becomes the same one each time the file is read.
         dated = (replace(one, time=min(one.time, written)) for one in rows)
@@ -154,20 +155,36 @@ def _unknown(memory: InteractionMemory, rows: Iterator[Interaction], done: Impor
                 yield one
 
 
-def _of_lines(path: Path, done: Imported) -> Iterator[Interaction]:
-    decoder = msgspec.json.Decoder(_Line)
+def _of_lines(path: Path, columns: MessageTable, written: float, done: Imported) -> Iterator[Interaction]:
+    """Yield the interactions of lines of JSON: those of an export, or the messages of another program.
+
+    A message without a time has that of the file, which is the same each time the file is read.
+    """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             done.read += 1
             try:
-                found = decoder.decode(line)
-            except msgspec.MsgspecError as error:
-                _unusable(done, f"line {number}: {error}")
+                found = msgspec.json.decode(line, type=dict[str, Any])
+            except (msgspec.MsgspecError, ValueError):
+                _unusable(done, f"line {number}: it is no object of JSON")
                 continue
-            facts = (found.agent_name, found.interaction_type, found.content, found.time)
-            yield Interaction(*facts, owner=found.owner)
+            text, kind = found.get(columns.content), found.get("interaction_type", found.get(columns.kind))
+            time = found.get("time", found.get(columns.time, written))
+            if (one := _interaction(found.get(columns.agent), kind, text, time)) is None:
+                what = "its time" if _moment(time) is None else f"its text, {columns.content!r},"
+                _unusable(done, f"line {number}: {what} cannot be read")
+                continue
+            yield replace(one, owner=str(found.get("owner") or ""))
+
+
+def _interaction(agent: Any, kind: Any, text: Any, time: Any) -> Interaction | None:
+    """Return the interaction of a line or row; None if its text or time cannot be read."""
+    moment = _moment(time)
+    if moment is None or not isinstance(text, str) or not text.strip():
+        return None
+    return Interaction(str(agent or ""), str(kind or MESSAGE), text, moment)
 
 
 def _of_table(path: Path, table: MessageTable, done: Imported) -> Iterator[Interaction]:
@@ -193,12 +210,11 @@ def _of_table(path: Path, table: MessageTable, done: Imported) -> Iterator[Inter
         query = f"SELECT {', '.join(wanted)} FROM {_quoted(table.name)}"
         for number, (agent, kind, content, time) in enumerate(connection.execute(query), 1):
             done.read += 1
-            moment = _moment(time)
-            if moment is None or not isinstance(content, str) or not content.strip():
-                what = "its time" if moment is None else "its text"
+            if (one := _interaction(agent, kind, content, time)) is None:
+                what = "its time" if _moment(time) is None else "its text"
                 _unusable(done, f"row {number}: {what} cannot be read")
                 continue
-            yield Interaction(str(agent or ""), str(kind or MESSAGE), content, moment)
+            yield one
 
 
 def _unusable(done: Imported, reason: str) -> None:

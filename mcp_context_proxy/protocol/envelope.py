@@ -67,7 +67,7 @@ def misread(names: Collection[str], known: Collection[str] = DECIDED_BY) -> tupl
     with a null at their end; the SDK for Python reads ``requested_schema`` as well. Of two that are one for
     them, they may take the other one than that by which we have decided.
     """
-    for name in names:
+    for name in () if _KNOWN.issuperset(names) else names:
         if name not in _KNOWN and (meant := _BY_LETTERS.get(letters_of(name))) in known:
             return name, meant or ""
     return None

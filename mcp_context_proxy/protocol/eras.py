@@ -180,11 +180,6 @@ class Meta(dict[str, Raw]):
         sent |= {key: self[key] for key in (CLIENT_INFO_KEY, LOG_LEVEL_KEY) if key in self}
         return envelope.raw(sent)
 
-    def introduces(self, capabilities: object, client_info: object, log_level: object) -> bool:
-        """Return whether these are just those that it has."""
-        own = self.get(CLIENT_CAPABILITIES_KEY), self.get(CLIENT_INFO_KEY), self.get(LOG_LEVEL_KEY)
-        return capabilities is own[0] and client_info is own[1] and log_level is own[2]
-
     @cached_property
     def passed_on(self) -> Mapping[str, Raw]:
         """The part of it that goes on to a server: neither this proxy's own nor what belongs to one hop."""
@@ -242,45 +237,44 @@ def _capabilities(declared: bytes | Raw) -> Mapping[str, Any]:
 _known_capabilities = lru_cache(maxsize=64)(_capabilities)
 
 
+class Sender:
+    """The client of a request, as a modern server is told with each of them."""
+
+    capabilities: Mapping[str, Any] | Raw | None = None
+    client_info: Mapping[str, Any] | Raw | None = None
+    log_level: Raw | None = None
+    """Its opt-in to log messages about this request."""
+    meta: Meta | None = None
+    """The ``_meta`` of the params as the client sent it; None if it is not decoded."""
+    is_modern = False
+    """True if all of this is just what that ``_meta`` says."""
+
+
 def fit_params_to_server(
-    params: Members,
-    era: Era,
-    *,
-    capabilities: Mapping[str, Any] | Raw | None = None,
-    client_info: Mapping[str, Any] | Raw | None = None,
-    log_level: Raw | None = None,
-    progress_token: int | None = None,
-    meta: Meta | None = None,
+    params: Members, era: Era, sender: Sender, progress_token: int | None = None
 ) -> Members:
     """Convert the params of a client's request for a downstream server of an era.
 
     ``_meta`` of others is kept. Keys of this proxy are removed, and keys that belong to one hop are replaced.
-    Capabilities, name and version of the client, and its log level are sent to modern servers only. `meta` is
-    the ``_meta`` of the params, if it is decoded already.
+    Capabilities, name and version of the client, and its log level are sent to modern servers only.
     """
     if era is HANDSHAKE and progress_token is None and _HOP_KEYS.isdisjoint(params):
         return params
-    out = dict(params)
+    out, meta = dict(params), sender.meta
     out.pop(TASK_KEY, None)
+    if era is MODERN and sender.is_modern and progress_token is None and meta and "_meta" in out:
+        out["_meta"] = meta.for_modern_server
+        return out
     sent: dict[str, Any] = {}
     if out.pop("_meta", None) is not None:
-        meta = meta_of(params) if meta is None else meta
-        if (
-            era is MODERN
-            and progress_token is None
-            and capabilities is not None
-            and meta.introduces(capabilities, client_info, log_level)
-        ):
-            out["_meta"] = meta.for_modern_server
-            return out
-        sent.update(meta.passed_on)
+        sent.update((meta_of(params) if meta is None else meta).passed_on)
     if era is MODERN:
         sent[VERSION_KEY] = MODERN_VERSION
-        sent[CLIENT_CAPABILITIES_KEY] = without_tasks(capabilities or _NOTHING)
-        if client_info is not None:
-            sent[CLIENT_INFO_KEY] = client_info
-        if log_level is not None:
-            sent[LOG_LEVEL_KEY] = log_level
+        sent[CLIENT_CAPABILITIES_KEY] = without_tasks(sender.capabilities or _NOTHING)
+        if sender.client_info is not None:
+            sent[CLIENT_INFO_KEY] = sender.client_info
+        if sender.log_level is not None:
+            sent[LOG_LEVEL_KEY] = sender.log_level
     else:
         for key in RETRY_KEYS:
             out.pop(key, None)

@@ -53,8 +53,11 @@ class LineFramer:
 
     def feed(self, data: bytes) -> Iterable[bytes | Oversized]:
         """Add received bytes, mostly whole lines; return every line that is complete now, in order."""
-        if not self._buffer and not self._dropped and data.endswith(b"\n") and len(data) <= self._limit:
-            return filter(None, [line.strip(b" \t\r") for line in data.split(b"\n")])
+        if not self._buffer and not self._dropped and len(data) <= self._limit:
+            if data.find(b"\n") == len(data) - 1:
+                return (line,) if (line := data.strip(b" \t\r\n")) else ()
+            if data.endswith(b"\n"):
+                return filter(None, [line.strip(b" \t\r") for line in data.split(b"\n")])
         return self._divided(data)
 
     def _divided(self, data: bytes) -> Iterator[bytes | Oversized]:
@@ -243,7 +246,7 @@ class MessageReader(PipeReader):
 
         `resume` goes on reading the pipe; `endless` takes the number of bytes since the last message.
         """
-        super().__init__(self._take)
+        super().__init__(self.data_received)
         self.receive = receive
         self._framer, self._receive_large = framer, receive_large
         self._resume, self._endless = resume, endless
@@ -259,7 +262,8 @@ class MessageReader(PipeReader):
         super().connection_made(transport)
         self._transport = cast("asyncio.ReadTransport", transport)
 
-    def _take(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
+        """Pass on the messages that are complete now."""
         self._unframed += len(data)
         # Of a chunk of usual size, no message is large.
         may_be_large = self._unframed > TAKEN_APART_BYTES
@@ -277,7 +281,8 @@ class MessageReader(PipeReader):
             if self._transport is not None and self._transport.is_reading():
                 self._transport.pause_reading()
             self._came.set()
-        self._endless(self._unframed)
+        if self._unframed:
+            self._endless(self._unframed)
 
     async def run(self) -> None:
         """Pass on the messages that are held, until cancelled."""
@@ -324,23 +329,23 @@ class _Step:
     """The step of the event loop in which a pipe is read: frames are written in it, and when it is over."""
 
     def __init__(self) -> None:
-        self._depth = 0
-        self._writers: list[PipeWriter] = []
+        self.depth, self.number = 0, 1
+        """0 outside of any reading; and a number that grows with each step."""
+        self.writers: list[PipeWriter] = []
         self._then: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         """Read some messages from here on."""
-        self._depth += 1
+        self.depth += 1
 
     def end(self) -> None:
         """Have all frames written that are gathered: these messages are read."""
-        self._depth -= 1
-        if self._depth:
+        self.depth -= 1
+        if self.depth:
             return
-        if self._writers:
-            writers, self._writers = self._writers, []
-            for writer in writers:
-                writer.end_step()
+        self.number += 1
+        while self.writers:
+            self.writers.pop().end_step()
         if self._then:
             then, self._then = self._then, []
             for follow_up in then:
@@ -350,16 +355,9 @@ class _Step:
                     # boundary: a bug in it must not end the pipe whose messages were read
                     logger.exception("the follow-up of a message failed")
 
-    def gathers_for(self, writer: PipeWriter) -> None:
-        """Tell a writer when the step is over; one outside of any reading ends with the loop's step."""
-        if self._depth:
-            self._writers.append(writer)
-        else:
-            asyncio.get_running_loop().call_soon(writer.end_step)
-
     def then(self, follow_up: Callable[[], None]) -> None:
         """Call a function once all frames of the step are written."""
-        if self._depth:
+        if self.depth:
             self._then.append(follow_up)
         else:
             asyncio.get_running_loop().call_soon(follow_up)
@@ -393,8 +391,8 @@ class PipeWriter(asyncio.BaseProtocol):
         """What is not handed to the pipe yet, in order."""
         self._gathered: list[bytes] = []
         """Small frames of this step of the event loop, after the first, each with its newline."""
-        self._gathers = False
-        """True from the first small frame of a step until the step is over."""
+        self._began_in = 0
+        """Number of the step whose first small frame is written; 0 if others need not follow it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the pipe, to write to it."""
@@ -403,9 +401,11 @@ class PipeWriter(asyncio.BaseProtocol):
     def write_line(self, frame: bytes) -> None:
         """Write a frame, on one line, and a newline; nothing if the pipe is closed."""
         frame = on_one_line(frame)
-        if self._gathers and len(frame) < SMALL_BYTES and not self._left:
+        if self._began_in == _step.number and len(frame) < SMALL_BYTES and not self._left:
             self._gathered.append(frame + b"\n")
-            if len(self._gathered) >= GATHERED:
+            if len(self._gathered) == 1 and _step.depth:
+                _step.writers.append(self)
+            elif len(self._gathered) >= GATHERED:
                 self._write_gathered()
         elif self._pipe is None:
             return
@@ -414,9 +414,10 @@ class PipeWriter(asyncio.BaseProtocol):
         elif len(frame) < LARGE_BYTES:
             self._write_gathered()
             self._pipe.write(frame + b"\n")
-            if not self._gathers:
-                self._gathers = True
-                _step.gathers_for(self)
+            if not _step.depth and self._began_in != _step.number:
+                # Outside of any reading, the frames of one step of the loop belong together.
+                asyncio.get_running_loop().call_soon(self.end_step)
+            self._began_in = _step.number
         elif len(frame) <= PIECE_BYTES:
             self._write_gathered()
             self._pipe.write(frame)
@@ -429,7 +430,7 @@ class PipeWriter(asyncio.BaseProtocol):
 
     def end_step(self) -> None:
         """Write the frames that are gathered."""
-        self._gathers = False
+        self._began_in = 0
         self._write_gathered()
 
     def _write_gathered(self) -> None:

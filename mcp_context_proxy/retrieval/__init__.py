@@ -46,9 +46,8 @@ class SearchOptions(Struct, frozen=True):
     share_step: float = 0.0
     """Amount by which the share grows with each rank: the more is shown already, the nearer to the best an
     item has to be."""
-    best: int = 1
-    """Number of the best scores whose mean counts as the best: one item that stands out by its name alone
-    should not hide the others."""
+    leeway: float = 0.0
+    """Amount that an item may score less than its share: where even the best scores low, more is in doubt."""
     at_least: int = 3
     at_most: int = 12
     method: Method = "hybrid"
@@ -68,11 +67,11 @@ class SearchOptions(Struct, frozen=True):
 
 
 FITTING = SearchOptions(
-    share_of_best=0.54, share_step=0.05, best=2, at_least=1, at_most=10, include_score=inf
+    share_of_best=0.615, share_step=0.03, leeway=0.03, at_least=1, at_most=10, include_score=inf
 )
 """Selects what fits: one tool where one stands out, more for a vague query or one of several needs.
 
-A second tool needs 0.59 of the mean of the best two scores, a fifth 0.74, and a tenth 0.99.
+A second tool needs 0.645 of the best score less 0.03, a fifth 0.735, and a tenth 0.885.
 Of 4.2 tools that it shows on average, as many are needed as of the best five. benchmarks/retrieval.md has the
 number, recall and precision of each public set, also with the share that is chosen without that set."""
 

@@ -69,8 +69,7 @@ COPIES_LOOKED_FOR = 40
 """Best places of a search in which copies are looked for; an answer has at most as many."""
 
 COPY_COSINE = 0.88
-"""Cosine from which two descriptions say the same: 0.9 without the name of the server, which is part of the
-text that is compared."""
+"""Cosine from which two descriptions say the same, each with the name of its server."""
 
 COPY_MARGIN = 0.15
 """Advantage in score that does not put a copy before its original: some words more."""
@@ -98,9 +97,6 @@ SERVES_NEED = 0.15
 
 REFUSED_LOOKED_FOR = 40
 """Tools among which those are looked for that do what a request says is not to be done."""
-
-SERVING_LOOKED_FOR = 12
-"""Tools among which those are looked for that serve a general purpose."""
 
 T = TypeVar("T")
 
@@ -154,7 +150,7 @@ class QueryScores:
         index = query.index
         self.query, self.allowed = query, int(allowed.sum())
         purposes = {one for one in (query.purpose, *query.purposes) if one is not None}
-        self.serves = {one: _serving_items(index, one, allowed) for one in purposes}
+        self.serves = {one: index.serving(one, allowed) for one in purposes}
         """Items that serve each general purpose of the query, chosen among all: no estimate takes part."""
         self.dense: DenseIndex | None = None
         """The chunks of these items; None in a lexical search, as are the cosines."""
@@ -361,6 +357,9 @@ class QueryScores:
             return 0.0
         if service is not None:
             naming = self.query.index.lexical.score({service: 1.0}).scores[self.items]
+            if self.acting is not None:
+                reads = np.isin(self.query.index.actions[self.items], [*READING])
+                naming[reads & (self.acting[0] < 0)] = 0  # what reads about S3 uploads nothing to it
             if not naming[best(self.fused, NAMING_LOOKED_FOR)].any():
                 return DOUBT_OF_SERVICE
         served = purpose is None or not purpose.doubt or self._serving(purpose)
@@ -470,9 +469,6 @@ class QueryScores:
                     kept[at], twins[same] = False, (*twins.get(same, ()), item)
         return ordered[kept], twins
 
-    def _query_idf(self) -> float:
-        return math.fsum(self.query.lexical.idf[term] for term in self.query.asked - self.query.foreign)
-
     def _coverage(self) -> float:
         """Return the share of the query's idf that the lexically best item has."""
         if not self.lexical.any():
@@ -480,7 +476,8 @@ class QueryScores:
         best_item = int(self.items[self.lexical.argmax()])
         (parts,) = self.query.index.lexical.parts([best_item], self.query.lexical.idf)
         matched = {term for _, term, _ in parts}
-        return math.fsum(self.query.lexical.idf[term] for term in matched) / self._query_idf()
+        idf, asked = self.query.lexical.idf, self.query.asked - self.query.foreign
+        return math.fsum(idf[term] for term in matched) / math.fsum(idf[term] for term in asked)
 
     def _has_a_word(self) -> bool:
         """Return whether any item has a telling word of the query."""
@@ -558,16 +555,6 @@ class QueryScores:
             more = f" and {len(twins) - TWINS_NAMED} more" if len(twins) > TWINS_NAMED else ""
             reasons.append(f"also at {', '.join(twin.server for twin in twins[:TWINS_NAMED])}{more}")
         return "; ".join(reasons)
-
-
-def _serving_items(index: Index, purpose: Purpose, allowed: NDArray[np.bool_]) -> list[int]:
-    """Return the items, ascending, that serve a general purpose, or else the one that does for it."""
-    words = np.where(allowed, index.lexical.score(purpose.words).scores, np.float32(0))
-    worded = np.flatnonzero(words)
-    looked_for = worded[best(words[worded], SERVING_LOOKED_FOR)].tolist()
-    tools = ((item, index.items[item]) for item in looked_for)
-    found = [item for item, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
-    return found if found or purpose.otherwise is None else _serving_items(index, purpose.otherwise, allowed)
 
 
 def _by_place(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]:

@@ -388,9 +388,8 @@ def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:
         return 0
     if options.share_of_best is None:
         return min(options.top_n, scores.size)
-    best_scores = np.sort(scores)[::-1][: options.best]
     shares = options.share_of_best + options.share_step * np.arange(scores.size)
-    near = int((scores >= shares * best_scores.mean()).sum())
+    near = int((scores >= shares * scores.max() - options.leeway).sum())
     return min(max(near, options.at_least), options.at_most, scores.size)
 
 

@@ -62,7 +62,7 @@ _ASKING = frozenset({"resultType", "inputRequests", "requestState"})
 """Members by which a result requires input."""
 
 
-class _Request(msgspec.Struct, eq=False):
+class _Request(Outgoing):
     """One request on its way to a server. Entered, it relays progress and log messages to its caller.
 
     Progress is thinned out: a message that comes too fast waits, and the newest replaces it. The last is
@@ -70,58 +70,63 @@ class _Request(msgspec.Struct, eq=False):
     that stands still is relayed, as a sign of life by which a client may extend its timeout.
     """
 
-    client: DownstreamClient
-    method: str
-    params: Members
-    """Params with names as the server knows them."""
-    meta: eras.Meta
-    """Their ``_meta``, decoded, as the client sent it."""
-    caller: Caller
-    subject: str
-    """Names the request in error messages, such as ``tool 'create_issue'``."""
-    judge: Callable[[], None] | None
+    # Of the class, because one is made for every call.
+    relay: Notify | None = None
+    """Takes the notifications of the server instead of this."""
     _rate: Bucket | None = None
     _waiting: Members | None = None
-    _reached: float = -math.inf
+    _reached = -math.inf
     _timer: asyncio.TimerHandle | None = None
-    _over: bool = False
+    _over = False
 
-    def outgoing(self, ask: Ask | None = None, notify: Notify | None = None) -> Outgoing:
-        """Return what goes with it; `notify` takes its notifications instead of this."""
-        client, caller, session = self.client, self.caller, self.caller.session
-        if session is None:
-            level = self.meta.get(eras.LOG_LEVEL_KEY)
-            if level is not None and client.era is HANDSHAKE:
-                client.subscriptions.include_log_level(envelope.text(level) or "")
-        else:
+    def __init__(
+        self,
+        client: DownstreamClient,
+        method: str,
+        params: Members,
+        *,
+        caller: Caller,
+        subject: str,
+        judge: Callable[[], None] | None,
+    ) -> None:
+        """Send `params` with names as the server knows them; `caller` has their ``_meta``, decoded.
+
+        `subject` and `judge` are those of `Outgoing`.
+        """
+        self.client, self.method, self.params, self.caller = client, method, params, caller
+        self.subject, self.judge, self.timeout = subject, judge, client.config.call_timeout
+        self.meta, self.capabilities, self.client_info = caller.meta, caller.capabilities, caller.client_info
+        self.wants_progress, self.on_counted = "progressToken" in caller.meta, caller.release
+        session = caller.session
+        if session is not None:
+            self.party = session.party
             # A handshake-era server is told once, not with each request, and only a level that a client set.
-            name = session.log_level or (DEFAULT_LOG_LEVEL if client.era is MODERN else None)
-            level = None if name is None else envelope.raw(name)
-        return Outgoing(
-            subject=self.subject,
-            timeout=client.config.call_timeout,
-            capabilities=caller.capabilities,
-            client_info=caller.client_info,
-            log_level=level,
-            meta=self.meta,
-            on_notification=self if notify is None else notify,
-            wants_progress="progressToken" in self.meta,
-            party=Party(caller.principal) if session is None else session.party,
-            ask=ask,
-            on_counted=caller.release,
-            judge=self.judge,
-        )
+            level = session.log_level or (DEFAULT_LOG_LEVEL if client.era is MODERN else None)
+            if level is not None:
+                self.log_level = envelope.raw(level)
+            return
+        self.party, meta = Party(caller.principal), caller.meta
+        declared, info = meta.get(eras.CLIENT_CAPABILITIES_KEY), meta.get(eras.CLIENT_INFO_KEY)
+        self.is_modern = declared is not None and self.capabilities is declared and self.client_info is info
+        if eras.LOG_LEVEL_KEY in meta:
+            self.log_level = meta[eras.LOG_LEVEL_KEY]
+            if client.era is HANDSHAKE:
+                client.subscriptions.include_log_level(envelope.text(self.log_level) or "")
+
+    def on_notification(self, method: str, params: Members) -> None:
+        """Take a notification of the server while the request is under way."""
+        (self.relay or self)(method, params)
 
     def __call__(self, method: str, params: Members) -> None:
         """Take a notification of the server."""
-        token = self.meta.get("progressToken")
+        token = self.caller.meta.get("progressToken")
         if self._over or method not in (PROGRESS, LOG_MESSAGE):
             return
         if (shown := self.client.admitted(method, params)) is None:
             return
         if method == LOG_MESSAGE:
             level, session = envelope.text(shown.get("level")), self.caller.session
-            least = envelope.text(self.meta.get(eras.LOG_LEVEL_KEY))
+            least = envelope.text(self.caller.meta.get(eras.LOG_LEVEL_KEY))
             if session.wants_level(level) if session is not None else reaches(level, least):
                 self.caller.notify(method, shown)
         elif token is not None:
@@ -188,7 +193,7 @@ class Forwarder:
             DownstreamError: see `Link.request`.
             RequestError: the client refused a request of the server, or continues an unknown call.
         """
-        request = _Request(client, method, params, caller.meta, caller, subject, judge)
+        request = _Request(client, method, params, caller=caller, subject=subject, judge=judge)
         modern = caller.era is MODERN
         waits = modern and _may_be_asked(request)
         with request:
@@ -197,14 +202,15 @@ class Forwarder:
                     await in_task()
                     result = await self._send_pending(request)
                 else:
-                    # A server of the handshake era asks meanwhile, a modern one by its result.
-                    outgoing = request.outgoing(None if modern else self._ask(request, caller.ask))
-                    result = await self._send(request, params, outgoing)
+                    if not modern:
+                        # A server of the handshake era asks meanwhile, a modern one by its result.
+                        request.ask = self._ask(request, caller.ask)
+                    result = await self._send(request, params)
                     if modern:
                         if _may_ask(result):
                             result = await self._checked(request, result)
                     elif client.era is MODERN:
-                        result = await self._resolve_input_required(request, outgoing, result)
+                        result = await self._resolve_input_required(request, result)
                     else:
                         # Nothing to fit, so nothing is parsed: the bytes pass as they came.
                         return result
@@ -220,9 +226,9 @@ class Forwarder:
         """Send a modern client's call to a server that may make requests of the client meanwhile."""
 
         async def work(ask: Ask, notify: Notify) -> bytes:
-            outgoing = request.outgoing(self._ask(request, ask), notify)
+            request.ask, request.relay = self._ask(request, ask), notify
             try:
-                result = await self._send(request, request.params, outgoing)
+                result = await self._send(request, request.params)
                 return await self._checked(request, result) if _may_ask(result) else result
             except RemoteError as error:
                 raise await questions.checked_error(request.client, error) from None
@@ -234,22 +240,28 @@ class Forwarder:
         """Return the way in which the server asks the client; the audit has each question."""
         if not client_capabilities(request.caller.capabilities):
             return None
-        note = partial(self._note_question, request)
-        return ClientQuestions(request.caller, request.client, ask, note)
+        return ClientQuestions(request.caller, request.client, ask, self._noting(request))
 
-    def _note_question(self, request: _Request, method: str, answer: str) -> None:
-        caller = request.caller
+    def _noting(self, request: _Request) -> Callable[[str, str], None]:
+        """Return a function for the audit that takes the method of a question, and how it was answered.
+
+        It does not keep the request, which keeps it: each call would be left to the search for garbage.
+        """
+        return partial(self._note_question, request.caller, request.client.name, request.method)
+
+    def _note_question(self, caller: Caller, server: str, during: str, method: str, answer: str) -> None:
+        session = None if caller.session is None else caller.session.id
         self.audit.note(
             "question",
-            server=request.client.name,
+            server=server,
             method=method,
             answer=answer,
             principal=caller.principal,
-            session=None if caller.session is None else caller.session.id,
-            during=request.method,
+            session=session,
+            during=during,
         )
 
-    async def _resolve_input_required(self, request: _Request, outgoing: Outgoing, result: bytes) -> bytes:
+    async def _resolve_input_required(self, request: _Request, result: bytes) -> bytes:
         """Ask a handshake-era client for the input that a modern server requires, until it has enough."""
         server = request.client.name
         for _ in range(INPUT_ROUNDS):
@@ -261,7 +273,7 @@ class Forwarder:
                 raise BadAnswerError(server, f"with a result of type {quoted(kind)}, which is not known")
             try:
                 answers = {
-                    key: Raw(await ask_for_input(outgoing.ask, each, params))
+                    key: Raw(await ask_for_input(request.ask, each, params))
                     for key, (each, params) in required.items()
                 }
             except RequestError as error:
@@ -270,17 +282,17 @@ class Forwarder:
             retry.pop("requestState", None)
             if "requestState" in parts:
                 retry["requestState"] = parts["requestState"]
-            result = await self._send(request, retry, outgoing)
+            result = await self._send(request, retry)
         raise InputMissingError(server, f"it asked more than {INPUT_ROUNDS} times")
 
-    def _send(self, request: _Request, params: Members, outgoing: Outgoing) -> Awaitable[bytes]:
+    def _send(self, request: _Request, params: Members) -> Awaitable[bytes]:
         # No coroutine of its own: one less for each call to go through, on both ways.
         if request.caller.era is MODERN and "inputResponses" in params:
             for answer in questions.answers_in(params):
-                self._note_question(request, "inputResponses", answer)
+                self._noting(request)("inputResponses", answer)
         if self.tracing is None:
-            return request.client.call(request.method, params, outgoing)
-        return self._traced(self.tracing, request, params, outgoing)
+            return request.client.call(request.method, params, request)
+        return self._traced(self.tracing, request, params)
 
     async def _checked(self, request: _Request, result: bytes) -> bytes:
         """Return a result for a modern client, which would answer the questions in it, of any server."""
@@ -290,15 +302,13 @@ class Forwarder:
             return result
         checked = await questions.checked_requests(client, parts, required)
         for method in questions.asked_by(checked):
-            self._note_question(request, method, "asked by the result of the call")
+            self._noting(request)(method, "asked by the result of the call")
         return checked
 
-    async def _traced(
-        self, tracing: Tracing, request: _Request, params: Members, outgoing: Outgoing
-    ) -> bytes:
+    async def _traced(self, tracing: Tracing, request: _Request, params: Members) -> bytes:
         with tracing.downstream(request.client.name, request.method, params) as traced:
-            outgoing = msgspec.structs.replace(outgoing, meta=eras.meta_of(traced.params))
-            result = await request.client.call(request.method, traced.params, outgoing)
+            request.meta = eras.meta_of(traced.params)
+            result = await request.client.call(request.method, traced.params, request)
             traced.answered(result)
             return result
 

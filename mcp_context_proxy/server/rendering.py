@@ -337,6 +337,9 @@ NOT_RANKED: Final = frozenset({Mode.RETAINED, Mode.UNCERTAIN, Mode.EXPANSION})
 Change: TypeAlias = Literal["same", "moved", "new", "gone"]
 """Whether both answers have an item at the same place, at two places, or only one answer has it."""
 
+OF_THE_SESSION: Final = SESSION_MODES | {Mode.RETAINED}
+"""Modes of items that another session need not have, so that they are not compared."""
+
 DefinitionChange: TypeAlias = Literal["same", "changed", "removed", "unknown"]
 """Whether a definition or text is the same today; ``unknown`` for records of earlier versions."""
 
@@ -457,11 +460,9 @@ class PastRequests(Struct, frozen=True):
             definition = self._approvals.definitions([row.key]).get(row.key)
             if definition is None:
                 return None
-            described = envelope.text(envelope.members(definition).get("description")) or ""
-            tool = today if isinstance(today, Tool) else Tool(server, row.name, one.name, "", b"", "")
+            tool = today if isinstance(today, Tool) else Tool(server, row.name, one.name, b"", "")
             return replace(
                 tool,
-                description=described,
                 written=definition,
                 fingerprint=one.fingerprint,
                 tool_class=definitions.class_of(row.name, definition),
@@ -537,7 +538,7 @@ def _delivered_texts(context: RequestContext, then: Mapping[ItemKey, Item]) -> I
 
 
 def _compared(then: RequestContext, now: RequestContext, snapshot: Snapshot) -> Iterator[ComparedItem]:
-    standing = {(one.type, one.name) for one in then.items if one.include_mode in SESSION_MODES}
+    standing = {(one.type, one.name) for one in then.items if one.include_mode in OF_THE_SESSION}
     before, after = _places(then, standing), _places(now, standing)
     for key in dict.fromkeys((*after, *before)):
         was, place = before.get(key, (None, None))
@@ -562,7 +563,7 @@ def _places(context: RequestContext, without: Set[ItemKey]) -> dict[ItemKey, tup
     selected = [
         item
         for item in context.items
-        if item.include_mode not in SESSION_MODES and (item.type, item.name) not in without
+        if item.include_mode not in OF_THE_SESSION and (item.type, item.name) not in without
     ]
     return {(one.type, one.name): (one, place) for place, one in enumerate(selected, 1)}
 

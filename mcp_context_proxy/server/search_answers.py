@@ -208,7 +208,7 @@ def _standing(client: DownstreamClient) -> str:
     standing = client.standing.replace("(", "").replace(")", "")
     if not client.cause:
         return standing
-    again = " again; before" if client.state is ServerState.STARTING else ""
+    again = " again; before that" if client.state is ServerState.STARTING else ""
     # After the first clause there is advice for a person.
     return f"{standing}{again}: {one_line(client.cause.partition('; ')[0], CAUSE_CHARACTERS)}"
 

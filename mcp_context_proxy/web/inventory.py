@@ -286,7 +286,12 @@ def exposed_name(proxy: Served, tool: str, server: str | None = None) -> str:
     try:
         return names.tool_named(proxy.catalog.snapshot, tool, server).exposed_name
     except UnknownItemError as error:
-        raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}.") from None
+        reason: Exception = error
+        try:
+            proxy.fleet.raise_if_unavailable(server or names.owner(tool, proxy.catalog.snapshot.servers))
+        except ServerUnavailableError as unavailable:
+            reason = unavailable
+        raise BadRequestError(HTTPStatus.NOT_FOUND, f"{reason}.") from None
 
 
 def all_servers(proxy: Served) -> list[dict[str, Any]]:

@@ -320,8 +320,8 @@ FURTHER: Final = 15
 """Tools that are named beside those with signatures."""
 
 NEAR_THE_BEST: Final = 0.5
-"""Share of the mean score of the best two that a tool in the text needs; the others are noise. At 0.54, as in
-answers to searches, a set with vague requests has the right tool in the text for 1 % of them less."""
+"""Share of the best score that a tool in the text needs, less the leeway of a search; the others are noise.
+The share of answers to searches would leave out the right tool of some vague requests."""
 
 BEFORE_BROUGHT: Final = 3
 """Tools that were found and stand before those that a rule of the prompt brings."""
@@ -422,9 +422,8 @@ class PromptsApi(Api):
 
 
 def near_the_best(tools: Sequence[Result]) -> list[Result]:
-    """Return the tools with a score near that of the best two."""
-    best = [one.score for one in tools[: FITTING.best]]
-    least = NEAR_THE_BEST * sum(best) / max(len(best), 1)
+    """Return the tools with a score near that of the best."""
+    least = NEAR_THE_BEST * max((one.score for one in tools), default=0.0) - FITTING.leeway
     return [one for one in tools if one.exact or one.score >= least]
 
 

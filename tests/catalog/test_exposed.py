@@ -12,7 +12,7 @@ from mcp_context_proxy.items import Prompt, Tool
 
 
 def exposed(definition: bytes) -> str:
-    tool = Tool("s", "own", "s__own", "", definition, "fingerprint")
+    tool = Tool("s", "own", "s__own", definition, "fingerprint")
     return bytes(tool_definition(tool)).decode()
 
 
@@ -47,3 +47,17 @@ def test_unknown_members_of_a_prompt_stay() -> None:
     prompt = Prompt("s", "greet", "s__greet", json.dumps(definition).encode())
 
     assert json.loads(bytes(prompt_definition(prompt))) == {**definition, "name": "s__greet"}
+
+
+@pytest.mark.parametrize(
+    ("definition", "description"),
+    [
+        (b'{"description": "caf\\u00e9"}', "café"),
+        (b'{"name": "own"}', ""),
+        (b'{"description": null}', ""),
+        (b'{"description": ["Sends it."]}', ""),
+        (b'{"description": "Draws it.", "description": "Sends it."}', "Sends it."),
+    ],
+)
+def test_a_tool_is_described_by_its_definition(definition: bytes, description: str) -> None:
+    assert Tool("s", "own", "s__own", definition, "fingerprint").description == description

@@ -206,6 +206,14 @@ def test_a_misspelt_name_leads_to_similar_ones_while_a_server_is_not_known() -> 
         names.tool_named(world.catalog.snapshot, "get_tme")
 
 
+def test_a_full_name_of_a_server_that_is_not_known_is_not_called_unknown() -> None:
+    world = world_of({"time": ["get_time"]})
+    world.change("broken", NEVER, [])
+
+    with pytest.raises(AwaitedServersError, match=r"tool 'broken__run'\. Not connected: broken$"):
+        names.tool_named(world.catalog.snapshot, "broken__run")
+
+
 def test_the_most_similar_of_thousands_of_names_is_suggested() -> None:
     world = world_of(
         {"fleet": [f"op_{number}_{verb}" for number in range(400) for verb in ("start", "stop")]}

@@ -105,7 +105,9 @@ def test_requests_lists_queries_and_explains_one(run: Run, config: Path) -> None
     newest, oldest = json.loads(run("requests", "--json", "--config", config).stdout)["requests"]
     one = run("requests", oldest["id"], "--config", config, COLUMNS="200").stdout
 
-    assert [line.split()[0] for line in listed] == [newest["id"], oldest["id"]]
+    assert [line.split()[0] for line in listed[:3]] == ["ID", newest["id"], oldest["id"]]
+    assert listed[0].split() == ["ID", "Time", "Items", "Tokens", "Query"]
+    assert "Tokens: of the whole definitions" in listed[-1]
     assert (newest["query"], oldest["query"]) == ("play a song", QUERY)
     (forecast,) = [line for line in one.splitlines() if "weather__forecast" in line]
     assert forecast.split()[1:4] == ["agent", "tool", "weather__forecast"]
@@ -201,6 +203,21 @@ def test_explain_has_every_part_of_the_score_and_the_rank(run: Run, config: Path
         score["cosine"] + 0.02 * score["lexical"] + score["need"], abs=1e-4
     )
     assert {term["term"] for term in score["terms"]} == {"rain"}
+
+
+def test_explain_finds_a_rule_by_its_name_and_suggests_it_for_a_misspelled_one(
+    run: Run, config: Path
+) -> None:
+    for kind in ("--type", "--kind"):
+        named = run("explain", QUERY, "tone", kind, "rule", "--config", config)
+        assert "tone is chosen: in every session" in named.stdout
+    found = run("explain", QUERY, "tone", "--config", config)
+    misspelled = run("explain", QUERY, "tonne", "--config", config)
+
+    assert found.stdout == named.stdout
+    assert "include mode" in found.stdout
+    assert "always: it is in every context" in found.stdout
+    assert (misspelled.returncode, "did you mean rule://tone?" in misspelled.stderr) == (2, True)
 
 
 def test_explain_refuses_an_unknown_tool_name(run: Run, config: Path) -> None:

@@ -54,6 +54,27 @@ def test_a_closed_pipe_ends_a_command_quietly(environment: dict[str, str], works
         assert command.wait(PATIENCE) == 141
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("search", "x", "--explan"), "'--explan'. Did you mean '--explain'?"),
+        (
+            ("session", "options", "--top-n", "3"),
+            "'--top-n'. There are: --config, --session, --json, --preset,",
+        ),
+        (("--verbose",), "'--verbose'. There are: --config, --log-level, --version"),
+    ],
+)
+def test_an_unknown_option_gets_a_near_one_or_all_of_the_command(
+    run: Run, words: tuple[str, ...], told: str
+) -> None:
+    done = run(*words)
+
+    assert done.returncode == 2
+    assert f"mcp-context-proxy: No such option {told}" in done.stderr
+    assert "--help" in done.stderr
+
+
 def test_a_group_without_a_command_shows_its_commands(run: Run) -> None:
     done = run("hook")
 

@@ -119,3 +119,15 @@ def test_a_tool_is_called_also_where_no_proxy_runs(run: Run, workshop: Workshop)
     assert failed.returncode == 1
     assert unknown.returncode == 2
     assert "did you mean desk__echo" in unknown.stderr
+
+
+@pytest.mark.parametrize("named", ["desk__echo", "echo"])
+def test_a_tool_of_a_server_that_fails_is_not_called_unknown(
+    run: Run, workshop: Workshop, named: str
+) -> None:
+    workshop.server("desk", at_start=[{"stderr": "no key given\n"}, {"exit": 3}])
+    refused = run("call", named, "--config", workshop.config())
+
+    assert refused.returncode == 2
+    assert "unknown tool" not in refused.stderr
+    assert ("no key given" if "__" in named else "Not connected: desk") in refused.stderr

@@ -139,7 +139,7 @@ async def test_if_nothing_fits_after_filtering_the_excluded_tools_are_named_with
     assert note is not None
     assert note.startswith(
         "Nothing fits among the 1 item that the filters leave (server files, read_only true). "
-        "Left out by them: mail__send_mail (by server, read_only); "
+        "Left out by them: mail__send_mail (by server, read_only)"
     )
     assert [result.item.name for result in selected.found.near_misses] == ["read_file"]
 

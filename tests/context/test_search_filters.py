@@ -9,9 +9,7 @@ from mcp_context_proxy.context.search_filters import engine_filters, failed_by
 from mcp_context_proxy.items import Document, Kind, SearchFilters, Tool
 from mcp_context_proxy.statistics import ToolFigures
 
-TOOLS = tuple(
-    Tool("s", name, f"s__{name}", "", b"{}", name) for name in ("new", "good", "slow", "bad", "few")
-)
+TOOLS = tuple(Tool("s", name, f"s__{name}", b"{}", name) for name in ("new", "good", "slow", "bad", "few"))
 RULE = Document(Kind.RULE, "rule", "", "", "rule")
 
 

@@ -63,10 +63,10 @@ def test_the_formula_has_the_numbers_of_the_code(ranking):
     assert f"k1 = {bm25.K1:g}, b = {bm25.B:g}" in ranking.text
     share, step = FITTING.share_of_best, FITTING.share_step
     assert share is not None
-    assert f"the second needs {share + step:g} of the mean of the best two" in ranking.text
-    assert f"one {step:g} more, so the fifth needs {share + 4 * step:g}" in ranking.text
-    assert share + 9 * step < 1 < share + 10 * step
-    assert (FITTING.best, FITTING.at_least, FITTING.at_most) == (2, 1, 10)
+    assert f"the second needs {share + step:g} of the best score less {FITTING.leeway:g}" in ranking.text
+    assert f"one {step:g} of it more, so the fifth needs {share + 4 * step:g}" in ranking.text
+    assert f"the tenth {share + 9 * step:g}" in ranking.text
+    assert (FITTING.at_least, FITTING.at_most) == (1, 10)
     assert f"the {scoring.RIVALS} nearest of some 950 texts" in ranking.text
     assert f"{scoring.needed_evidence(20):.2f} among 20 items" in ranking.text
     assert f"{scoring.needed_evidence(1_000):.2f} among 1,000" in ranking.text

@@ -67,7 +67,7 @@ async def test_a_call_to_a_server_that_starts_again_tells_the_old_failure_as_one
         client = proxy.fleet.clients["late"]
         await until(lambda: client.state is ServerState.STARTING and bool(client.cause))
 
-        assert "(starting again; before: it was not ready within 0.3 s)" in str(client.unavailable())
+        assert "(starting again; before that: it was not ready within 0.3 s)" in str(client.unavailable())
         flag.touch()
 
 

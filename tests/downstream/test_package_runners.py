@@ -171,7 +171,7 @@ async def test_a_later_start_that_takes_too_long_may_download_a_newer_version_in
         workshop.flag("downloaded").touch()
         await until(lambda: client.state is ServerState.READY)
 
-        assert re.search(r"slow \(downloading \d+ s again; before: it was not ready", found["note"])
+        assert re.search(r"slow \(downloading \d+ s again; before that: it was not ready", found["note"])
         assert len(runs(workshop)) == 3
 
 

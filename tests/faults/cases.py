@@ -57,7 +57,7 @@ MAYBE = "may or may not have run"
 WITHHELD_OR_ANSWERED = r'is withheld: its definition changed|[0-9a-f]{32}"'
 """A changed tool is withheld from the moment on at which the proxy has seen the change."""
 CRASHED = (
-    rf"not available \(((still starting|starting again; before|failed|disconnected).*exited \(code 7\))"
+    rf"not available \(((still starting|starting again; before that|failed|disconnected).*exited \(code 7\))"
     rf"|exited \(code 7\) during tool 'tool_000'; it {MAYBE}"
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sqlite3
 import time
@@ -130,6 +131,39 @@ def test_rows_that_are_no_interaction_are_left_out_and_told(
     file = tmp_path / "lines.jsonl"
     file.write_text('{"agent_name": "a"}\n\nnothing\n')
     assert import_file(memory, file).unusable == 2
+
+
+def test_lines_of_messages_need_a_text_alone(memory: InteractionMemory, store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jsonl"
+    lines = [
+        {"role": "user", "content": "what is the plan"},
+        {"role": "assistant", "content": "to ship", "timestamp": "2020-05-01 12:00:00"},
+        {"role": "user", "content": [{"type": "text", "text": "no"}]},
+        {"role": "user", "content": "when", "timestamp": "soon"},
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n[1]\n", encoding="utf-8")
+    os.utime(file, (NOW - 50, NOW - 50))
+    done = import_file(memory, file)
+
+    assert (done.kept, done.unusable) == (2, 3)
+    assert done.reasons == [
+        "line 3: its text, 'content', cannot be read",
+        "line 4: its time cannot be read",
+        "line 5: it is no object of JSON",
+    ]
+    kept = [(one.agent_name, one.interaction_type, one.time) for one in store.interactions.after(0, 10)]
+    assert kept == [("unknown", "assistant", 1_588_334_400.0), ("unknown", "user", NOW - 50)]
+    assert import_file(memory, file).known == 2
+
+
+def test_fields_of_lines_may_have_other_names(
+    memory: InteractionMemory, store: Store, tmp_path: Path
+) -> None:
+    file = tmp_path / "chat.jsonl"
+    file.write_text('{"who": "a", "text": "hello", "at": 5}\n', encoding="utf-8")
+    done = import_file(memory, file, MessageTable(agent="who", content="text", time="at"))
+
+    assert (done.kept, [one.agent_name for one in store.interactions.after(0, 10)]) == (1, ["a"])
 
 
 def test_an_import_pushes_nothing_out_and_takes_the_latest(

@@ -64,8 +64,8 @@ def _tools(entries):
 def _tool(server, entry):
     raw = json.dumps(entry).encode()
     fingerprint = hashlib.sha256(server.encode() + raw).hexdigest()
-    name, told = entry["name"], entry.get("description", "")
-    return Tool(server, name, f"{server}__{name}", told, raw, fingerprint, IncludeMode.AGENT)
+    name = entry["name"]
+    return Tool(server, name, f"{server}__{name}", raw, fingerprint, IncludeMode.AGENT)
 
 
 def ranking(engine: Engine, snapshot: Snapshot, query: str) -> list[tuple[str, str]]:

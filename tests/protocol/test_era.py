@@ -19,8 +19,11 @@ def members(value: dict[str, Any]) -> envelope.Members:
     return envelope.members(json.dumps(value).encode())
 
 
-def downward(params: dict[str, Any], to: Era, **more: Any) -> Any:
-    return json.loads(envelope.encode(eras.fit_params_to_server(members(params), to, **more)))
+def downward(params: dict[str, Any], to: Era, **introduction: Any) -> Any:
+    sender = eras.Sender()
+    for name, value in introduction.items():
+        setattr(sender, name, value)
+    return json.loads(envelope.encode(eras.fit_params_to_server(members(params), to, sender)))
 
 
 def upward(method: str, result: Any, to: Era) -> Any:

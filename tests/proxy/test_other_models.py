@@ -128,7 +128,7 @@ def test_an_endpoint_that_comes_back_is_used_again_for_the_catalog_and_for_queri
 ) -> None:
     now = [0.0]
     source = Source(
-        "s", tuple(Tool("s", t["name"], t["name"], t["description"], b"{}", t["name"]) for t in TOOLS)
+        "s", tuple(Tool("s", t["name"], t["name"], json.dumps(t).encode(), t["name"]) for t in TOOLS)
     )
     catalog = Snapshot(1, (source,))
     with open_store("memory") as store:

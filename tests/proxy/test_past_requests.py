@@ -13,7 +13,7 @@ from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
-from mcp_context_proxy.context import RequestContext
+from mcp_context_proxy.context import Mode, RequestContext
 from mcp_context_proxy.context.session import SessionContext
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.eras import QUERY_KEY, REQUEST_KEY
@@ -130,6 +130,17 @@ async def test_an_answer_says_what_the_items_of_the_session_leave_of_the_budget(
     taken = re.search(r"do not fit into 30 tokens, of which the session's own items take (\d+): ", told)
     assert taken is not None, told
     assert int(taken[1]) > 0
+
+
+async def test_a_replay_does_not_call_gone_what_was_called_before_in_the_session(proxy: Proxy) -> None:
+    host = Host(proxy, "handshake")
+    await host.call("s__post_letter", {})
+    await host.data(SEARCH, {"query": "zyxgh qwvut"})
+    context = await latest(proxy)
+    replayed = await proxy.past_requests.replayed(context)
+
+    assert [(one.name, one.include_mode) for one in context.items] == [("s__post_letter", Mode.RETAINED)]
+    assert replayed.items == ()
 
 
 async def test_a_replay_does_not_call_new_what_the_session_had_by_hand(proxy: Proxy) -> None:

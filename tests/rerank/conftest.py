@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from mcp_context_proxy.retrieval import Ranking, Result
 
 def build_result(name: str, score: float, description: str = "", **more: Any) -> Result:
     fingerprint = hashlib.sha256(name.encode()).hexdigest()
-    tool = Tool("srv", name, f"srv__{name}", description, b"{}", fingerprint, IncludeMode.AGENT)
+    definition = json.dumps({"description": description}).encode()
+    tool = Tool("srv", name, f"srv__{name}", definition, fingerprint, IncludeMode.AGENT)
     return Result(tool, score, score, 0.0, 0.0, description, (), "why", **more)
 
 

@@ -76,7 +76,7 @@ def build_tool(
     definition = {"name": name, "description": description, "inputSchema": schema or {}}
     raw = json.dumps(definition | ({"_meta": {"server": server}} if marked else {})).encode()
     fingerprint = hashlib.sha256(server.encode() + raw).hexdigest()
-    return Tool(server, name, f"{server}__{name}", description, raw, fingerprint, include)
+    return Tool(server, name, f"{server}__{name}", raw, fingerprint, include)
 
 
 def build_rule(name: str, description: str = "", text: str = "") -> Document:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ def model() -> QueryEmbedder:
 
 
 def made(server: str, name: str, description: str) -> Tool:
-    definition = f'{{"_meta": {{"from": "{server}"}}}}'.encode()  # just the same ones are told once
-    return Tool(server, name, f"{server}__{name}", description, definition, f"{server}{name}{description}")
+    # just the same ones are told once
+    definition = json.dumps({"description": description, "_meta": {"from": server}}).encode()
+    return Tool(server, name, f"{server}__{name}", definition, f"{server}{name}{description}")
 
 
 def found(model: Any, *tools: Tool, ages: dict[str, float], query: str = QUERY) -> list[str]:

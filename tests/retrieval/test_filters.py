@@ -39,13 +39,12 @@ def tools(draw: st.DrawFn) -> list[Tool]:
     for number in range(draw(st.integers(1, 40))):
         server = draw(st.sampled_from(["ant", "bee", "cat"]))
         name = f"{draw(st.sampled_from(WORDS))}_{draw(st.sampled_from(WORDS))}_{number}"
-        definition = {"name": name, "inputSchema": {}, "annotations": draw(HINTS)}
+        definition = {"description": draw(TEXTS), "inputSchema": {}, "annotations": draw(HINTS)}
         made.append(
             Tool(
                 server,
                 name,
                 f"{server}__{name}",
-                draw(TEXTS),
                 json.dumps(definition).encode(),
                 f"{server}{name}",
                 draw(st.sampled_from([IncludeMode.AGENT, IncludeMode.AGENT, IncludeMode.MANUAL])),

@@ -47,7 +47,7 @@ TWO = [build_tool("add_item", "Adds an item", server=server) for server in ("alp
 def test_of_like_tools_the_one_whose_server_speaks_of_the_request_is_first(search: Search) -> None:
     query = "add an item to the shopping basket"
 
-    tools = [replace(tool, description=f"Adds an item, {tool.server}") for tool in TWO]
+    tools = [build_tool(one.name, f"Adds an item, {one.server}", server=one.server) for one in TWO]
     first = {
         server: search(query, *tools, **{server: "The shopping basket of the store."}).results[0].item.server
         for server in ("alpha", "beta")

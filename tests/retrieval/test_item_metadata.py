@@ -29,9 +29,7 @@ def tool(name: str, server: str = "srv", annotations: Any = None, **given: Any) 
     definition = json.dumps({"name": name, "inputSchema": {}, "annotations": annotations}).encode()
     hinted = markers_of(envelope.members(definition)).hinted
     danger = danger_of(name, hinted, None, "")
-    return Tool(
-        server, name, f"{server}__{name}", "", definition, name, tool_class=danger.tool_class, **given
-    )
+    return Tool(server, name, f"{server}__{name}", definition, name, tool_class=danger.tool_class, **given)
 
 
 def test_without_annotations_the_protocols_defaults_apply() -> None:
@@ -130,8 +128,9 @@ def test_a_document_is_read_only_and_has_the_tags_of_its_front_matter() -> None:
 
 def fields_of(several: bool = False, **members: Any) -> tuple[Fields, tuple[str, ...]]:
     configured = {key: members.pop(key) for key in ("use_cases", "tags", "category") if key in members}
-    definition = json.dumps({"name": "fetch_it", "inputSchema": {}, **members}).encode()
-    made = Tool("srv", "fetch_it", "srv__fetch_it", "Fetch a page.", definition, "f", **configured)
+    told = {"name": "fetch_it", "description": "Fetch a page.", "inputSchema": {}, **members}
+    definition = json.dumps(told).encode()
+    made = Tool("srv", "fetch_it", "srv__fetch_it", definition, "f", **configured)
     return item_text(made, several)
 
 
@@ -188,11 +187,8 @@ def test_a_title_and_labels_that_say_something_else_are_chunks_of_their_own() ->
 
 def test_values_are_embedded_with_a_short_description() -> None:
     schema = {"type": "object", "properties": {"kind": {"enum": ["payroll", "overtime"]}}}
-    definition = json.dumps({"name": "op19", "inputSchema": schema}).encode()
-    short = Tool("srv", "op19", "srv__op19", "Produces a document.", definition, "f")
-    long = Tool(
-        "srv", "op19", "srv__op19", "Produces a document, with all that it takes. " * 3, definition, "f"
-    )
+    short = build_tool("op19", "Produces a document.", schema=schema)
+    long = build_tool("op19", "Produces a document, with all that it takes. " * 3, schema=schema)
 
     assert item_text(short, False)[1][1:] == ("op 19: Produces a document. payroll overtime",)
     assert len(item_text(long, False)[1]) == 1
@@ -211,8 +207,9 @@ def test_values_are_embedded_with_a_short_description() -> None:
 )
 def test_badly_described_tools_are_found_by_their_other_fields(query: str, expected: str) -> None:
     def operation(name: str, description: str, members: dict[str, Any], **configured: Any) -> Tool:
-        definition = json.dumps({"name": name, "inputSchema": {}, **members}).encode()
-        return Tool("odd", name, f"odd__{name}", description, definition, name, **configured)
+        told = {"name": name, "description": description, "inputSchema": {}, **members}
+        definition = json.dumps(told).encode()
+        return Tool("odd", name, f"odd__{name}", definition, name, **configured)
 
     def schema(**values: Any) -> dict[str, Any]:
         return {"inputSchema": {"type": "object", "properties": {"it": {"type": "string", **values}}}}

@@ -135,9 +135,12 @@ def test_what_is_for_a_service_that_no_tool_names_fits_nothing(
 ) -> None:
     attach = tool("upload_attachment", "Upload a file as an attachment of a page.", server="wiki")
     put = tool("put_object", "Upload a file to a bucket of S3.", server="storage")
+    read = tool("read_sections", "Read a page, such as the naming rules of an S3 bucket.", server="docs")
     with open_store("memory") as store:
         engine = Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
 
         assert not engine.search("upload this to s3", snapshot(attach)).fits
+        assert not engine.search("upload this to s3", snapshot(attach, read)).fits
+        assert engine.search("read the naming rules of s3", snapshot(attach, read)).fits
         assert engine.search("upload this to s3", snapshot(attach, put)).results[0].item.name == "put_object"
         assert engine.search("upload this to the page", snapshot(attach)).fits

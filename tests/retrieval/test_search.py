@@ -232,12 +232,12 @@ def test_as_many_tools_are_shown_as_fit(scores: list[float], shown: int) -> None
 
 @settings(max_examples=200)
 @given(st.lists(st.floats(0.125, 2, width=32), min_size=1, max_size=30))
-def test_nothing_is_shown_that_scores_below_half_of_the_best_three(values: list[float]) -> None:
+def test_nothing_is_shown_that_scores_far_below_the_best(values: list[float]) -> None:
     scores = np.sort(np.array(values, np.float32))[::-1]
     shown = count_selected(scores, FITTING)
 
     assert shown >= 1
-    assert all(score >= 0.5 * scores[:3].mean() for score in scores[1:shown])
+    assert all(score >= 0.6 * scores[0] - 0.03 for score in scores[1:shown])
 
 
 def test_how_many_are_shown_changes_neither_order_nor_scores(engine: Engine, office: Snapshot) -> None:

@@ -99,7 +99,8 @@ LIMITS = Limits()
 
 def of(description: str) -> Tool:
     """A tool with a description."""
-    return Tool("evil", "x", "evil__x", description, b"{}", description[:9], IncludeMode.AGENT, (), None)
+    definition = json.dumps({"description": description}).encode()
+    return Tool("evil", "x", "evil__x", definition, description[:9], IncludeMode.AGENT, (), None)
 
 
 def fit(written: str) -> None:

@@ -50,7 +50,7 @@ FORM = {
 
 def echo(name: str = "echo") -> Tool:
     definition = json.dumps({"name": name, "inputSchema": SCHEMA}).encode()
-    return Tool("work", name, f"work__{name}", "Echo.", definition, f"print of {name}")
+    return Tool("work", name, f"work__{name}", definition, f"print of {name}")
 
 
 UNKNOWN: dict[str, Any] = dict.fromkeys(("rule", "principal", "client_info", "session"))
@@ -286,7 +286,7 @@ async def test_arguments_that_cannot_be_read_have_a_size_and_a_hash(tmp_path: Pa
 async def test_the_shape_of_arguments_is_bounded(tmp_path: Path) -> None:
     properties = {f"name{number}": {"type": "string"} for number in range(500)}
     definition = json.dumps({"inputSchema": {"properties": properties}}).encode()
-    wide = Tool("work", "wide", "work__wide", "", definition, "wide")
+    wide = Tool("work", "wide", "work__wide", definition, "wide")
     file = file_in(tmp_path)
     log = AuditLog(file)
     everything = Raw(json.dumps({name: {name: {}} for name in properties}).encode())

@@ -271,7 +271,7 @@ def test_an_administrator_has_no_limits(file: TokenFile) -> None:
 
 def test_a_principal_may_call_what_both_its_servers_and_its_classes_allow() -> None:
     def tool(server: str, tool_class: ToolClass) -> Tool:
-        return Tool(server, "t", f"{server}__t", "", b"{}", "f", tool_class=tool_class)
+        return Tool(server, "t", f"{server}__t", b"{}", "f", tool_class=tool_class)
 
     limited = Principal("anna", Role.USE, (Reach(frozenset({"one"}), frozenset({ToolClass.READ})),))
     allowed = [

@@ -86,7 +86,7 @@ function remembered(interactions) {
 export function shareOf(request, behind) {
   const max = Math.max(behind, request.tokens, 1);
   const bar = behind === null ? null : element("progress", { value: request.tokens, max, "aria-hidden": "true" });
-  return element("p", { class: "share" }, bar, ` ${tokens(request.tokens, behind)} are shown`);
+  return element("p", { class: "share" }, bar, ` ${tokens(request.tokens, behind)} are shown, definitions counted whole`);
 }
 
 function column(type, title, items, order) {
