@@ -26,7 +26,7 @@ from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import PLAIN, HeaderMap, Notify, Outgoing, in_words
-from mcp_context_proxy.downstream.jsonrpc import Peer, result_of
+from mcp_context_proxy.downstream.jsonrpc import Peer, members_of_notification, result_of
 from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,
@@ -365,7 +365,7 @@ class ModernHttp:
                 reply = message
                 return message.id == request_id
             if message.id is UNSET:
-                note(message.method, {} if message.params is UNSET else envelope.members(message.params))
+                note(message.method, members_of_notification(message.params))
             return False
 
         if not await read_events(response, self.server, self._limits.sse_event_bytes, take):

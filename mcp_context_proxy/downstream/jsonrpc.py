@@ -254,7 +254,7 @@ class Peer:
             return
         self._bad_lines = 0
         if message.id is UNSET or message.id is None:
-            self._receive_notification(message.method, _members_of_notification(message.params))
+            self._receive_notification(message.method, members_of_notification(message.params))
         elif isinstance(message.id, float):
             logger.debug("%s: ignored a request with the id %s", self.server, message.id)
         elif (own := self._pending.find(message.id)) and own.method == message.method != "ping":
@@ -397,7 +397,7 @@ class ServerRequests:
                 self._all_answered.set()
 
 
-def _members_of_notification(params: Raw | UnsetType) -> Members:
+def members_of_notification(params: Raw | UnsetType) -> Members:
     """Return the params of a notification; those that are too large as one member, unread, to be dropped."""
     if isinstance(params, Raw) and len(params) > NOTIFICATION_BYTES:
         return {"": params}

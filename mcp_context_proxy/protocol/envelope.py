@@ -368,7 +368,7 @@ def error_reply(request_id: RequestId | None, code: int, message: str, data: Any
     return encode({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 
-_ID = pattern(rb'"id"\s*:\s*(-?\d{1,18}(?=\s*[,}])|"[^"\\]{1,128}")')
+_ID = pattern(rb'"id"\s*:\s*(-?\d{1,18}(?=\s*[,}])|"[^"\\\x00-\x1f]{1,128}")')
 _SCAN_BYTES = 256
 
 
@@ -380,7 +380,7 @@ def salvage_id(head: bytes, tail: bytes) -> RequestId | None:
     """
     match = _ID.search(head[:_SCAN_BYTES])
     found = [match[1]] if match is not None else _ID.findall(tail[-_SCAN_BYTES:])
-    return msgspec.json.decode(found[-1]) if found else None
+    return msgspec.json.decode(found[-1]) if found and is_utf8(found[-1]) else None
 
 
 PIECE_BYTES = 256 << 10

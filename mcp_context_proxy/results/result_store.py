@@ -339,10 +339,17 @@ class KeptResults:
         in_memory = sum(entry.size for entry in self.by_id.values() if entry.file is None)
         person = ACTING.get().person
         entry = _KeptResult(owner, person, kept.server, size, kept.text, None, self._clock())
-        if self._folder is not None and in_memory + size > RESULTS_MEMORY_BYTES:
-            entry.file = await in_thread(nameless_file, self._folder, kept.text)
-            entry.text = None
+        # It has its place before it is written: of many that come at once, none is kept beyond the bounds.
         self.by_id[result_id] = entry
+        if self._folder is not None and in_memory + size > RESULTS_MEMORY_BYTES:
+            try:
+                entry.file = await in_thread(nameless_file, self._folder, kept.text)
+            except BaseException:
+                if not entry.dropped:
+                    self._drop(result_id)
+                raise
+            entry.text = None
+            entry.close_if_unused()
 
     async def get(self, owner: str, result_id: str) -> KeptText | None:
         """Return a kept text; None if there is none with this id, or not for this owner."""

@@ -226,6 +226,26 @@ async def test_an_answer_that_is_compressed_once_is_read(workshop: Workshop, odd
     assert (await called(workshop))["content"][0]["text"] == "done"
 
 
+ODD_PARAMS = [
+    ("progress", "[1]"),
+    ("message", '"x"'),
+    ("message", "null"),
+    ("resources/updated", "1"),
+    ("message", f'{{"level":"info","data":"{"x" * 2_000_000}"}}'),
+]
+
+
+async def test_notifications_whose_params_are_no_object_cost_no_call(
+    workshop: Workshop, odd: OddServer
+) -> None:
+    told = [
+        f'{{"jsonrpc":"2.0","method":"notifications/{name}","params":{said}}}' for name, said in ODD_PARAMS
+    ]
+    odd.fault = lambda handler, reply: as_stream(handler, b"".join(map(event, [*told, reply])))
+
+    assert (await called(workshop))["content"][0]["text"] == "done"
+
+
 @pytest.mark.parametrize("charset", ["utf-16", "klingon"])
 async def test_a_stream_is_read_as_utf8_whatever_charset_it_declares(
     workshop: Workshop, odd: OddServer, charset: str

@@ -93,6 +93,8 @@ async def test_arguments_pass_byte_for_byte(client: RawClient, server: Server) -
         b'{"jsonrpc":"2.0","id":{},"method":"tools/list"}',
         b'{"jsonrpc":"2.0","id":true,"method":"tools/list"}',
         b'{"jsonrpc":"2.0","id":1e999,"method":"tools/list"}',
+        b'{"jsonrpc":"2.0","id":"\xff","method":"tools/list"}',
+        b'{"jsonrpc":"2.0","id":"\x01","method":"tools/list"}',
         b'{"jsonrpc":"2.0","id":424242,"result":{}}',
         b'{"jsonrpc":"2.0","id":"ask-9","error":{"code":1,"message":"m"}}',
         b'{"jsonrpc":"2.0","method":"notifications/unknown","params":{"a":[]}}',

@@ -99,6 +99,7 @@ CLIENTS = (
             "server/test_bounds.py::"
             "test_the_sessions_of_one_person_end_no_connection_that_another_has_to_a_server",
             "server/test_large_results.py::test_nobody_loses_kept_results_for_those_of_another",
+            f"{LARGE}test_of_many_results_that_come_at_once_no_more_are_kept_than_of_those_that_follow_each_other",
             "front/test_principals.py::test_many_sessions_and_guesses_of_one_principal_harm_no_other",
             "trust/test_tokens.py::test_the_streams_of_one_principal_leave_room_for_those_of_others",
             "front/test_bodies.py::test_the_bodies_of_one_principal_leave_room_for_those_of_another",

@@ -57,6 +57,15 @@ def test_the_id_of_an_unreadable_message_is_found_at_its_start_or_end(
     assert envelope.salvage_id(last, last) == request_id
 
 
+def test_an_id_that_is_no_text_is_none() -> None:
+    for inside in (b"\xff", b"\xed\xa0\x80", b"a\xc3", b"\x01", b"a\nb"):
+        frame = b'{"jsonrpc":"2.0","id":"%b","method":"ping"}' % inside
+        with pytest.raises(envelope.MalformedError):
+            envelope.decode_from_client(frame)
+        assert envelope.salvage_id(frame, frame) is None
+    assert envelope.salvage_id(b'{"id":"\xc3\xa9"', b"") == "\u00e9"
+
+
 @pytest.mark.parametrize(
     "frame",
     [

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from support.host_models import model_sees
 from support.proxies import Host, inside
@@ -365,6 +366,36 @@ async def test_nobody_loses_kept_results_for_those_of_another() -> None:
     assert await kept.get("bens", "b") is not None
     assert await kept.get("session 0", "a0") is None
     assert len(kept.all()) == RESULTS_KEPT
+
+
+async def test_of_many_results_that_come_at_once_no_more_are_kept_than_of_those_that_follow_each_other(
+    tmp_path: Path,
+) -> None:
+    kept = KeptResults(tmp_path / "results", 10.0, lambda: 0.0)
+    text = b"x" * (1 << 20)
+
+    async def keep(number: int) -> None:
+        await kept.put(f"session {number}", f"a{number}", KeptText(text, "work"))
+
+    async with anyio.create_task_group() as group:
+        for number in range(2 * RESULTS_KEPT):
+            group.start_soon(keep, number)
+
+    assert len(kept.all()) == RESULTS_KEPT
+    assert len(open_files(len(text))) <= RESULTS_KEPT
+    assert [await kept.get(*each) for each in kept.all()] == [KeptText(text, "work")] * RESULTS_KEPT
+    kept.close()
+
+
+async def test_the_result_of_a_session_that_ends_while_it_is_written_is_forgotten(tmp_path: Path) -> None:
+    kept = KeptResults(tmp_path / "results", 10.0, lambda: 0.0)
+    async with anyio.create_task_group() as group:
+        group.start_soon(kept.put, "one", "a", KeptText(b"x" * (17 << 20), "work"))
+        await anyio.wait_all_tasks_blocked()
+        kept.forget("one")
+
+    assert not kept.owns("one")
+    assert not open_files(17 << 20)
 
 
 async def test_an_untrusted_text_is_marked_also_where_it_is_shortened_and_read(workshop: Workshop) -> None:
