@@ -41,7 +41,7 @@ pytest_plugins = ["support.coverings"]
 pytest.register_assert_rewrite("support")
 
 # Only after their asserts are to be told in full:
-from support.commands import end_fork_server  # noqa: E402
+from support.commands import end_fork_server, held_fork_server, share_fork_server  # noqa: E402
 from support.proxies import Host  # noqa: E402
 from support.servers import Workshop  # noqa: E402
 
@@ -53,6 +53,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let the workers of pytest-xdist take the files in the order of the hook below."""
     if getattr(config.option, "loadscopereorder", False):
         config.option.loadscopereorder = False
+    if given := getattr(config, "workerinput", {}).get("fork_server"):
+        share_fork_server(given)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Let all workers of pytest-xdist use one fork server, which the first that needs it starts."""
+    if sys.platform != "win32":
+        node.workerinput["fork_server"] = str(held_fork_server())
 
 
 @pytest.hookimpl(optionalhook=True)

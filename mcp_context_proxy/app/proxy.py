@@ -47,7 +47,7 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import SharedCredentials
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import Repeating, in_thread
 from mcp_context_proxy.trust import ACTING, reaches
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
@@ -256,17 +256,15 @@ class CatalogRefresh:
             if decided or not waiting:
                 group.cancel_scope.cancel()
 
-        async def tell(on_wait: OnWait) -> None:
-            while True:
+        def tell() -> None:
+            if waiting and on_wait is not None:
                 standing = ", ".join(f"{client.name}: {client.standing}" for client in [*waiting][:TOLD])
                 on_wait(anyio.current_time() - began, standing)
-                await anyio.sleep(TOLD_SECONDS)
 
-        async with anyio.create_task_group() as group:
-            for client, end in until.items():
-                group.start_soon(wait, client, end)
-            if waiting and on_wait is not None:
-                group.start_soon(tell, on_wait)
+        with Repeating(TOLD_SECONDS, tell):
+            async with anyio.create_task_group() as group:
+                for client, end in until.items():
+                    group.start_soon(wait, client, end)
         if not decided:
             await self._refreshed()
 

@@ -134,6 +134,15 @@ def outline(text: str, tokens: int) -> list[str]:
     return [*lines, f"- and {len(shown) - OUTLINED:,} more headings"] if len(shown) > OUTLINED else lines
 
 
+def section_with(text: str, piece: str) -> str:
+    """Return the section of a text in which a piece of it ends; empty if that is none, or all of the text."""
+    # Before the paragraph that a search has found there may be headings, and the name of the document.
+    place = text.find(piece.strip().rpartition("\n\n")[2])
+    around = [one for one in headings(text) if one.start <= place < one.end] if place >= 0 else []
+    section = text[around[-1].start : around[-1].end].strip() if around else ""
+    return "" if len(section) == len(text.strip()) else section
+
+
 def _number(heading: Heading) -> str:
     """Return the number of a heading whose name is repeated; empty for any other."""
     last = heading.name.rpartition("/")[2]

@@ -124,6 +124,7 @@ def load_documents(
     findings: list[Finding] = []
     read_folders: list[Path] = []
     skills: list[SkillPlace] = []
+    entries = Counter(path.name for path in {folder.path for folder in folders})
     for folder, label in zip(folders, _labels([folder.path for folder in folders]), strict=True):
         reader = FolderReader(folder.path, allowance)
         for file in reader.files():
@@ -142,7 +143,9 @@ def load_documents(
             if len(documents) > room:
                 message = f"only {room} of its {len(documents)} sections fit into the limit 'documents'"
                 findings.append(Finding(file.path, None, message))
-            named, message = claims.named(documents[:room], file, label)
+            # Two files of one name, each configured, are of two projects, and neither is the plain one.
+            is_shared = folder.path == file.path and entries[folder.path.name] > 1
+            named, message = claims.named(documents[:room], file, label, is_shared=is_shared)
             by_name |= {(document.kind, document.name): document for document in named}
             if message:
                 findings.append(Finding(file.path, None, message))
@@ -181,11 +184,11 @@ class _Claims:
         self._files: set[tuple[Kind, Path]] = set()
 
     def named(
-        self, documents: Sequence[Document], file: MarkdownFile, label: str
+        self, documents: Sequence[Document], file: MarkdownFile, label: str, *, is_shared: bool = False
     ) -> tuple[list[Document], str]:
         """Return the documents of a file under names that are free, and a message for a person, if any.
 
-        All of them get the same prefix: a section belongs to its file.
+        All of them get the same prefix: a section belongs to its file. With a shared name each file has one.
         """
         if not documents:
             return [], ""
@@ -194,7 +197,8 @@ class _Claims:
             return [], f"left out: it is read as a {kind} of another folder already"
         self._files.add((kind, path))
         message = ""
-        for prefix in ("", f"{label}/", f"{label}/{one_line(file.relative)}/"):
+        prefixes = ("", f"{label}/", f"{label}/{one_line(file.relative)}/")
+        for prefix in prefixes[is_shared:]:
             named = [_renamed(document, prefix, label) for document in documents]
             names = [(kind, document.name) for document in named]
             taken = [self._names[name] for name in names if name in self._names]

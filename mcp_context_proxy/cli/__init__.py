@@ -311,7 +311,7 @@ def main() -> None:
         status = cli.main(prog_name="mcp-context-proxy", args=sys.argv[1:], standalone_mode=False)
     except click.UsageError as error:
         path = "mcp-context-proxy" if error.ctx is None else error.ctx.command_path
-        told = _without_option(error) if isinstance(error, click.NoSuchOption) else error.format_message()
+        told = _told(error)
         if told.startswith("Usage: "):  # the help of a group that was given no command
             click.echo(told, err=True)
         else:
@@ -320,6 +320,17 @@ def main() -> None:
     except click.Abort:
         status = EXIT_INTERRUPTED
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _told(error: click.UsageError) -> str:
+    """Return the message of an error in a command line, with what is possible instead."""
+    if isinstance(error, click.NoSuchOption):
+        return _without_option(error)
+    told, ctx = error.format_message(), error.ctx
+    is_unknown = told.startswith("No such command") and "Did you mean" not in told
+    if not is_unknown or ctx is None or ctx.parent is None or not isinstance(ctx.command, click.Group):
+        return told
+    return f"{told.rstrip('.')}. There are: {', '.join(ctx.command.list_commands(ctx))}"
 
 
 def _without_option(error: click.NoSuchOption) -> str:

@@ -57,7 +57,12 @@ def changes_command(
     from mcp_context_proxy.trust.decisions import changes, hash_of
 
     with _opened(config) as store:
-        servers = [server] if server is not None else store.approvals.servers()
+        known = store.approvals.servers()
+        if server is not None and server not in {*known, *config.servers, *config.off}:
+            raise click.UsageError(
+                f"there is no server {server!r}. There are: {', '.join(config.servers) or 'none'}"
+            )
+        servers = [server] if server is not None else known
         whole = whole or as_json
         found = {name: changes(store, name, days=SHOWN_DAYS, whole=whole) for name in servers}
     if as_json:

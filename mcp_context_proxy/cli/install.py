@@ -376,7 +376,7 @@ def _purge(console: Terminal, dry_run: bool, yes: bool) -> None:
         console.say(f"The configuration stays: {file}")
 
 
-host_argument = click.argument("host", type=click.Choice(list(HOOK_PLACES)))
+host_argument = click.argument("host", metavar="HOST", type=click.Choice(list(HOOK_PLACES)))
 
 
 @click.group("hook")

@@ -497,7 +497,13 @@ def _switch(source: AnswerSource, name: str, enabled: bool, as_json: bool) -> No
     if proxy is not None:
         servers = {server["name"] for server in proxy.get("/servers")["servers"]}
         kind = "servers" if name in servers else "tools"
-        switched = proxy.post(f"/{kind}/{quote(name, safe='')}/{order}")
+        try:
+            switched = proxy.post(f"/{kind}/{quote(name, safe='')}/{order}")
+        except click.UsageError as error:
+            if kind == "servers" or "__" in name or "did you mean" in error.message:
+                raise
+            there = ", ".join(sorted(servers)) or "none"
+            raise click.UsageError(f"{name!r} is no server and no tool. Servers: {there}") from None
     else:
         switched = _switch_alone(source, name, enabled)
     print_answer(as_json, switched, _show_switched)

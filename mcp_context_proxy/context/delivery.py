@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mcp_context_proxy.catalog.document_reading import files_line, outline
+from mcp_context_proxy.catalog.document_reading import files_line, outline, section_with
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext, key_of
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.session import Delivered
@@ -28,6 +28,9 @@ answer, within its budget; or that of a prompt, which has most of them whole (`a
 
 EXCERPT_CHARACTERS: Final = 240
 """Length of the piece that was found, where a document is not given whole."""
+
+SECTION_TOKENS: Final = 500
+"""Size beyond which a reference is given by the section that was found: a handbook has many others."""
 
 NAMED: Final = 5
 """Documents of the session that are only named because the budget is used up; others wait in silence."""
@@ -141,7 +144,9 @@ def as_prompt(context: RequestContext, found: Found) -> tuple[RequestContext, tu
             left -= 0 if is_standing else item.tokens
             forms[key] = Delivery.WHOLE
         else:
-            text = _outlined(document, item.tokens, chunks.get(key, ""), is_known=False)
+            chunk = chunks.get(key, "")
+            place = f"... {one_line(chunk, EXCERPT_CHARACTERS)}" if chunk else ""
+            text = _outlined(document, item.tokens, place, is_known=False)
             forms[key] = Delivery.OUTLINE
             told.append(ToldDocument(document, Delivery.OUTLINE, text, is_found=True))
     return _with_forms(context, forms), tuple(told)
@@ -197,12 +202,15 @@ class _Writing(Struct):
             if is_found:
                 self.told.append(ToldDocument(document, Delivery.EARLIER, _same(document, same), True))
             return
-        if tokens <= self.left and self._tell(document, Delivery.WHOLE, _whole(document), is_found):
+        section = "" if is_standing else self._section(document, tokens, chunk)
+        whole = tokens <= self.left and not section
+        if whole and self._tell(document, Delivery.WHOLE, _whole(document), is_found):
             self.given[text] = document.uri
             return
         waits = is_standing and not is_found and tokens < self.budget
         known = (fingerprint, before) == (document.fingerprint, Delivery.OUTLINE)
-        outlined = _outlined(document, tokens, chunk, is_known=known)
+        place = section or (f"... {one_line(chunk, EXCERPT_CHARACTERS)}" if chunk else "")
+        outlined = _outlined(document, tokens, place, is_known=known)
         if not waits and self._tell(document, Delivery.OUTLINE, outlined, is_found):
             return
         self.forms[key] = None
@@ -210,6 +218,17 @@ class _Writing(Struct):
             self.named += not is_found
             text = f"{document.uri} ({document.kind}, {tokens:,} tokens)"
             self.told.append(ToldDocument(document, None, text, is_found))
+
+    def _section(self, document: Document, tokens: int, chunk: str) -> str:
+        """Return the section that was found, where a model needs no more of a long reference; else nothing.
+
+        A rule holds as a whole, and so do the steps of a skill.
+        """
+        if document.kind is Kind.RULE or document.folder is not None or tokens <= SECTION_TOKENS:
+            return ""
+        section = section_with(document.text.strip(), chunk)
+        # Others that fit have to have room as well.
+        return section if self.count(section) <= min(tokens // 2, self.budget // 4) else ""
 
     def _tell(self, document: Document, form: Delivery, text: str, is_found: bool) -> bool:
         cost = self.count(text)
@@ -240,14 +259,16 @@ def _whole(document: Document) -> str:
     return f"{document.uri} ({document.kind}):\n{_indented(document.text.strip())}{folder}"
 
 
-def _outlined(document: Document, tokens: int, chunk: str, *, is_known: bool) -> str:
+def _outlined(document: Document, tokens: int, place: str, *, is_known: bool) -> str:
     """Return the headings of a document, unless they are known, and the place in it that was found."""
     lines = [] if is_known else outline(document.text.strip(), tokens)
-    if chunk:
-        lines = [f"... {one_line(chunk, EXCERPT_CHARACTERS)}", *lines]
+    if place:
+        # A section has lines of its own, and an outline begins like a list.
+        lines = [place, *([""] if lines and "\n" in place else []), *lines]
     if document.folder is not None and not is_known:
         lines.append(files_line(document.folder))
-    head = f"{document.uri} ({document.kind}, {tokens:,} tokens), outline"
+    form = "the section that was found, and the outline" if "\n" in place else "outline"
+    head = f"{document.uri} ({document.kind}, {tokens:,} tokens), {form}"
     head = f"{head} given earlier in this session" if is_known else head
     told = _indented("\n".join(lines))
     return f"{head}:\n{told}" if lines else head

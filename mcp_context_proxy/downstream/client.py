@@ -58,7 +58,7 @@ from mcp_context_proxy.protocol.eras import CAPABILITY_OF, HANDSHAKE, Era
 from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
-from mcp_context_proxy.system.threads import in_task, in_thread
+from mcp_context_proxy.system.threads import Repeating, in_task, in_thread
 from mcp_context_proxy.trust import ACTING
 from mcp_context_proxy.trust.guard import KnownSecret, KnownSecrets
 
@@ -274,7 +274,11 @@ class DownstreamClient(ServerLifecycle):
         except DownstreamError as error:
             if isinstance(error, RemoteError) and error.code == eras.URL_ELICITATION_REQUIRED:
                 self._admission.expect_completions(error.data, outgoing.party)
-            raise redacted(error, self._redact) from None
+            data = error.data if isinstance(error, RemoteError) and isinstance(error.data, Raw) else b""
+            large = len(str(error)) + len(bytes(data)) > REDACTED_IN_LOOP_BYTES
+            raise (
+                await in_thread(redacted, error, self._redact) if large else redacted(error, self._redact)
+            ) from None
         finally:
             self._pending, self._pending_bytes = self._pending - 1, self._pending_bytes - size
             if own is not None:
@@ -353,15 +357,11 @@ class DownstreamClient(ServerLifecycle):
         await in_task()
         began = anyio.current_time()
 
-        async def tell() -> None:
-            while True:
-                on_wait(anyio.current_time() - began, f"{self.name}: {self.standing}")
-                await anyio.sleep(WAITING_TOLD_SECONDS)
+        def tell() -> None:
+            on_wait(anyio.current_time() - began, f"{self.name}: {self.standing}")
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(tell)
+        with Repeating(WAITING_TOLD_SECONDS, tell):
             await self.wake(self.config.connect_timeout)
-            group.cancel_scope.cancel()
 
     def _is_shared(self, connected: Connected, outgoing: Outgoing) -> bool:
         """Return whether a request goes over the connection that all share."""

@@ -77,9 +77,9 @@ STALE_SECONDS = 24 * 3600.0
 LONG_LIST = 500
 """Tools from which on a new list is read ahead. Fewer take less than a tenth of a second."""
 
-FILED_BYTES = 2 * 1024 * 1024
-"""Size of a list of tools from which on it is kept in a file: some 1,500 of them. Fewer take less than they
-would save, and a process has few files open."""
+FILED_BYTES = 256 * 1024
+"""Size of a list of tools from which on it is kept in a file: some 170 of them. Fewer would save little, and
+each file is one more that a process has open."""
 
 SAVED_SECONDS = 3600.0
 """Age up to which an equal cached listing is not written again."""
@@ -179,7 +179,7 @@ def _digest(text: bytes) -> bytes:
 
 def filed(texts: tuple[Encoded, ...]) -> tuple[Encoded, ...]:
     """Return the same texts, in a file where they are large and it can be written. Blocks."""
-    if sum(map(len, texts)) < FILED_BYTES:
+    if sum(map(len, texts)) < FILED_BYTES or isinstance(texts[0], FiledText):
         return texts
     try:
         file = FiledTexts([*map(bytes, texts)])

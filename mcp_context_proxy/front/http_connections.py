@@ -298,7 +298,7 @@ class BoundedConnection(H11Protocol):
         self._enter(_Phase.HEADERS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadline."""
+        """Cancel the deadline, and let go of the application, which holds the connection."""
         self._enter(_Phase.RESPONSE)
         if self._deadline is not None:
             self._deadline.cancel()
@@ -308,16 +308,16 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
         if self._plain is not None:
             self._plain.broken_off()
+        del self.app
 
     def data_received(self, data: bytes) -> None:
         """Take received bytes, and start the deadline of the part that is still missing."""
-        if self._plain is None and not self._ahead and self._takes_plain:
-            request = _plain_request(data)
+        if self._plain is None and not self._ahead:
+            request = _plain_request(data) if self._takes_plain else None
             if request is not None:
                 self._serve(request, data[request.head_bytes :])
-                return
-        if self._plain is None and not self._ahead:
-            self._parse(data)
+            else:
+                self._parse(data)
             return
         missing = 0 if self._plain is None else self._plain.missing
         if len(data) > missing:

@@ -90,11 +90,8 @@ _MARK: Final = pattern(
 )
 """Beginning of a mark by which words stand under the name of a server (`named`), as strangers forge it."""
 
-_SUSPECT: Final = pattern(rb"[^ -~\t\r\n]|\\[ubfr]|(?:\\[nt]| ){%d}" % (BLANK_LINES + 1))
-"""Bytes that JSON of plain words has none of. A result of a call is never searched for them."""
-
-_MAY_MARK: Final = pattern(rb"server|\\\\u|[\xc2-\xf4]", re.IGNORECASE)
-"""Bytes without which JSON has no such mark, in letters or in escapes."""
+_HIDING: Final = pattern(rb"\\[^nt\"/]")
+"""Escapes of JSON that cannot be replaced outside of its strings: any character, or another backslash."""
 
 _STRING: Final = pattern(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
@@ -170,17 +167,32 @@ def stranger_json(data: bytes, redact: Callable[[bytes], bytes]) -> bytes:
 
     Its strings, and the names of members, are clean and without secrets and marks of servers (`unmarked`).
     """
-    shown = shown_json(data, redact)
-    return shown if _MAY_MARK.search(shown) is None else _STRING.sub(_unmarked_string, shown)
+    return _in_strings(unmarked, shown_json(data, redact))
 
 
-def _unmarked_string(found: re.Match[bytes]) -> bytes:
-    string = found[0]
-    if _MAY_MARK.search(string) is None:
-        return string
-    text = json.loads(string, strict=False)
-    shown = unmarked(text)
-    return string if shown == text else json.dumps(shown, ensure_ascii=False).encode()
+def _in_strings(change: Callable[[str], str], data: bytes) -> bytes:
+    """Return JSON with `change` made to each string in it, the names of members as well.
+
+    Where nothing would be changed in all of it, nothing would be in any string, and no string is looked at.
+    """
+    if _HIDING.search(data) is None:
+        text = data.decode("utf-8", "surrogatepass")
+        for escape, character in _PLAIN_ESCAPES:
+            text = text.replace(escape, character)
+        if change(text) == text:
+            return data
+
+    def changed(found: re.Match[bytes]) -> bytes:
+        text = _decode(found[0].decode("utf-8", "surrogatepass"))
+        shown = change(text)
+        return found[0] if shown == text else _encode(shown).encode()
+
+    return _STRING.sub(changed, data)
+
+
+_PLAIN_ESCAPES: Final = (r"\n", "\n"), (r"\t", "\t"), (r"\"", '"'), (r"\/", "/")
+_decode: Final = json.JSONDecoder(strict=False).decode
+_encode: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def shown_json(data: bytes, redact: Callable[[bytes], bytes]) -> bytes:
@@ -197,16 +209,7 @@ def clean_json(data: bytes) -> bytes:
 
     Nothing else is changed, and nothing at all where no string is suspect.
     """
-    return data if _SUSPECT.search(data) is None else _STRING.sub(_clean_string, data)
-
-
-def _clean_string(found: re.Match[bytes]) -> bytes:
-    string = found[0]
-    if _SUSPECT.search(string) is None:
-        return string
-    text = json.loads(string, strict=False)
-    shown = compact(text)
-    return string if shown == text else json.dumps(shown, ensure_ascii=False).encode()
+    return _in_strings(compact, data)
 
 
 def _bounded_string(found: re.Match[bytes]) -> bytes:

@@ -32,15 +32,22 @@ from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.item_metadata import ORDERS, item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, suspected
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, name_key
-from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool, spans
+from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool, best, spans
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from mcp_context_proxy.retrieval.purposes import Purpose
     from mcp_context_proxy.retrieval.queries import ReadQuery
 
 KINDS = tuple(Kind)
+
+SERVING_LOOKED_FOR = 12
+"""Tools among which those are looked for that serve a general purpose."""
+
+SERVING_KEPT = 64
+"""Purposes for which they are cached, each for one choice of items."""
 
 MASKS_KEPT = 64
 """Labels whose items are cached: a byte for each item."""
@@ -272,6 +279,8 @@ class Index(Struct, frozen=True, eq=False):
     """True if it is final; False after a model failure that may pass."""
     masks: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     """Cached results of `labelled`."""
+    served: dict[tuple[Purpose, bytes], list[int]] = field(default_factory=dict)
+    """Cached results of `serving`."""
     instructions: list[dict[str, list[int]]] = field(default_factory=list)
     """Cached for `instructed`: by term, the sources whose instructions have it."""
     called: list[dict[str, list[int]]] = field(default_factory=list)
@@ -357,6 +366,25 @@ class Index(Struct, frozen=True, eq=False):
     def named(self, keys: Iterable[str]) -> list[int]:
         """Return the items that have one of some names, given as `text.name_key` returns them."""
         return self._having(np.array([hash(key) for key in keys], np.int64))
+
+    def serving(self, purpose: Purpose, allowed: NDArray[np.bool_]) -> list[int]:
+        """Return the allowed items, ascending, that serve a general purpose, or else the one instead of it.
+
+        They are the same for all requests, so they are looked for once.
+        """
+        key = purpose, np.packbits(allowed).tobytes()
+        if (known := self.served.get(key)) is not None:
+            return known
+        words = np.where(allowed, self.lexical.score(purpose.words).scores, np.float32(0))
+        worded = np.flatnonzero(words)
+        looked_for = worded[best(words[worded], SERVING_LOOKED_FOR)].tolist()
+        tools = ((item, self.items[item]) for item in looked_for)
+        found = [item for item, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
+        if not found and purpose.otherwise is not None:
+            found = self.serving(purpose.otherwise, allowed)
+        if len(self.served) < SERVING_KEPT:
+            self.served[key] = found
+        return found
 
     def suspicion(self, item: int) -> Suspicion | None:
         """Return the suspicion against an item's server."""

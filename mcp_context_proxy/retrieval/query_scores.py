@@ -98,9 +98,6 @@ SERVES_NEED = 0.15
 REFUSED_LOOKED_FOR = 40
 """Tools among which those are looked for that do what a request says is not to be done."""
 
-SERVING_LOOKED_FOR = 12
-"""Tools among which those are looked for that serve a general purpose."""
-
 T = TypeVar("T")
 
 
@@ -153,7 +150,7 @@ class QueryScores:
         index = query.index
         self.query, self.allowed = query, int(allowed.sum())
         purposes = {one for one in (query.purpose, *query.purposes) if one is not None}
-        self.serves = {one: _serving_items(index, one, allowed) for one in purposes}
+        self.serves = {one: index.serving(one, allowed) for one in purposes}
         """Items that serve each general purpose of the query, chosen among all: no estimate takes part."""
         self.dense: DenseIndex | None = None
         """The chunks of these items; None in a lexical search, as are the cosines."""
@@ -558,16 +555,6 @@ class QueryScores:
             more = f" and {len(twins) - TWINS_NAMED} more" if len(twins) > TWINS_NAMED else ""
             reasons.append(f"also at {', '.join(twin.server for twin in twins[:TWINS_NAMED])}{more}")
         return "; ".join(reasons)
-
-
-def _serving_items(index: Index, purpose: Purpose, allowed: NDArray[np.bool_]) -> list[int]:
-    """Return the items, ascending, that serve a general purpose, or else the one that does for it."""
-    words = np.where(allowed, index.lexical.score(purpose.words).scores, np.float32(0))
-    worded = np.flatnonzero(words)
-    looked_for = worded[best(words[worded], SERVING_LOOKED_FOR)].tolist()
-    tools = ((item, index.items[item]) for item in looked_for)
-    found = [item for item, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
-    return found if found or purpose.otherwise is None else _serving_items(index, purpose.otherwise, allowed)
 
 
 def _by_place(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]:

@@ -240,19 +240,25 @@ class Forwarder:
         """Return the way in which the server asks the client; the audit has each question."""
         if not client_capabilities(request.caller.capabilities):
             return None
-        note = partial(self._note_question, request)
-        return ClientQuestions(request.caller, request.client, ask, note)
+        return ClientQuestions(request.caller, request.client, ask, self._noting(request))
 
-    def _note_question(self, request: _Request, method: str, answer: str) -> None:
-        caller = request.caller
+    def _noting(self, request: _Request) -> Callable[[str, str], None]:
+        """Return a function for the audit that takes the method of a question, and how it was answered.
+
+        It does not keep the request, which keeps it: each call would be left to the search for garbage.
+        """
+        return partial(self._note_question, request.caller, request.client.name, request.method)
+
+    def _note_question(self, caller: Caller, server: str, during: str, method: str, answer: str) -> None:
+        session = None if caller.session is None else caller.session.id
         self.audit.note(
             "question",
-            server=request.client.name,
+            server=server,
             method=method,
             answer=answer,
             principal=caller.principal,
-            session=None if caller.session is None else caller.session.id,
-            during=request.method,
+            session=session,
+            during=during,
         )
 
     async def _resolve_input_required(self, request: _Request, result: bytes) -> bytes:
@@ -283,7 +289,7 @@ class Forwarder:
         # No coroutine of its own: one less for each call to go through, on both ways.
         if request.caller.era is MODERN and "inputResponses" in params:
             for answer in questions.answers_in(params):
-                self._note_question(request, "inputResponses", answer)
+                self._noting(request)("inputResponses", answer)
         if self.tracing is None:
             return request.client.call(request.method, params, request)
         return self._traced(self.tracing, request, params)
@@ -296,7 +302,7 @@ class Forwarder:
             return result
         checked = await questions.checked_requests(client, parts, required)
         for method in questions.asked_by(checked):
-            self._note_question(request, method, "asked by the result of the call")
+            self._noting(request)(method, "asked by the result of the call")
         return checked
 
     async def _traced(self, tracing: Tracing, request: _Request, params: Members) -> bytes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 from msgspec import Raw, Struct, field
@@ -74,6 +74,9 @@ WINDOW_SECONDS: Final = 600.0
 SETTLED_SECONDS: Final = 60.0
 """Time for which a call says nothing new where an equal one was attributed and no request came since."""
 SETTLED_KEPT: Final = 1_000
+
+NAMES_KNOWN: Final = 1_000
+"""Names of tools that are not encoded anew for each call."""
 
 NO_ARGUMENTS: Final = Raw(b"{}")
 
@@ -445,7 +448,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         client = self.fleet.clients[tool.server]
         if client.connected is None:
             tool = await self.as_listed(tool, params, caller)
-        sent = {**params, "name": envelope.raw(tool.name)}
+        encoded, subject = _names_of(tool.name)
+        sent = {**params, "name": encoded}
         arguments = params.get("arguments")
         if arguments is not None and not envelope.starts_with(arguments, b"{"):
             if envelope.starts_with(arguments, b"n"):
@@ -460,7 +464,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             rule = tool.asked_by or "interactive"
             try:
                 # Nobody is asked about a call that is refused in any case.
-                await client.refuse_secrets(sent, f"tool {tool.name!r}")
+                await client.refuse_secrets(sent, subject)
             except DownstreamError as error:
                 self.ended.failed(tool, params, caller, error, 0.0, rule)
                 raise
@@ -479,7 +483,6 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
                 began = time.perf_counter()
             client = self.fleet.clients[tool.server]  # as it is now, after a person was asked
             judge = partial(self._raise_if_other, tool, caller)
-            subject = f"tool {tool.name!r}"
             result = await self.forwarder.forward(client, "tools/call", sent, caller, subject, judge)
         except DownstreamError as error:
             self.ended.failed(tool, params, caller, error, time.perf_counter() - began, rule)
@@ -552,6 +555,12 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             return handle_of(caller.meta, self.handles, caller.principal) or caller.session
         except RequestError:  # an expired handle is no reason to fail the call
             return caller.session
+
+
+@lru_cache(maxsize=NAMES_KNOWN)
+def _names_of(tool: str) -> tuple[Raw, str]:
+    """Return the name of a tool as its server gets it, and as error messages call it."""
+    return envelope.raw(tool), f"tool {tool!r}"
 
 
 def failure(text: str) -> bytes:

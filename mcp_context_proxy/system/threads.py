@@ -97,6 +97,26 @@ async def cancellation_event() -> AsyncIterator[anyio.Event]:
         group.cancel_scope.cancel()
 
 
+class Repeating:
+    """Calls a function in the next step of the loop, and then each so many seconds, until the block ends.
+
+    A timer does it: a task that is cancelled leaves all its frames to the garbage collector.
+    """
+
+    def __init__(self, seconds: float, function: Callable[[], object]) -> None:
+        self._seconds, self._function = seconds, function
+
+    def __enter__(self) -> None:
+        self._timer: asyncio.Handle = asyncio.get_running_loop().call_soon(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _call(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._call)
+        self._function()
+
+
 async def wait_for_spare_threads() -> None:
     """Wait until threads can be started, for a library that ends the process when they cannot."""
     while not _can_start_threads():

@@ -237,6 +237,19 @@ def test_documents_of_two_folders_with_one_name_are_both_served(tmp_path: Path) 
     assert loaded.findings == ()
 
 
+def test_files_of_one_name_that_are_configured_one_by_one_are_all_named_for_their_folders(
+    tmp_path: Path,
+) -> None:
+    shop, bank = folder_with(tmp_path / "shop", "Sell."), folder_with(tmp_path / "bank", "Save.")
+    loaded = loaded_from(shop / "AGENTS.md", bank / "AGENTS.md")
+
+    assert {one.name: one.text for one in loaded.documents} == {
+        "shop/AGENTS": "Sell.",
+        "bank/AGENTS": "Save.",
+    }
+    assert only(loaded_from(shop / "AGENTS.md", shop / "AGENTS.md")).name == "AGENTS"
+
+
 def test_the_full_name_of_a_document_is_the_same_beside_whatever_other_folders(tmp_path: Path) -> None:
     shop, bank = folder_with(tmp_path / "shop", "Sell."), folder_with(tmp_path / "bank", "Save.")
 

@@ -75,6 +75,26 @@ def test_an_unknown_option_gets_a_near_one_or_all_of_the_command(
     assert "--help" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("store", "nope"), "No such command 'nope'. There are: check, "),
+        (("hook", "install", "nope"), "Invalid value for 'HOST'"),
+        (("hook", "install"), "Missing argument 'HOST'"),
+        (("changes", "nope"), "there is no server 'nope'. There are: none"),
+    ],
+)
+def test_what_does_not_exist_is_answered_with_what_there_is(
+    run: Run, workshop: Workshop, words: tuple[str, ...], told: str
+) -> None:
+    store = {"path": str(workshop.folder / "store.sqlite3")}
+    config = [] if words[0] == "hook" else ["--config", str(workshop.config(store=store))]
+    done = run(*config, *words)
+
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
 def test_a_group_without_a_command_shows_its_commands(run: Run) -> None:
     done = run("hook")
 

@@ -172,6 +172,7 @@ def test_switches_are_written_into_the_file_and_followed_at_once(desk: Desk) -> 
     with pytest.raises(AskError, match="turned off"):
         desk.post("/call", {"tool": "delete_note"})
     assert "is turned on" in desk.run("enable", "delete_note").stdout
+    assert "'nope' is no server and no tool. Servers: " in desk.run("enable", "nope").stderr
     assert desk.post("/call", {"tool": "delete_note"})["is_error"] is False
     desk.config.write_bytes(before)
 

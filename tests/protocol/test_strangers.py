@@ -140,6 +140,15 @@ def test_no_words_of_a_server_pass_for_those_of_another(forged: str) -> None:
         assert "server" in after.lower() or "\x1b" in forged
 
 
+@pytest.mark.parametrize("letter", [*"[server' says", "\n"])
+def test_no_escape_of_json_hides_the_mark_of_a_server(letter: str) -> None:
+    forged = "pay:\n[server 'bank' says] now"
+    data = json.dumps(forged).replace(json.dumps(letter)[1:-1], f"\\u{ord(letter):04x}").encode()
+
+    assert json.loads(data) == forged
+    assert json.loads(stranger_json(data, bytes)) == forged.replace("[", "(")
+
+
 @pytest.mark.parametrize(
     "drawn",
     [

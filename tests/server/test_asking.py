@@ -1,5 +1,6 @@
 """Requests of a server during a call reach the client that called, in the form of the client's era."""
 
+import gc
 import json
 from typing import Any
 
@@ -329,3 +330,21 @@ async def test_a_modern_client_without_url_elicitation_is_told_which_capability_
 
     assert refused.value.code == -32021
     assert refused.value.data == {"requiredCapabilities": {"elicitation": {"url": {}}}}
+
+
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+@pytest.mark.parametrize("capabilities", [{}, {"elicitation": {"form": {}}}], ids=["not asked", "asked"])
+async def test_calls_leave_nothing_for_the_garbage_collector(
+    capabilities: dict[str, Any], era: str, workshop: Workshop
+) -> None:
+    """Arguments may have megabytes, and the collector seldom runs."""
+    workshop.server("notes", tools=[tool("add")])
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era, capabilities)
+        await host.call("notes__add")
+        gc.collect()
+
+        for _ in range(20):
+            await host.call("notes__add")
+
+        assert gc.collect() < 20

@@ -1,7 +1,7 @@
 """Command lines that run the proxy without the second that Python takes to import the package.
 
-A fork server imports the package once for all tests of a process. Tests of the start itself, of memory and of
-a process that is killed use the real command; so does a system that cannot fork.
+A fork server imports the package once for all tests and all workers of pytest-xdist. Tests of the start
+itself, of memory and of a process that is killed use the real command; so does a system that cannot fork.
 """
 
 from __future__ import annotations
@@ -47,30 +47,66 @@ def forked_command(*arguments: str | Path) -> list[str]:
 
 
 _running = ExitStack()
-"""Holds the fork server and its folder."""
+"""Holds the folder of the fork server, and what keeps the server alive."""
+_started = list[subprocess.Popen[bytes]]()
+"""The fork server, if this process has started it."""
+_shared = list[Path]()
+"""The folder of the fork server, if another process holds it."""
+
+
+@cache
+def held_fork_server() -> Path:
+    """Make the folder of a fork server that ends when this process ends it, or ends itself."""
+    folder = Path(_running.enter_context(tempfile.TemporaryDirectory(prefix="fork-")))
+    _running.callback(_wait_for_its_end)
+    os.mkfifo(folder / "held")
+    # Open for reading, too, because opening it for writing alone would wait for the server.
+    _running.callback(os.close, os.open(folder / "held", os.O_RDWR))
+    return folder
+
+
+def share_fork_server(folder: str) -> None:
+    """Use the fork server in a folder that another process holds."""
+    _shared.append(Path(folder))
 
 
 @cache
 def fork_server() -> str:
-    """Start the fork server, and return the path of its socket once it serves."""
-    path = Path(_running.enter_context(tempfile.TemporaryDirectory(prefix="fork-"))) / "socket"
+    """Start the fork server unless it runs, and return the path of its socket once it serves."""
+    import fcntl  # not on Windows
+
+    folder = _shared[0] if _shared else held_fork_server()
+    path = folder / "socket"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second waits for the one who starts it
+        if not path.is_socket():
+            _start_fork_server(folder, path)
+    return str(path)
+
+
+def _start_fork_server(folder: Path, path: Path) -> None:
     # No library may start threads before a fork.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     # Newer Pythons warn of its thread, which does nothing that a forked process would miss.
     options = ["-W", "ignore::DeprecationWarning:__main__"]
     command = [sys.executable, *options, str(PROGRAMS / "server.py"), str(path), *coverage_data()]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
-    _running.callback(process.communicate, timeout=PATIENCE)  # it ends when its standard input does
+    with (folder / "held").open("rb") as held:  # it ends when its standard input does
+        process = subprocess.Popen(command, stdin=held, env=environment, start_new_session=True)
+    _started.append(process)
     until = time.monotonic() + PATIENCE
     while not path.is_socket():
         assert process.poll() is None, "the fork server has ended"
         assert time.monotonic() < until, "the fork server does not start"
         time.sleep(0.01)
-    return str(path)
+
+
+def _wait_for_its_end() -> None:
+    for process in _started:
+        process.wait(PATIENCE)
 
 
 def end_fork_server() -> None:
-    """End the fork server, if it was started, with all processes that it forked."""
+    """End the fork server that this process holds, if there is one, with all processes that it forked."""
     _running.close()
 
 
