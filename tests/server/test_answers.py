@@ -444,8 +444,8 @@ async def test_the_same_tool_of_two_servers_is_told_once_and_the_other_is_named(
         workshop.server(server, tools=tools)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern")
-        text = await text_of(host, "open a ticket")
-        data = await host.data(SEARCH, {"query": "open a ticket"})
+        text = await text_of(host, "tickets")
+        data = await host.data(SEARCH, {"query": "tickets"})
 
     assert len(data["results"]) == 2
     for one in data["results"]:
