@@ -377,7 +377,10 @@ class Replicas:
         return None if row is None or replica in self._suspects or replica == self.name else row.address
 
     def suspect(self, replica: str) -> None:
-        """Note that a replica could not be reached: it counts as gone until its next sign of life."""
+        """Note that a replica could not be reached: it counts as gone until its next sign of life.
+
+        While the database is away, which has those signs, that is until this one would have given its own.
+        """
         if replica not in self._suspects:
             self._suspects.add(replica)
             self._counts.replicas_lost += 1
@@ -420,6 +423,8 @@ class Replicas:
             now, rows = await in_thread(lambda: beat(self._own, at_start=at_start))
         except StoreError as error:
             logger.debug("no sign of life: %s", error)
+            # Nor is there any of the others, so each is tried again.
+            self._suspects.clear()
             return
         before, self._alive = self._alive, {}
         self._known = {row.replica for row in rows}

@@ -12,10 +12,11 @@ import anyio
 import httpx2
 import pytest
 from support import wires
+from support.balancer import Balancer, balancing
 from support.ledger import until
 from support.postgres import PostgresServer
 from support.proxies import command, http_proxy
-from support.raw_client import RawClient, RpcError
+from support.raw_client import PATIENCE, RawClient, RpcError
 from support.replicas import (
     ACCEPTED,
     KEY,
@@ -27,6 +28,7 @@ from support.replicas import (
     configured,
     counts_of,
     haproxy,
+    kept_port,
     ledger_of,
     ping,
     session_at,
@@ -245,6 +247,35 @@ async def test_contexts_and_sessions_go_on_while_the_database_is_away(
                     if await names(stranger, known) == {echo, change} == await names(other, known):
                         break
                 await anyio.sleep(0.05)
+
+
+async def test_a_home_that_was_out_of_reach_is_asked_again_while_the_database_is_away(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer
+) -> None:
+    with ExitStack() as stack:
+        port = stack.enter_context(kept_port())
+        address = f"http://127.0.0.1:{port}"
+        home = stack.enter_context(
+            http_proxy(configured(tmp_path / "h", postgres, "h", port, advertise=address))
+        )
+        until_ready(home.base)
+        async with httpx2.AsyncClient(timeout=30) as http:
+            session = await session_at(home.base, http)
+
+            async def status() -> int:
+                return (await http.post(f"{cluster.bases[0]}/mcp", json=ping(), headers=session)).status_code
+
+            async with balancing(Balancer([home.base], port)):
+                assert await status() == 200
+                await anyio.to_thread.run_sync(postgres.kill)
+            try:
+                assert await status() == 503
+                async with balancing(Balancer([home.base], port)):
+                    with anyio.fail_after(PATIENCE):
+                        while await status() != 200:  # noqa: ASYNC110 - another process
+                            await anyio.sleep(0.05)
+            finally:
+                await anyio.to_thread.run_sync(postgres.start)
 
 
 KEY_DIFFERS = "cluster.key is not that of the other replicas"
