@@ -74,7 +74,8 @@ def test_the_audit_is_printed_filtered_and_as_data(run: Run, config: Path) -> No
 
     day = run("audit", "--config", config)
     week = run("audit", "--since", "7d", "--kind", "call", "--config", config)
-    other = run("audit", "--server", "other", "--config", config)
+    other = run("audit", "--server", "desk", "--tool", "other", "--config", config)
+    unknown = run("audit", "--server", "deks", "--config", config)
     data = json.loads(run("audit", "--tool", "post_message", "--json", "--config", config).stdout)
 
     assert day.returncode == 0, day.stderr
@@ -87,6 +88,8 @@ def test_the_audit_is_printed_filtered_and_as_data(run: Run, config: Path) -> No
     assert "failed" in week.stdout
     assert "token" not in week.stdout
     assert "Nothing was recorded" in other.stdout
+    assert unknown.returncode == 2
+    assert "there is no server 'deks'. Did you mean 'desk'?" in unknown.stderr
     assert [entry["outcome"] for entry in data["entries"]] == ["succeeded"]
 
 
