@@ -45,6 +45,18 @@ def test_a_token_is_shown_once_and_listed_and_revoked_by_its_name(run: Run, conf
     assert TokenFile(tokens_path(load(config, environ={}))).read() == ()
 
 
+def test_the_list_of_tokens_names_the_profile_that_a_token_is_bound_to(run: Run, workshop: Workshop) -> None:
+    state = {"path": str(workshop.folder / "state" / "store.db")}
+    config = workshop.config(store=state, clients={"chat": {"tokens": ["carl"], "servers": ["desk"]}})
+    run("token", "add", "carl", "--config", config)
+
+    listed = run("token", "list", "--config", config)
+    data = json.loads(run("token", "list", "--json", "--config", config).stdout)
+
+    assert "all servers, within profile chat" in " ".join(listed.stdout.split())
+    assert data["tokens"][0]["profile"] == "chat"
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
