@@ -224,6 +224,18 @@ def test_every_host_that_can_be_installed_has_its_command(page: Page, proxy: Htt
     assert texts(page, "#url") == [f"{proxy.base}/mcp"]
 
 
+def test_whoever_may_not_see_the_proxy_is_told_how_to_connect_to_it(
+    page: Page, proxy: HttpProxy, token_of_anna: str
+) -> None:
+    page.open("about:blank")
+    page.open(f"{proxy.base}/ui/connect#token={token_of_anna}")
+    page.until("!document.getElementById('main').hidden")
+    page.errors.clear()
+
+    assert texts(page, "#url") == [f"{proxy.base}/mcp"]
+    assert texts(page, "#refusal, #connected") in ([], [""])
+
+
 def test_an_address_of_a_request_still_leads_to_it(page: Page, proxy: HttpProxy) -> None:
     page.open("about:blank")
     page.open(f"{proxy.base}/ui#request=abc")
