@@ -22,7 +22,8 @@ enabled = true # for now
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     (tmp_path / "config.toml").write_text(TEXT, encoding="utf-8")
     return tmp_path / "config.toml"
 
