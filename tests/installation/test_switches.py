@@ -21,9 +21,13 @@ enabled = true # for now
 """
 
 
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
     (tmp_path / "config.toml").write_text(TEXT, encoding="utf-8")
     return tmp_path / "config.toml"
 
