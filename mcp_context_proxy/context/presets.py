@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -96,14 +97,20 @@ class PresetBook:
 
     def load(self) -> None:
         """Read the file. Blocks; one that cannot be used is logged."""
-        if self._path is None:
-            return
         try:
-            self._saved = msgspec.json.decode(self._path.read_bytes(), type=_File).presets
+            self._saved = self._read()
+        except PresetError as error:
+            logger.warning("%s; there are no saved presets", error)
+
+    def _read(self) -> dict[str, SavedPreset]:
+        if self._path is None:
+            return dict(self._saved)
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_File).presets
         except FileNotFoundError:
-            return
+            return {}
         except (OSError, msgspec.DecodeError) as error:
-            logger.warning("%s cannot be used: %s; there are no saved presets", self._path, error)
+            raise PresetError(f"{self._path} cannot be used: {error}") from error
 
     def as_data(self) -> dict[str, dict[str, JSON]]:
         """Return the saved presets as data, by name."""
@@ -125,10 +132,10 @@ class PresetBook:
                 f"a preset cannot be named {name[:70]!r}: write 1 to 32 letters, digits, '_' or '-', "
                 f"beginning with a letter or digit; {', '.join(PRESETS)} are packaged"
             )
-        saved = self._saved | {name: preset}
-        if len(saved) > MOST_SAVED:
-            raise PresetError(f"there are {MOST_SAVED} presets already; forget one that is not needed")
-        self._write(saved)
+        with self._changing() as saved:
+            saved[name] = preset
+            if len(saved) > MOST_SAVED:
+                raise PresetError(f"there are {MOST_SAVED} presets already; forget one that is not needed")
 
     def forget(self, name: str) -> None:
         """Forget a saved preset. Blocks.
@@ -136,10 +143,10 @@ class PresetBook:
         Raises:
             PresetError: there is none of that name, or the file cannot be written.
         """
-        if name not in self._saved:
-            there = f"there are: {', '.join(self.names)}" if self._saved else "there are none"
-            raise PresetError(f"there is no saved preset {name!r}; {there}")
-        self._write({key: preset for key, preset in self._saved.items() if key != name})
+        with self._changing() as saved:
+            if saved.pop(name, None) is None:
+                there = f"there are: {', '.join(sorted(saved))}" if saved else "there are none"
+                raise PresetError(f"there is no saved preset {name!r}; {there}")
 
     def begin(self, session: SessionContext, names: Iterable[str]) -> None:
         """Begin a session with the items of some presets; a later one counts before an earlier one."""
@@ -195,11 +202,22 @@ class PresetBook:
                 self._told.add(name)
                 logger.warning("%s", no_preset(name))
 
-    def _write(self, saved: dict[str, SavedPreset]) -> None:
-        if self._path is not None:
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, SavedPreset]]:
+        """Give the presets to be changed inside, and replace the file; other proxies write it as well."""
+        from mcp_context_proxy.bridge.meeting import locked  # noqa: PLC0415 - seldom needed
+
+        if self._path is None:
+            saved = self._read()
+            yield saved
+        else:
             try:
-                content = msgspec.json.format(msgspec.json.encode(_File(saved)))
-                process.write_private(self._path, content + b"\n")
+                process.make_private_folder(self._path.parent)
+                with locked(self._path.with_suffix(".lock")):
+                    saved = self._read()
+                    yield saved
+                    content = msgspec.json.format(msgspec.json.encode(_File(saved)))
+                    process.write_private(self._path, content + b"\n")
             except OSError as error:
                 raise PresetError(f"{self._path} cannot be written: {error.strerror or error}") from error
         self._saved = saved

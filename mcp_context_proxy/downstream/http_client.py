@@ -354,13 +354,19 @@ class ModernHttp:
         return sent
 
     async def _read_events(self, response: httpx2.Response, request_id: int, note: Notify) -> bytes:
-        reply = envelope.Envelope()
+        reply, unread = envelope.Envelope(), None
 
         async def take(event: ServerSentEvent) -> bool:
-            nonlocal reply
+            nonlocal reply, unread
             if event.name != b"message" or not event.data:
                 return False
-            message = await self._decode(event.data)
+            try:
+                message = await self._decode(event.data)
+            except BadAnswerError as error:
+                unread = error
+                if envelope.salvage_id(event.data, event.data) == request_id:
+                    raise
+                return False
             if message.method is UNSET:
                 reply = message
                 return message.id == request_id
@@ -369,7 +375,7 @@ class ModernHttp:
             return False
 
         if not await read_events(response, self.server, self._limits.sse_event_bytes, take):
-            raise httpx2.RemoteProtocolError("the event stream ended without an answer")
+            raise unread or httpx2.RemoteProtocolError("the event stream ended without an answer")
         return result_of(self.server, reply)
 
     async def _read_reply(self, body: bytes, status: int, kind: str) -> bytes:

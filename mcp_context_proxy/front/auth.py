@@ -90,7 +90,6 @@ NEW_TOKEN = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
 POLICY_VIOLATION = 1008
 """Close code of a WebSocket."""
 
-
 FIELDS_KEY: Final = "mcp-context-proxy/fields"
 """Key of an ASGI scope: its `HeaderFields`, once anybody has looked at them."""
 
@@ -144,8 +143,9 @@ class Policy(Struct, frozen=True):
 def policy(host: str, port: int, extra_hosts: Iterable[str], token: str | None) -> Policy:
     if not is_loopback(host) and not extra_hosts:
         return Policy(None, token)
-    names = ["127.0.0.1", "localhost", "[::1]"] if is_loopback(host) else []
-    own = {f"{name}:{port}" for name in names}
+    names = ["127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host]
+    own = {f"{name}:{port}".lower() for name in names} if is_loopback(host) else set[str]()
+    own |= {name.removesuffix(":80") for name in own}  # which clients leave out
     return Policy(frozenset(own | {name.lower() for name in extra_hosts}), token)
 
 

@@ -25,7 +25,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -462,6 +462,24 @@ def switch(file: Path, server: str, tool: str | None, enabled: bool) -> Switched
     Raises `EditError` if the file cannot be edited in place, or has no such server; it is then as before, and
     `OSError` if it cannot be read or written.
     """
+    with _alone():
+        return _switch(file, server, tool, enabled)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Wait until nobody else switches; where that cannot be known, each still looks at the file."""
+    from mcp_context_proxy.bridge.meeting import locked  # noqa: PLC0415 - seldom needed
+
+    folder = platformdirs.user_data_path("mcp-context-proxy", appauthor=False)
+    with ExitStack() as held:
+        with suppress(OSError):
+            make_private_folder(folder)
+            held.enter_context(locked(folder / "switches.lock"))
+        yield
+
+
+def _switch(file: Path, server: str, tool: str | None, enabled: bool) -> Switched:
     text = read_text(file)
     if text is None:
         raise EditError(f"{file} does not exist")

@@ -32,7 +32,7 @@ from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.inbound import LOG_MESSAGE, PROGRESS, waiting_facts
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissingError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
+from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import HANDSHAKE, MODERN, Era, client_capabilities, reaches
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import named, quoted
@@ -388,12 +388,16 @@ def tell_waiting(params: Members, notify: Notify, seconds: float, standing: str)
 
 
 def object_in_text(arguments: Raw) -> Raw:
-    """Return arguments that a model sent as a string of JSON as the object in it."""
-    text = (envelope.text(arguments) or "").strip()
+    """Return arguments that a model sent as a string of JSON as the object in it; none of an empty string.
+
+    Raises:
+        RequestError: they are no object.
+    """
+    text = "{}" if bytes(arguments) == b'""' else (envelope.text(arguments) or "").strip()
     try:
         envelope.members(text.encode())
     except (msgspec.DecodeError, RecursionError):
-        return arguments
+        raise RequestError(INVALID_PARAMS, "arguments of tools/call must be an object") from None
     return Raw(text.encode())
 
 

@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-import os
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -57,9 +56,6 @@ TOKEN_BYTES: Final = 32
 
 LOOK_SECONDS: Final = 1.0
 """Time between two looks at the file: that long may a revoked token still be used."""
-
-LOCK_SECONDS: Final = 10.0
-"""Time that another command may take to change the file."""
 
 
 class TokenError(ContextProxyError):
@@ -220,26 +216,19 @@ class TokenFile(NamedTokens):
     @contextmanager
     def _changing(self) -> Iterator[list[NamedToken]]:
         """Give the tokens to be changed inside, and replace the file by the rest."""
+        from mcp_context_proxy.bridge.meeting import locked  # noqa: PLC0415 - seldom needed
+
         try:
             process.make_private_folder(self.path.parent)
-            descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise TokenError(f"{self.path} cannot be written: {error.strerror or error}") from error
-        with os.fdopen(descriptor, "r+b") as lock:
-            until = time.monotonic() + LOCK_SECONDS
-            while not process.lock_file(lock):
-                if time.monotonic() > until:
-                    raise TokenError(f"another command is changing {self.path}; try again")
-                time.sleep(0.05)
-            known, left = self._read()
-            tokens = list(known)
-            yield tokens
-            entries = (*map(msgspec.Raw, map(msgspec.json.encode, tokens)), *left)
-            try:
+            with locked(self.path.with_suffix(".lock")):
+                known, left = self._read()
+                tokens = list(known)
+                yield tokens
+                entries = (*map(msgspec.Raw, map(msgspec.json.encode, tokens)), *left)
                 content = msgspec.json.format(msgspec.json.encode(_Tokens(entries)))
                 process.write_private(self.path, content + b"\n")
-            except OSError as error:
-                raise TokenError(f"{self.path} cannot be written: {error.strerror or error}") from error
+        except OSError as error:
+            raise TokenError(f"{self.path} cannot be written: {error.strerror or error}") from error
 
 
 class SharedTokens(NamedTokens):

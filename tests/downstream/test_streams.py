@@ -246,6 +246,30 @@ async def test_notifications_whose_params_are_no_object_cost_no_call(
     assert (await called(workshop))["content"][0]["text"] == "done"
 
 
+UNREADABLE = [
+    b"data: no message\n\n",
+    b"data: [[[\n\n",
+    b'data: {"jsonrpc":"2.0","method":7}\n\n',
+    b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{"data":"\xff"}}\n\n',
+    b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{"data":NaN}}\n\n',
+    b'data: {"jsonrpc":"2.0","id":{},"result":{}}\n\n',
+]
+
+
+@pytest.mark.parametrize("line", UNREADABLE, ids=ascii)
+async def test_an_event_that_cannot_be_read_costs_no_call_unless_it_is_the_last(
+    workshop: Workshop, odd: OddServer, line: bytes
+) -> None:
+    odd.fault = lambda handler, reply: as_stream(handler, line + event(reply))
+    passed = await called(workshop)
+    odd.fault = lambda handler, _: as_stream(handler, line)
+    failed = await called(workshop)
+
+    assert passed["content"][0]["text"] == "done"
+    assert failed["isError"]
+    assert odd.seen["tools/call"] == 2
+
+
 @pytest.mark.parametrize("charset", ["utf-16", "klingon"])
 async def test_a_stream_is_read_as_utf8_whatever_charset_it_declares(
     workshop: Workshop, odd: OddServer, charset: str

@@ -233,6 +233,31 @@ async def test_arguments_given_as_a_json_string_are_read_as_the_object_in_it(
     assert echoed(through)["arguments"] == echoed(direct)["arguments"] == {"text": "x"}
 
 
+@pytest.mark.parametrize("given", ["x", "[1]", "null", '"{}"', [1], 1, True])
+async def test_arguments_that_are_no_object_reach_no_server(
+    client: RawClient, server: Server, given: object
+) -> None:
+    params = {"name": f"{server.name}__echo", "arguments": given}
+    before = len(server.ledger.lines("tools/call"))
+
+    through = await client.call("call_tool", params)
+    with pytest.raises(RpcError, match="arguments of tools/call must be an object"):
+        await client.request("tools/call", params)
+
+    assert "must be an object" in through["content"][0]["text"]
+    assert through["isError"]
+    assert len(server.ledger.lines("tools/call")) == before
+
+
+async def test_an_empty_string_for_arguments_is_read_as_none(client: RawClient, server: Server) -> None:
+    params = {"name": f"{server.name}__echo", "arguments": ""}
+
+    through = await client.call("call_tool", params)
+    direct = await client.request("tools/call", params)
+
+    assert echoed(through)["arguments"] == echoed(direct)["arguments"] == {}
+
+
 async def test_a_request_id_may_be_any_text(client: RawClient, server: Server) -> None:
     params = {"name": f"{server.name}__echo", "arguments": {}}
 

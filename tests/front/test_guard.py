@@ -160,6 +160,26 @@ async def test_host_and_origin_are_checked_on_every_path(path: str) -> None:
     assert await status(LOCAL, evil, path) == 403
 
 
+@pytest.mark.parametrize(
+    ("listening", "port", "host"),
+    [
+        ("127.0.0.2", 8765, "127.0.0.2:8765"),
+        ("127.0.0.2", 8765, "localhost:8765"),
+        ("127.0.0.1", 80, "localhost"),
+        ("127.0.0.1", 80, "127.0.0.1:80"),
+        ("::1", 80, "[::1]"),
+    ],
+)
+async def test_the_address_on_which_the_proxy_listens_is_accepted_as_clients_write_it(
+    listening: str, port: int, host: str
+) -> None:
+    rules = policy(listening, port, (), None)
+
+    assert await status(rules, [("host", host), ("origin", f"http://{host.removesuffix(':80')}")]) == 200
+    assert await status(rules, [("host", "127.0.0.3")]) == 421
+    assert await status(rules, [("host", f"{host.removesuffix(f':{port}')}:81")]) == 421
+
+
 async def test_configured_host_names_are_accepted_as_well() -> None:
     rules = policy("127.0.0.1", 8765, ("Proxy.example:8443",), None)
 

@@ -1,5 +1,6 @@
 """Servers and tools are turned on and off in the configuration file, in place."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,11 @@ include = "always"
 command = "b"
 enabled = true # for now
 """
+
+
+@pytest.fixture(autouse=True)
+def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 @pytest.fixture
@@ -39,6 +45,16 @@ def test_a_switch_changes_one_key_and_back_again(file: Path, server: str, tool: 
     assert switch(file, server, tool, True).changed
     config = load(file).servers[server]
     assert (config.enabled if tool is None else config.tools[tool].enabled) is True
+
+
+def test_of_switches_at_once_each_is_in_the_file(file: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        switched = [*threads.map(lambda number: switch(file, "a", f"t{number}", False), range(24))]
+
+    assert all(one.changed for one in switched)
+    assert {name for name, tool in load(file).servers["a"].tools.items() if tool.enabled is False} == {
+        f"t{number}" for number in range(24)
+    }
 
 
 def test_a_tool_that_another_setting_turns_off_is_told(file: Path) -> None:

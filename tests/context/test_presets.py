@@ -1,0 +1,50 @@
+"""The file of the saved presets, which several proxies may write."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.context.presets import PresetBook, PresetError, SavedPreset
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> tuple[PresetBook, PresetBook]:
+    """Those of two proxies of one configuration, which have both read the file."""
+    both = PresetBook(tmp_path / "presets.json"), PresetBook(tmp_path / "presets.json")
+    for book in both:
+        book.load()
+    return both
+
+
+def test_what_two_proxies_save_and_forget_is_all_in_the_file(books: tuple[PresetBook, PresetBook]) -> None:
+    one, other = books
+
+    one.save("first", SavedPreset())
+    other.save("second", SavedPreset())
+    assert other.names == ["first", "second"]
+    one.forget("second")
+    other.save("third", SavedPreset())
+
+    assert other.names == ["first", "third"]
+
+
+def test_of_presets_that_are_saved_at_once_none_is_lost(books: tuple[PresetBook, PresetBook]) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: books[number % 2].save(f"n{number}", SavedPreset()), range(24)))
+
+    books[0].load()
+    assert len(books[0].names) == 24
+
+
+def test_a_file_that_cannot_be_read_is_not_replaced(
+    books: tuple[PresetBook, PresetBook], tmp_path: Path
+) -> None:
+    (tmp_path / "presets.json").write_text('{"presets": {"mine": ', encoding="utf-8")
+
+    with pytest.raises(PresetError, match="cannot be used"):
+        books[0].save("new", SavedPreset())
+    with pytest.raises(PresetError, match="cannot be used"):
+        books[0].forget("mine")
+
+    assert (tmp_path / "presets.json").read_text(encoding="utf-8") == '{"presets": {"mine": '
