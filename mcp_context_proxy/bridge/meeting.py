@@ -22,7 +22,7 @@ import re
 import socket
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.bridge import (
@@ -35,7 +35,7 @@ from mcp_context_proxy.bridge import (
     folders,
     is_private,
 )
-from mcp_context_proxy.system import INHERITED, matches
+from mcp_context_proxy.system import CLOSE_ON_EXEC, INHERITED, locked, matches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,15 +58,11 @@ NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 64
 """Lengths of what the two sides send each other at a port, in hexadecimal digits."""
 
-CLOSE_ON_EXEC: Final = getattr(os, "O_CLOEXEC", 0)
 
 START_SECONDS: Final = 8.0
 """Time in which a proxy that is started listens at a port; a socket is opened for it beforehand."""
 START_PAUSE_SECONDS: Final = 0.02
 
-LOCK_SECONDS: Final = 10.0
-"""Time that another session may take to start the proxy."""
-LOCK_PAUSE_SECONDS: Final = 0.01
 LOG_BYTES: Final = 5 * 1024 * 1024
 """Size from which the log of a shared proxy begins anew."""
 SOCKET_PATH_BYTES: Final = 100
@@ -378,29 +374,6 @@ def connect(place: Meeting) -> _socket.socket:
     return found
 
 
-@contextmanager
-def locked(path: str | os.PathLike[str], seconds: float = LOCK_SECONDS) -> Iterator[int]:
-    """Hold the lock under which a proxy is started, and its socket removed; provide its descriptor.
-
-    Raises:
-        TimeoutError: somebody else has held it for too long, such as a session that is stopped.
-    """
-    until = time.monotonic() + seconds
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
-    try:
-        while True:
-            try:
-                _lock(descriptor)
-                break
-            except (BlockingIOError, PermissionError):
-                if time.monotonic() > until:
-                    raise TimeoutError(f"{path} is locked by another session") from None
-                time.sleep(LOCK_PAUSE_SECONDS)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def process_of(path: str) -> int | None:
     """Return the id of the process that was started to listen at a path; None if that is not known."""
     name = os.path.basename(path)
@@ -411,17 +384,6 @@ def process_of(path: str) -> int | None:
             return int(file.read(DIGITS))
     except (OSError, ValueError):
         return None
-
-
-def _lock(descriptor: int) -> None:
-    if sys.platform == "win32":
-        import msvcrt  # noqa: PLC0415 - only there
-
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl  # noqa: PLC0415 - not on Windows
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _start(place: Meeting) -> int:

@@ -22,7 +22,7 @@ from mcp_context_proxy.context import NO_OVERRIDES, DomainOverrides, Overrides, 
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, SessionView
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.items import JSON, ItemKey, Kind
-from mcp_context_proxy.system import process
+from mcp_context_proxy.system import locked, process
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
@@ -205,8 +205,6 @@ class PresetBook:
     @contextmanager
     def _changing(self) -> Iterator[dict[str, SavedPreset]]:
         """Give the presets to be changed inside, and replace the file; other proxies write it as well."""
-        from mcp_context_proxy.bridge.meeting import locked  # noqa: PLC0415 - seldom needed
-
         if self._path is None:
             saved = self._read()
             yield saved

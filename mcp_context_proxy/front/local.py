@@ -24,12 +24,10 @@ from anyio.abc import TaskGroup
 
 from mcp_context_proxy.bridge import CONNECT_SECONDS
 from mcp_context_proxy.bridge.meeting import (
-    CLOSE_ON_EXEC,
     LOG_BYTES,
     NONCE_BYTES,
     PROOF_BYTES,
     beside,
-    locked,
     proof,
     proves,
 )
@@ -40,6 +38,7 @@ from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, Oversi
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.server import ConnectedHost
 from mcp_context_proxy.server.negotiation import Negotiation
+from mcp_context_proxy.system import CLOSE_ON_EXEC, locked
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 

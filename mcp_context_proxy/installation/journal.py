@@ -48,7 +48,7 @@ from mcp_context_proxy.installation.editing import (
     toml_table,
 )
 from mcp_context_proxy.installation.plan import FileChange, HostPlan
-from mcp_context_proxy.system import remove_left
+from mcp_context_proxy.system import locked, remove_left
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.process import make_private_folder
 
@@ -469,8 +469,6 @@ def switch(file: Path, server: str, tool: str | None, enabled: bool) -> Switched
 @contextmanager
 def _alone() -> Iterator[None]:
     """Wait until nobody else switches; where that cannot be known, each still looks at the file."""
-    from mcp_context_proxy.bridge.meeting import locked  # noqa: PLC0415 - seldom needed
-
     folder = platformdirs.user_data_path("mcp-context-proxy", appauthor=False)
     with ExitStack() as held:
         with suppress(OSError):

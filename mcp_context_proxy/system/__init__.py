@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
     from typing import Final
 
@@ -144,3 +145,45 @@ def _sorted_out(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, .
 def _folded(name: str) -> str:
     """Return a name as it is compared: on Windows, its case does not count."""
     return name.upper() if sys.platform == "win32" else name
+
+
+CLOSE_ON_EXEC: Final = getattr(os, "O_CLOEXEC", 0)
+LOCK_SECONDS: Final = 10.0
+"""Time for which another process may hold a lock, such as while it starts a shared proxy."""
+LOCK_PAUSE_SECONDS: Final = 0.01
+
+
+@contextmanager
+def locked(path: str | os.PathLike[str], seconds: float = LOCK_SECONDS) -> Iterator[int]:
+    """Hold the lock of a file, which is made where there is none; provide its descriptor.
+
+    Raises:
+        TimeoutError: another process has held it for too long, such as one that is stopped.
+        OSError: the file cannot be made or locked.
+    """
+    until = time.monotonic() + seconds
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
+    try:
+        while True:
+            try:
+                lock(descriptor)
+                break
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{path} is locked by another process") from None
+                time.sleep(LOCK_PAUSE_SECONDS)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def lock(descriptor: int) -> None:
+    """Lock an open file until it is closed, or raise `OSError` without waiting."""
+    if sys.platform == "win32":
+        import msvcrt  # noqa: PLC0415 - only there
+
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl  # noqa: PLC0415 - not on Windows
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

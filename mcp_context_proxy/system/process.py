@@ -31,7 +31,7 @@ from typing import IO, Any, Final, cast
 
 import anyio
 
-from mcp_context_proxy.system import remove_left
+from mcp_context_proxy.system import lock, remove_left
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 
@@ -387,14 +387,7 @@ def write_private(path: Path, content: bytes | Iterable[bytes], *, new: bool = F
 def lock_file(file: IO[bytes]) -> bool:
     """Try to lock an open file without waiting; return whether it is locked, until it is closed."""
     try:
-        if sys.platform == "win32":
-            import msvcrt  # noqa: PLC0415
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl  # noqa: PLC0415
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file.fileno())
     except OSError:
         return False
     return True

@@ -29,7 +29,7 @@ from mcp_context_proxy.errors import ContextProxyError, StoreError
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.store.credentials import NEVER, TOKEN, Credential, SharedCredentials
-from mcp_context_proxy.system import process
+from mcp_context_proxy.system import locked, process
 from mcp_context_proxy.system.later import pattern, platformdirs
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Principal, Reach, Role
@@ -216,8 +216,6 @@ class TokenFile(NamedTokens):
     @contextmanager
     def _changing(self) -> Iterator[list[NamedToken]]:
         """Give the tokens to be changed inside, and replace the file by the rest."""
-        from mcp_context_proxy.bridge.meeting import locked  # noqa: PLC0415 - seldom needed
-
         try:
             process.make_private_folder(self.path.parent)
             with locked(self.path.with_suffix(".lock")):
