@@ -202,6 +202,13 @@ def audit_command(
             'nothing is recorded: [audit] enabled is false, or [store] keeps nothing (path = "memory")'
         )
     try:
+        if server is not None and server not in config.servers:
+            # One that has left the configuration still has its entries.
+            of_server = selecting(0, server, None, None)
+            if not any(map(of_server, file.entries())):
+                from mcp_context_proxy.cli.search import unknown_server
+
+                raise unknown_server(config, server)
         _show_audit(file, selecting(time.time() - since, server, tool, kind), as_json=as_json, follow=follow)
     except OSError as error:
         raise click.ClickException(f"{file.path} cannot be read: {error.strerror or error}") from None

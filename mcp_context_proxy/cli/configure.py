@@ -337,16 +337,20 @@ def list_tokens(config: Config, as_json: bool) -> None:
     """List the tokens by name, with their limits. The tokens themselves are not stored."""
     with _tokens(config) as kept:
         tokens = kept.read()
+    profiles = {token: name for name, table in config.clients.items() for token in table.tokens}
     if as_json:
         facts = ("name", "admin", "servers", "classes", "created", "expires")
-        echo_json({"tokens": [{fact: getattr(one, fact) for fact in facts} for one in tokens]})
+        data = ({fact: getattr(one, fact) for fact in facts} for one in tokens)
+        echo_json({"tokens": [one | {"profile": profiles.get(one["name"])} for one in data]})
         return
     console = results()
     if not tokens:
         console.say("There are no named tokens. `mcp-context-proxy token add NAME` adds one.")
         return
     rows = [("name", "may reach", "created", "expires")]
-    rows += [(one.name, _reach(one), moment(one.created), _expiry(one, time.time())) for one in tokens]
+    for one in tokens:
+        within = f", within profile {profiles[one.name]}" if one.name in profiles else ""
+        rows.append((one.name, _reach(one) + within, moment(one.created), _expiry(one, time.time())))
     console.columns(rows)
 
 

@@ -121,6 +121,10 @@ def install_command(
     chosen = _hosts(names) or hosts_here(os.environ)
     if not chosen:
         raise InstallError(f"no host was found on this machine; known are {', '.join(HOST_PLACES)}")
+    if projects and all(one.name != "claude-code" for one in chosen):
+        raise InstallError(
+            f"--project {projects[0]}: only Claude Code has servers for projects; it is not among the hosts"
+        )
     configuration = read_configuration(file)
     plans, failed = _plans(console, chosen, configuration, projects)
     changes = [one.change for one in plans if one.change]

@@ -39,7 +39,7 @@ from mcp_context_proxy.config.programs import (
 )
 from mcp_context_proxy.config.settings import PRESETS, SHORTEST_NAME
 from mcp_context_proxy.config.source import KeyPath, parse, plain, read
-from mcp_context_proxy.config.tables import matches
+from mcp_context_proxy.config.tables import ClientConfig, matches
 from mcp_context_proxy.downstream.listing import ListingCache
 from mcp_context_proxy.errors import ConfigError, some_of
 from mcp_context_proxy.installation.editing import EditError
@@ -48,7 +48,8 @@ from mcp_context_proxy.installation.plan import FileChange
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.trust import THE_USER, profile_of
+from mcp_context_proxy.trust import THE_USER, names_of, profile_of
+from mcp_context_proxy.trust.tokens import OWNER, TokenError, tokens_of
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app.proxy import Proxy
@@ -313,9 +314,7 @@ def profiles(proxy: Proxy) -> Iterator[Verdict]:
             f"{counted(documents, 'document')}"
         )
         yield Verdict(Level.OK if seen.tools or documents else Level.WARNING, about, sees)
-        for glob in settings.servers or ():
-            if not any(matches(glob, server) for server in config.servers):
-                yield Verdict(Level.WARNING, about, f"no server is named {glob!r}")
+        yield from (replace(one, subject=about) for one in _missing(proxy, settings))
         for preset in settings.presets:
             if preset not in saved:
                 remedy = f"`mcp-context-proxy session save {preset}` saves one"
@@ -323,6 +322,31 @@ def profiles(proxy: Proxy) -> Iterator[Verdict]:
     if config.context.interactions_top_n and not config.interactions.enabled:
         text = "context.interactions_top_n has no effect: nothing is remembered"
         yield Verdict(Level.WARNING, "context", text, "set interactions.enabled = true")
+
+
+def _missing(proxy: Proxy, profile: ClientConfig) -> Iterator[Verdict]:
+    """Yield the names in a profile that nothing has."""
+    config, snapshot = proxy.config, proxy.catalog.whole.snapshot
+    tools = {f"{tool.server}__{tool.name}" for tool in snapshot.tools.values()}
+    own = {name for one in snapshot.documents.values() if not one.server for name in names_of(one)}
+    enabled = {name for name, server in config.servers.items() if server.enabled}
+    # A server that could not be reached may have a tool of that name.
+    are_known = enabled <= {tool.server for tool in snapshot.tools.values()}
+    for kind, globs, names in (
+        ("server", profile.servers, config.servers),
+        ("tool", profile.tools if are_known else (), tools),
+        ("document", profile.documents, own),
+    ):
+        for glob in globs or ():
+            if not any(matches(glob, name) for name in names):
+                yield Verdict(Level.WARNING, "", f"no {kind} is named {glob!r}")
+    with suppress(TokenError):
+        issued = {OWNER, *(one.name for one in tokens_of(config, proxy.credentials).read())}
+        for token in profile.tokens:
+            # Whoever has the token that was meant gets everything.
+            if token not in issued:
+                remedy = f"mcp-context-proxy token add {token}"
+                yield Verdict(Level.WARNING, "", f"there is no token {token!r}", remedy)
 
 
 def effects(proxy: Proxy, host: HostProfile) -> Iterator[Verdict]:

@@ -109,6 +109,8 @@ class AskedProxy(ABC):
         except AskError as error:
             # Sentences of the API end with a full stop, those of commands do not.
             text = str(error).removesuffix(".")
+            if text.lower().startswith("unknown tool ") and "; did you mean " not in text:
+                text += f"; '{PROGRAM} tools' lists them"
             if error.status is None:
                 text += f"; '{PROGRAM} status' shows whether it hangs"
             if error.status in (NOT_FOUND, NOT_VALID):

@@ -96,13 +96,18 @@ def filters_of(config: Config, given: dict[str, Any]) -> SearchFilters:
     if server in config.servers and not config.servers[server].enabled:
         raise click.BadParameter(f"server {server!r} is switched off", param_hint="--server")
     if server is not None and server not in config.servers:
-        nearest = difflib.get_close_matches(server, config.servers, n=1)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        raise click.BadParameter(
-            f"there is no server {server!r}.{hint} There are: {', '.join(config.servers) or 'none'}",
-            param_hint="--server",
-        )
+        raise unknown_server(config, server)
     return SearchFilters(**given)
+
+
+def unknown_server(config: Config, server: str) -> click.BadParameter:
+    """Return the error for an option ``--server`` that names none."""
+    nearest = difflib.get_close_matches(server, config.servers, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    there = ", ".join(config.servers) or "none"
+    return click.BadParameter(
+        f"there is no server {server!r}.{hint} There are: {there}", param_hint="--server"
+    )
 
 
 @click.command("search")

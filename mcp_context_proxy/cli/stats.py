@@ -171,6 +171,11 @@ MEASURES: Final = {
 """Figures of a comparison."""
 
 
+BRACKETS: Final = (
+    "In brackets: the interval of 95 %, over sessions; none with fewer than 20 sessions on a side."
+)
+
+
 def _show_trial(console: Terminal, trial: Figures) -> None:
     learned, plain = trial["learned"], trial["plain"]
     if not learned["requests"] and not plain["requests"]:
@@ -186,7 +191,7 @@ def _show_trial(console: Terminal, trial: Figures) -> None:
             [Text(name), *map(Text, told), Text(change, style=_verdict(trial["difference"][key], key))]
         )
     console.columns(rows)
-    console.prose(Text("In brackets: the interval of 95 %, over sessions.", style="dim"))
+    console.prose(Text(BRACKETS, style="dim"))
     if len(trial["stretches"]) > 1:
         unit = "Day" if trial["seconds"] <= 86_400 else "Week"
         console.say()
@@ -207,7 +212,7 @@ def _estimate(estimate: Figures | None, measure: str, signed: bool = False) -> s
     """Return a figure with its interval, such as ``23 % (19 to 27)``."""
     if estimate is None:
         return "-"
-    factor, unit = (1.0, "") if measure == "rank" else (100.0, " %")
+    factor, unit = (1.0, "") if measure == "rank" else (100.0, " points" if signed else " %")
     form = f"{'+' if signed else ''}.{1 if measure == 'rank' else 0}f"
     value, *ends = (
         None if one is None else format(one * factor, form)

@@ -128,11 +128,14 @@ WHOLE_TOKENS: Final = 10_000
 """Budget of a prompt's text for documents that its query found: a few pages of a handbook fill a context."""
 
 
-def as_prompt(context: RequestContext, found: Found) -> tuple[RequestContext, tuple[ToldDocument, ...]]:
+def as_prompt(
+    context: RequestContext, found: Found, count: Callable[[str], int]
+) -> tuple[RequestContext, tuple[ToldDocument, ...]]:
     """Return a context with the form in which a prompt's text tells each document, and those not told whole.
 
     The documents of the session are told whole, and so are those that were found, the best first, as far as
-    they fit into `WHOLE_TOKENS` together. Of the others it has an outline, with the place that was found.
+    they fit into `WHOLE_TOKENS` together. Of the others it has an outline, with the place that was found, and
+    of a long reference the section, as an answer has.
     """
     chunks = {key_of(one.item): one.chunk for one in found.results if isinstance(one.item, Document)}
     left, told, forms = WHOLE_TOKENS, list[ToldDocument](), dict[ItemKey, Delivery]()
@@ -140,13 +143,18 @@ def as_prompt(context: RequestContext, found: Found) -> tuple[RequestContext, tu
         key = item.type, item.name
         document = item_by(found.snapshot, key)
         is_standing = item.include_mode in SESSION_MODES
-        if is_standing or item.tokens <= left or not isinstance(document, Document):
-            left -= 0 if is_standing else item.tokens
+        if is_standing or not isinstance(document, Document):
+            forms[key] = Delivery.WHOLE
+            continue
+        chunk = chunks.get(key, "")
+        section = _section(document, item.tokens, chunk, count, WHOLE_TOKENS)
+        if item.tokens <= left and not section:
+            left -= item.tokens
             forms[key] = Delivery.WHOLE
         else:
-            chunk = chunks.get(key, "")
-            place = f"... {one_line(chunk, EXCERPT_CHARACTERS)}" if chunk else ""
+            place = section or _excerpt(chunk)
             text = _outlined(document, item.tokens, place, is_known=False)
+            left -= count(text)
             forms[key] = Delivery.OUTLINE
             told.append(ToldDocument(document, Delivery.OUTLINE, text, is_found=True))
     return _with_forms(context, forms), tuple(told)
@@ -202,14 +210,14 @@ class _Writing(Struct):
             if is_found:
                 self.told.append(ToldDocument(document, Delivery.EARLIER, _same(document, same), True))
             return
-        section = "" if is_standing else self._section(document, tokens, chunk)
+        section = "" if is_standing else _section(document, tokens, chunk, self.count, self.budget)
         whole = tokens <= self.left and not section
         if whole and self._tell(document, Delivery.WHOLE, _whole(document), is_found):
             self.given[text] = document.uri
             return
         waits = is_standing and not is_found and tokens < self.budget
         known = (fingerprint, before) == (document.fingerprint, Delivery.OUTLINE)
-        place = section or (f"... {one_line(chunk, EXCERPT_CHARACTERS)}" if chunk else "")
+        place = section or _excerpt(chunk)
         outlined = _outlined(document, tokens, place, is_known=known)
         if not waits and self._tell(document, Delivery.OUTLINE, outlined, is_found):
             return
@@ -219,17 +227,6 @@ class _Writing(Struct):
             text = f"{document.uri} ({document.kind}, {tokens:,} tokens)"
             self.told.append(ToldDocument(document, None, text, is_found))
 
-    def _section(self, document: Document, tokens: int, chunk: str) -> str:
-        """Return the section that was found, where a model needs no more of a long reference; else nothing.
-
-        A rule holds as a whole, and so do the steps of a skill.
-        """
-        if document.kind is Kind.RULE or document.folder is not None or tokens <= SECTION_TOKENS:
-            return ""
-        section = section_with(document.text.strip(), chunk)
-        # Others that fit have to have room as well.
-        return section if self.count(section) <= min(tokens // 2, self.budget // 4) else ""
-
     def _tell(self, document: Document, form: Delivery, text: str, is_found: bool) -> bool:
         cost = self.count(text)
         if cost > self.left:
@@ -238,6 +235,22 @@ class _Writing(Struct):
         self.forms[key_of(document)] = form
         self.told.append(ToldDocument(document, form, text, is_found))
         return True
+
+
+def _section(document: Document, tokens: int, chunk: str, count: Callable[[str], int], budget: int) -> str:
+    """Return the section that was found, where a model needs no more of a long reference; else nothing.
+
+    A rule holds as a whole, and so do the steps of a skill.
+    """
+    if document.kind is Kind.RULE or document.folder is not None or tokens <= SECTION_TOKENS:
+        return ""
+    section = section_with(document.text.strip(), chunk)
+    # Others that fit have to have room as well.
+    return section if count(section) <= min(tokens // 2, budget // 4) else ""
+
+
+def _excerpt(chunk: str) -> str:
+    return f"... {one_line(chunk, EXCERPT_CHARACTERS)}" if chunk else ""
 
 
 def _given_before(document: Document, form: Delivery) -> str:

@@ -268,7 +268,7 @@ class Selector:
         """Return the answer with the documents that it gives to a model."""
         context, session, told = selection.context(), selection.session, tuple[ToldDocument, ...]()
         if selection.deliver == "prompt" and found.snapshot.documents:
-            context, told = as_prompt(context, found)
+            context, told = as_prompt(context, found, self._costs.count)
         elif selection.deliver == "answer" and found.snapshot.documents:
             delivered = None if session.id is None else session.delivered
             context, told = deliver(context, found, delivered, self._costs.count)

@@ -223,8 +223,16 @@ def test_explain_finds_a_rule_by_its_name_and_suggests_it_for_a_misspelled_one(
 def test_explain_refuses_an_unknown_tool_name(run: Run, config: Path) -> None:
     done = run("explain", QUERY, "weather__forcast", "--config", config)
 
+    unlike = [
+        run("explain", QUERY, "nope", "--config", config),
+        run("tools", "--related", "nope", "--config", config),
+    ]
+
     assert done.returncode == 2
     assert "weather__forecast" in done.stderr
+    for one in unlike:
+        assert one.returncode == 2
+        assert "Unknown tool 'nope'; 'mcp-context-proxy tools' lists them" in one.stderr
 
 
 def test_related_tools_come_nearest_first(run: Run, config: Path) -> None:

@@ -216,6 +216,10 @@ def test_servers_of_projects_move_when_they_are_asked_for(run: Run, home: Path) 
     file.write_text(json.dumps({"projects": {"/p/one": {"mcpServers": {"desk": entry}}}}), "utf-8")
     before = file.read_bytes()
     assert "1 server of 1 project stay" in run("install", "claude-code", "--dry-run").stdout
+    for hosts in (["claude-code"], ["cursor"]):
+        wrong = run("install", *hosts, "--project", "/p/two", "--dry-run")
+        assert wrong.returncode != 0
+        assert "/p/two" in wrong.stderr
     assert run("install", "claude-code", "--project", "all", "--yes", "--no-check").returncode == 0
     after = json.loads(file.read_bytes())
     assert after["projects"]["/p/one"]["mcpServers"] == {}

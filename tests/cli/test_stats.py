@@ -169,7 +169,7 @@ def test_requests_with_and_without_learned_pairs_are_compared_over_time_with_int
 
     (accepted,) = [line for line in shown.splitlines() if line.startswith("First tool called")]
     assert "100 %" in accepted
-    assert "+100 % (" in accepted
+    assert "+100 points (" in accepted
     assert max(map(len, shown.splitlines())) <= 80
     days = [line for line in shown.splitlines() if line.startswith("20") and " %" in line]
     assert len(days) == 3

@@ -45,6 +45,18 @@ def test_a_token_is_shown_once_and_listed_and_revoked_by_its_name(run: Run, conf
     assert TokenFile(tokens_path(load(config, environ={}))).read() == ()
 
 
+def test_the_list_of_tokens_names_the_profile_that_a_token_is_bound_to(run: Run, workshop: Workshop) -> None:
+    state = {"path": str(workshop.folder / "state" / "store.db")}
+    config = workshop.config(store=state, clients={"chat": {"tokens": ["carl"], "servers": ["desk"]}})
+    run("token", "add", "carl", "--config", config)
+
+    listed = run("token", "list", "--config", config)
+    data = json.loads(run("token", "list", "--json", "--config", config).stdout)
+
+    assert "all servers, within profile chat" in " ".join(listed.stdout.split())
+    assert data["tokens"][0]["profile"] == "chat"
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -74,7 +86,8 @@ def test_the_audit_is_printed_filtered_and_as_data(run: Run, config: Path) -> No
 
     day = run("audit", "--config", config)
     week = run("audit", "--since", "7d", "--kind", "call", "--config", config)
-    other = run("audit", "--server", "other", "--config", config)
+    other = run("audit", "--server", "desk", "--tool", "other", "--config", config)
+    unknown = run("audit", "--server", "deks", "--config", config)
     data = json.loads(run("audit", "--tool", "post_message", "--json", "--config", config).stdout)
 
     assert day.returncode == 0, day.stderr
@@ -87,6 +100,8 @@ def test_the_audit_is_printed_filtered_and_as_data(run: Run, config: Path) -> No
     assert "failed" in week.stdout
     assert "token" not in week.stdout
     assert "Nothing was recorded" in other.stdout
+    assert unknown.returncode == 2
+    assert "there is no server 'deks'. Did you mean 'desk'?" in unknown.stderr
     assert [entry["outcome"] for entry in data["entries"]] == ["succeeded"]
 
 

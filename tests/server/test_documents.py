@@ -153,7 +153,16 @@ async def test_of_a_long_reference_a_model_gets_the_section_that_was_found(
         host = Host(proxy, era)
         answer = await text_of(host, SEARCH, {"query": "how many days of vacation do employees get"})
         items = await recorded(proxy)
+        wanted = {
+            "name": "with_context",
+            "arguments": {"query": "how many days of vacation do employees get"},
+        }
+        given = await host.request("prompts/get", wanted)
+        prompt, _ = (message["content"]["text"] for message in given["messages"])
 
+    assert "END-Holidays" in prompt
+    assert "END-Laptops" not in prompt
+    assert READ in prompt
     assert 500 < items["handbook"].tokens < 1_500, "it would fit"
     assert items["handbook"].delivered is Delivery.OUTLINE
     assert (

@@ -18,6 +18,7 @@ from support.shop import environment
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.app.serve import web_routes
 from mcp_context_proxy.cli import pins
+from mcp_context_proxy.cli.pins import Level
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.tables import ClientConfig
 from mcp_context_proxy.context.presets import ChosenItem, SavedPreset
@@ -511,6 +512,22 @@ async def test_check_says_what_each_profile_sees(proxy: Proxy) -> None:
 
     assert ("clients.coding", "sees 3 tools of 1 server, 1 document") in told
     assert ("clients.chat", "sees 2 tools of 1 server, 1 document") in told
+
+
+async def test_check_warns_of_names_in_a_profile_that_lead_to_nothing(workshop: Workshop) -> None:
+    workshop.server("notes", **spec("maps"))
+    chat = {"tools": ["notes__read_*", "maps__*"], "documents": ["tone"], "tokens": ["anna", "owner", "bret"]}
+    config = workshop.config(clients={"chat": chat}, store={"path": str(workshop.folder / "state" / "db")})
+    TokenFile(workshop.folder / "state" / FILE_NAME).add("anna")
+    async with inside(config) as proxy:
+        told = {one.message: one.remedy for one in pins.profiles(proxy) if one.level is Level.WARNING}
+
+    assert [*told] == [
+        "no tool is named 'maps__*'",
+        "no document is named 'tone'",
+        "there is no token 'bret'",
+    ]
+    assert told["there is no token 'bret'"] == "mcp-context-proxy token add bret"
 
 
 async def test_events_of_modern_subscriptions_stay_within_a_profile(proxy: Proxy) -> None:

@@ -224,6 +224,18 @@ def test_every_host_that_can_be_installed_has_its_command(page: Page, proxy: Htt
     assert texts(page, "#url") == [f"{proxy.base}/mcp"]
 
 
+def test_whoever_may_not_see_the_proxy_is_told_how_to_connect_to_it(
+    page: Page, proxy: HttpProxy, token_of_anna: str
+) -> None:
+    page.open("about:blank")
+    page.open(f"{proxy.base}/ui/connect#token={token_of_anna}")
+    page.until("!document.getElementById('main').hidden")
+    page.errors.clear()
+
+    assert texts(page, "#url") == [f"{proxy.base}/mcp"]
+    assert texts(page, "#refusal, #connected") in ([], [""])
+
+
 def test_an_address_of_a_request_still_leads_to_it(page: Page, proxy: HttpProxy) -> None:
     page.open("about:blank")
     page.open(f"{proxy.base}/ui#request=abc")
@@ -294,7 +306,12 @@ def test_a_person_chooses_for_a_session_and_saves_it_as_a_preset(page: Page, pro
             page.value(f"{field}.value = '{text}'")
             page.value(f"{field}.form.requestSubmit()")
             page.until(f"document.querySelector('{there}')?.textContent.includes('{text}')")
+            if form == "add":
+                where = client.get("/api/v1/sessions").json()["sessions"][0]["id"]
+                options = {"preset": "conservative", "max_tokens": 900, "documents": {"top_n": 2}}
+                client.patch(f"/api/v1/sessions/{where}/context", json={"options": options})
         card = texts(page, "#sessions .card")[0]
+        preset = texts(page, "#presets .card")[0]
         session = page.value("document.querySelector('#sessions .card').dataset.name")
         chosen = texts(page, ".items li")[0]
         press(page, "Remove: desk__tidy")
@@ -303,6 +320,11 @@ def test_a_person_chooses_for_a_session_and_saves_it_as_a_preset(page: Page, pro
         page.until("!document.querySelector('#presets .card')")
         wide = page.value("document.documentElement.scrollWidth")
 
+    assert "1 item added" in preset
+    assert "tools.preset = conservative" in preset
+    assert "documents.top_n = 2" in preset
+    assert "max_tokens = 900" in preset
+    assert "top_k" not in preset, "it is as configured"
     assert "added to this session by hand, by you" in chosen
     assert f"session {session}" in card
     assert "Asked last: clear away the <b>mess</b>" in card

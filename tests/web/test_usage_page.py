@@ -158,7 +158,7 @@ def test_requests_with_and_without_learned_pairs_are_compared_with_intervals_and
 
     assert "60 requests of 60 sessions with, 20 of 20 without." in told
     assert "First tool called 100 % (" in told
-    assert "+100 % (" in told
+    assert "+100 points (" in told
     assert page.value("document.querySelectorAll('#usage .better').length") == 1
     over = "document.querySelectorAll('#usage details[data-name=learning] tbody tr').length"
     assert page.value(over) == 2

@@ -39,8 +39,9 @@ function commandFor(name, title) {
 }
 
 async function refresh() {
-  const status = await ask("/status");
+  const status = await statusOrNone();
   open();
+  if (status === null) return;
   if (!byId("connected")) {
     byId("connect").append(element("h2", {}, "Connected now"), element("p", { id: "told" }), element("ul", { id: "connected", class: "cards" }));
   }
@@ -48,6 +49,16 @@ async function refresh() {
     ? `${counted(status.hosts.length, "host")} on this proxy. Its configuration is ${status.config ?? "in memory"}.`
     : `This proxy belongs to one host, or serves over HTTP. Its configuration is ${status.config ?? "in memory"}.`;
   keepList(byId("connected"), status.hosts, (one) => `${one.pid} ${one.since}`, (one) => hostView(one));
+}
+
+/** The state of the proxy; null for those who may not see it, and need the address here all the more. */
+async function statusOrNone() {
+  try {
+    return await ask("/status");
+  } catch (error) {
+    if (error.status !== 403) throw error;
+    return null;
+  }
 }
 
 function hostView(one) {

@@ -100,7 +100,8 @@ async function save(one, name) {
 }
 
 function presetView(one) {
-  const told = `${counted(one.added.length, "item")} added, ${one.removed.length} removed`;
+  const options = optionsOf(one.options);
+  const told = [`${counted(one.added.length, "item")} added`, `${one.removed.length} removed`, ...options].join(" \u00b7 ");
   return element(
     "li",
     { class: "card", "data-name": one.name },
@@ -109,6 +110,13 @@ function presetView(one) {
     element("p", { class: "actions" }, button("Forget", `Forget ${one.name}`, () => attempt(() => ask(`/presets/${encodeURIComponent(one.name)}`, { method: "DELETE" }), `Forgotten: ${one.name}`))),
   );
 }
+
+/** The options that are set, by the names that the configuration has for them. */
+const optionsOf = (options, table = "") =>
+  Object.entries(options ?? {}).flatMap(([name, value]) => {
+    if (value === null) return [];
+    return typeof value === "object" ? optionsOf(value, `${table}${name}.`) : [`${table}${name} = ${value}`];
+  });
 
 async function attempt(what, done) {
   try {

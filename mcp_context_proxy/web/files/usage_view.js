@@ -179,7 +179,8 @@ function comparison({ learned, plain, difference, seconds, stretches }) {
       "p",
       { class: "facts" },
       `${number(learned.requests)} requests of ${number(learned.units)} sessions with, `,
-      `${number(plain.requests)} of ${number(plain.units)} without. In brackets: the interval of 95 %.`,
+      `${number(plain.requests)} of ${number(plain.units)} without. In brackets: the interval of 95 %; `,
+      "none with fewer than 20 sessions on a side.",
     ),
     table(["", ...heading, "Difference"], rows),
     details("learning", "Over time", table([seconds <= 86400 ? "Day" : "Week", ...heading, ...measured], over)),
@@ -192,7 +193,7 @@ function estimate(one, key, signed = false) {
     const text = key === "rank" ? value.toFixed(1) : (value * 100).toFixed(0);
     return signed && value > 0 ? `+${text}` : text;
   };
-  const unit = key === "rank" ? "" : " %";
+  const unit = key === "rank" ? "" : signed ? " points" : " %";
   return one.low === null ? `${told(one.value)}${unit}` : `${told(one.value)}${unit} (${told(one.low)} to ${told(one.high)})`;
 }
 
