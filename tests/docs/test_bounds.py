@@ -38,6 +38,7 @@ MODULES = [
         "retrieval.indexing",
         "front.conversation",
         "front.local",
+        "system",
         "bridge.meeting",
         "bridge.session",
         "store.tables",

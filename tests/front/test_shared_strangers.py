@@ -20,8 +20,8 @@ from support.servers import Server, Workshop, tool
 from support.wires import StdioWire, stdio
 
 from mcp_context_proxy.bridge import ask
-from mcp_context_proxy.bridge.meeting import locked
 from mcp_context_proxy.bridge.session import HELD_BYTES
+from mcp_context_proxy.system import locked
 
 pytestmark = [
     pytest.mark.anyio,
@@ -252,5 +252,5 @@ async def test_hosts_go_on_while_there_is_no_descriptor_for_another(machine: Mac
 
 def test_session_does_not_wait_for_ever_for_another_one_that_is_stopped(machine: Machine) -> None:
     lock = machine.folder / "x.lock"
-    with locked(lock), pytest.raises(TimeoutError, match="another session"), locked(lock, 0.05):
+    with locked(lock), pytest.raises(TimeoutError, match="another process"), locked(lock, 0.05):
         raise AssertionError
