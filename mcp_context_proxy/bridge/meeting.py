@@ -58,7 +58,6 @@ NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 64
 """Lengths of what the two sides send each other at a port, in hexadecimal digits."""
 
-
 START_SECONDS: Final = 8.0
 """Time in which a proxy that is started listens at a port; a socket is opened for it beforehand."""
 START_PAUSE_SECONDS: Final = 0.02
