@@ -247,8 +247,8 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
     begins = plain + "/"
     sections = (known for known in uris if known.casefold().startswith(begins))
     near = list(islice(sections, SECTIONS_SUGGESTED)) or names.nearest(asked, uris)
-    known = ending[:SECTIONS_SUGGESTED] or [uri for known in near for uri in uris[known]]
-    raise UnknownItemError("document", one_line(name, 200), known)
+    suggested = ending[:SECTIONS_SUGGESTED] or [uri for known in near for uri in uris[known]]
+    raise UnknownItemError("document", one_line(name, 200), suggested)
 
 
 def _slashes(name: str) -> Iterator[int]:
