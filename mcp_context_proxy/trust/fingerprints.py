@@ -49,8 +49,9 @@ SEEN: Final = {
     Approvable.PROMPT: frozenset({"name", "title", "description", "arguments"}),
     Approvable.TEMPLATE: frozenset({"uriTemplate", "name", "title", "description", "annotations"}),
 }
-"""Members of a definition that every model reads or a host decides by. They stay as they are: stored decisions
-have the fingerprint of both parts."""
+"""Members of a definition that every model reads or a host decides by.
+
+They stay as they are, because stored decisions have the fingerprints of both parts."""
 
 _NO_REST: Final = sha256().digest()
 
