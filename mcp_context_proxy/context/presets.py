@@ -22,7 +22,7 @@ from mcp_context_proxy.context import NO_OVERRIDES, DomainOverrides, Overrides, 
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, SessionView
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.items import JSON, ItemKey, Kind
-from mcp_context_proxy.system import locked, process
+from mcp_context_proxy.system import locked, process, read_own
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class PresetBook:
         if self._path is None:
             return dict(self._saved)
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_File).presets
+            return msgspec.json.decode(read_own(self._path), type=_File).presets
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError) as error:
