@@ -616,7 +616,7 @@ def _configure(home: Path, folder: Path) -> None:
         f"[servers.{name}]\ncommand = {json.dumps(sys.executable)}\n"
         f'args = ["-m", "mcp_context_proxy.examples", "{name}"]\n'
         f'env = {{ MCP_EXAMPLE_DATA = "{folder}/data" }}'
-        for name in ("calculator", "calendar", "clock", "issues", "notes", "tables", "text")
+        for name in ("calculator", "calendar", "clock", "issues", "notes", "text")
     ]
     file = home / ".config" / "mcp-context-proxy" / "config.toml"
     file.parent.mkdir(parents=True)
