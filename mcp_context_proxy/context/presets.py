@@ -53,7 +53,6 @@ class ChosenItem(Struct, frozen=True):
 
     @property
     def key(self) -> ItemKey:
-        """The key by which contexts refer to it."""
         return self.type, self.name
 
 
@@ -113,12 +112,10 @@ class PresetBook:
             raise PresetError(f"{self._path} cannot be used: {error}") from error
 
     def as_data(self) -> dict[str, dict[str, JSON]]:
-        """Return the saved presets as data, by name."""
         return {name: msgspec.to_builtins(self._saved[name]) for name in self.names}
 
     @property
     def names(self) -> list[str]:
-        """The names of the saved presets."""
         return sorted(self._saved)
 
     def save(self, name: str, preset: SavedPreset) -> None:
@@ -190,7 +187,6 @@ class PresetBook:
         return [preset.options for preset in self._of(names) if preset.options != NO_OVERRIDES]
 
     def unknown(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that no preset has."""
         return [name for name in names if name not in _AMOUNTS and name not in self._saved]
 
     def _of(self, names: Iterable[str]) -> Iterator[SavedPreset]:
