@@ -23,6 +23,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, TypeAlias
 
 import anyio
@@ -312,8 +313,9 @@ class Output:
         lines = bytes(self._kept[-limit:]).split(b"\n")
         if len(self._kept) > limit and len(lines) > 1:
             del lines[0]
-        shown = (self._readable(line) for line in lines)
-        return tuple([line for line in shown if line][-LINES_KEPT:])
+        # From the end, so that no more lines are made readable than are shown.
+        shown = filter(None, map(self._readable, reversed(lines)))
+        return tuple(islice(shown, LINES_KEPT))[::-1]
 
     def _readable(self, line: bytes) -> str:
         text = one_line(self._redact(clean(line.decode("utf-8", "replace"))))
