@@ -53,7 +53,6 @@ class ChosenItem(Struct, frozen=True):
 
     @property
     def key(self) -> ItemKey:
-        """The key by which contexts refer to it."""
         return self.type, self.name
 
 
@@ -130,13 +129,11 @@ class PresetBook:
             raise PresetError(f"{self._path} cannot be used: {error}") from error
 
     def as_data(self) -> dict[str, dict[str, JSON]]:
-        """Return the saved presets as data, by name."""
         self.load()
         return {name: msgspec.to_builtins(self._saved[name]) for name in sorted(self._saved)}
 
     @property
     def names(self) -> list[str]:
-        """The names of the saved presets."""
         self.load()
         return sorted(self._saved)
 
@@ -210,7 +207,6 @@ class PresetBook:
         return [preset.options for preset in self._of(names) if preset.options != NO_OVERRIDES]
 
     def unknown(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that no preset has."""
         self.load()
         return [name for name in names if name not in _AMOUNTS and name not in self._saved]
 
