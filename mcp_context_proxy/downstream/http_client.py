@@ -217,7 +217,6 @@ def fail_request(peer: Peer, request_id: RequestId, error: Exception, url: str) 
 
 
 def described(error: Exception) -> str:
-    """Return the message of an error, or its type if it has none."""
     return str(error) or type(error).__name__
 
 

@@ -278,7 +278,6 @@ class Output:
         self.address, self.on_address = "", None
 
     def feed_stderr(self, data: bytes) -> None:
-        """Add stderr that was read."""
         limit = self._limits.stderr_kept_bytes
         self._kept += data
         if self.on_address is not None and b"://" in data and (found := _served_at(self._kept, len(data))):

@@ -186,7 +186,6 @@ class LexicalIndex(Struct, frozen=True, eq=False, dict=True):
         return np.minimum(np.round(found, 9), 1.0)
 
     def has(self, term: str) -> bool:
-        """Return whether any item has a term."""
         number = hash(term)
         for group in self.groups:
             known = group.whole.vocabulary
@@ -433,7 +432,6 @@ def _together(members: Sequence[TermCounts]) -> Postings:
 
 
 def count_terms(items: Iterable[Fields]) -> TermCounts:
-    """Tokenise and count some items."""
     occurring, lengths = list[int](), list[int]()
     for item in items:
         for field in FIELDS:
