@@ -84,7 +84,6 @@ class DocumentPart(Struct, frozen=True):
 
 
 def headings(text: str) -> list[Heading]:
-    """Return the headings of a markdown text in order."""
     found: list[Heading] = []
     above: list[tuple[int, str]] = []
     repeated: Counter[str] = Counter()

@@ -91,7 +91,6 @@ class Redactor:
         self._forms = self._forms_in_json = None
 
     def __call__(self, text: str) -> str:
-        """Return the text with its secrets replaced."""
         for form, shown in self._replacements().that_may_be_in(text):
             if form in text:
                 text = text.replace(form, shown)

@@ -223,7 +223,6 @@ class ContextEngine:
         return None if self._reranker is None else self._reranker.mode
 
     def configure(self, options: ContextOptions, reading: ResultReading) -> None:
-        """Apply other options of the configuration."""
         self._options, self.result_reading = options, reading
 
     async def build(

@@ -234,7 +234,6 @@ def is_arithmetic(kind: str) -> bool:
 
 
 def value_kind(token: str) -> str | None:
-    """Return the kind of value that a token is; None for a word."""
     if len(token) > LONGEST_VALUE or not _MAY_BE_VALUE.search(token):
         return None
     return next((kind for kind, pattern in _TOKENS if pattern.fullmatch(token)), None)
@@ -579,7 +578,6 @@ def errors(first: str, second: str) -> int:
 
 @cache
 def packaged() -> WordList:
-    """Return the words of `WORDS`."""
     return WordList(WORDS.read_text(encoding="ascii").split())
 
 

@@ -585,7 +585,6 @@ def ages_of(items: Sequence[Item], index: Index) -> NDArray[np.float64]:
 
 
 def younger(ages: NDArray[np.float64]) -> bool:
-    """Return whether one of some ages is younger than another."""
     known = ages[~np.isnan(ages)]
     return bool(known.size and known.max() - known.min() >= YOUNGER_SECONDS)
 

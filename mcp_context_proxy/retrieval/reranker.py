@@ -331,7 +331,6 @@ class Reranker:
 
 
 def reranker_for(config: Config) -> Reranker:
-    """Make the configured reranker."""
     return Reranker(config.rerank.mode, reranker_model_for(config.rerank, config.limits), config.limits)
 
 

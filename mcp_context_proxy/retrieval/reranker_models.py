@@ -95,7 +95,6 @@ class ChatRerankerModel:
         return question.order(answer, self.name)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
 

@@ -128,7 +128,6 @@ def hold_signals() -> None:
 
 
 def has_terminal() -> bool:
-    """Return whether stderr is (still) a terminal."""
     try:
         return os.isatty(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):
