@@ -6,12 +6,9 @@ problem in a file becomes a finding; the usable part of the file is served, and 
 A name that two folders have gets that of its folder as a prefix, where it comes second. Every document is
 known by its name with the prefix as well, so that this URI stays valid when other folders come and go.
 
-The library replaces its documents whole; a reader that takes a value keeps a consistent one.
-
-The watcher reloads the library when a file changes. It watches exactly the folders that were read, one by one
-and not recursively, so that it enters no link and no hidden tree. For a configured folder that does not exist
-it watches the nearest folder above it. Every start of the watcher is followed by a reload, so that no change
-is lost between reading and watching.
+The watcher watches exactly the folders that were read, one by one, so that it enters no link and no hidden
+tree; for a configured folder that does not exist, the nearest one above it. It reloads the library at every
+start and change, so that no change is lost between reading and watching.
 """
 
 from __future__ import annotations
