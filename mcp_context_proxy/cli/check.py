@@ -36,7 +36,7 @@ from mcp_context_proxy.downstream.fleet import (
 )
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError, some_of
 from mcp_context_proxy.installation.editing import EditError
-from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolClass, TurnedOffTool
+from mcp_context_proxy.items import Document, IncludeMode, Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
@@ -55,6 +55,13 @@ VARIABLE: Final = pattern(r"\b[A-Za-z_]\w*")
 """A word of a program's output that may be a variable."""
 
 APPLIES: Final = {IncludeMode.ALWAYS: "in every context", IncludeMode.MANUAL: "only by hand"}
+
+HIDDEN_PLACES: Final = (
+    *(".cursor/rules", ".claude/rules", ".claude/skills", ".agents/skills", ".github/instructions"),
+    *(".github/copilot-instructions.md", ".github/skills", ".windsurf/rules", ".kiro/steering"),
+    *(".continue/rules", ".clinerules", ".cursorrules", ".windsurfrules"),
+)
+"""Where agents and editors keep rules and skills in a project."""
 
 TAKEN_DAYS: Final = 7
 """Days for which a change that was taken without a person is repeated."""
@@ -324,12 +331,19 @@ def _documents(proxy: Proxy) -> Iterator[Verdict]:
         rules = sum(document.kind is Kind.RULE for document in documents)
         found = f"{counted(rules, 'rule')}, {counted(len(documents) - rules, 'reference')}"
         yield Verdict(Level.OK if documents else Level.WARNING, "documents", found)
-        when: dict[str, list[str]] = {}
+        when: dict[str, list[Document]] = {}
         for one in documents:
             if said := APPLIES.get(one.include) or ("for files" if one.patterns else ""):
-                when.setdefault(said, []).append(one_line(one.name, NAME_CHARACTERS))
-        for said, names in when.items():
-            yield Verdict(Level.OK, "documents", f"{said}: {some_of(names)}")
+                when.setdefault(said, []).append(one)
+        for said, those in when.items():
+            tokens = sum(map(proxy.contexts.costs.of, those)) if said == APPLIES[IncludeMode.ALWAYS] else 0
+            names = some_of([one_line(one.name, NAME_CHARACTERS) for one in those])
+            yield Verdict(Level.OK, "documents", f"{said}{f' ({tokens:,} tokens)' * bool(tokens)}: {names}")
+    configured = {folder.path.absolute() for folder in proxy.config.documents}
+    places = (folder / place for folder in sorted(configured) for place in HIDDEN_PLACES)
+    if hidden := [str(place) for place in places if place not in configured and place.exists()]:
+        said = "hidden and so not read; give each that you want an entry"
+        yield Verdict(Level.OK, "documents", f"{said}: {some_of(hidden)}")
     for finding in proxy.library.loaded.findings:
         yield Verdict(Level.WARNING, "documents", str(finding))
 
