@@ -187,9 +187,10 @@ class Admission:
 
     def admits(self, method: str, params: Members) -> bool:
         """Return whether a notification is small enough, and not one too many."""
-        if sum(len(raw) for raw in params.values()) > NOTIFICATION_BYTES:
+        size, quotes = sum(map(len, params.values())), 2 * NOTIFICATION_STRINGS
+        if size > NOTIFICATION_BYTES:
             return self._drop(method, f"over {NOTIFICATION_BYTES:,} bytes")
-        if sum(bytes(raw).count(b'"') for raw in params.values()) > 2 * NOTIFICATION_STRINGS:
+        if size > quotes and sum(bytes(raw).count(b'"') for raw in params.values()) > quotes:
             return self._drop(method, f"over {NOTIFICATION_STRINGS:,} strings")
         if method == LOG_MESSAGE and not self._logs.take():
             return self._drop(method, f"more than {LOGS_PER_SECOND} a second")
