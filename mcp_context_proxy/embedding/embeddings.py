@@ -556,7 +556,6 @@ class Costs:
     """
 
     def __init__(self, counter: TokenCounter, definition: Callable[[Tool], Raw]) -> None:
-        """Count with `counter`; `definition` returns a tool as it is listed."""
         self.count = counter.count
         """Returns the tokens of a text, which are not remembered."""
         self._definition = definition
