@@ -103,7 +103,6 @@ class CredentialFile:
 
     @property
     def place(self) -> str:
-        """Place where it is kept, for a person."""
         return str(self.path)
 
     def read(self) -> OAuthCredentials | None:

@@ -67,7 +67,6 @@ class Fingerprint(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> bytes:
-        """One digest of both."""
         return sha256(self.seen + self.rest).digest()
 
     def of(self, server: str) -> str:

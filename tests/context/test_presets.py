@@ -31,6 +31,32 @@ def test_what_two_proxies_save_and_forget_is_all_in_the_file(books: tuple[Preset
     assert other.names == ["first", "third"]
 
 
+def test_a_proxy_knows_at_once_what_another_one_has_saved_or_forgotten(
+    books: tuple[PresetBook, PresetBook],
+) -> None:
+    one, other = books
+
+    one.save("first", SavedPreset())
+    assert other.names == ["first"]
+    assert other.unknown(["first", "gone"]) == ["gone"]
+
+    one.forget("first")
+    assert other.unknown(["first"]) == ["first"]
+    assert other.as_data() == {}
+
+
+def test_what_is_known_stays_while_the_file_cannot_be_read(
+    books: tuple[PresetBook, PresetBook], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    books[0].save("mine", SavedPreset())
+    assert books[1].names == ["mine"]
+
+    (tmp_path / "presets.json").write_text('{"presets": {"mi', encoding="utf-8")
+
+    assert books[1].names == books[1].names == ["mine"]
+    assert caplog.text.count("cannot be used") == 1
+
+
 def test_of_presets_that_are_saved_at_once_none_is_lost(books: tuple[PresetBook, PresetBook]) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda number: books[number % 2].save(f"n{number}", SavedPreset()), range(24)))
