@@ -89,13 +89,16 @@ class Terminal(Console):
         self._line(indent, cut)
 
     def prose(self, text: Cell, indent: int = 0, hanging: int = 0) -> None:
-        """Print a wrapped paragraph; lines after the first are moved in by `hanging`."""
+        """Print a wrapped paragraph; lines after the first are moved in by `hanging`.
+
+        A word that is longer than a line, such as a path, stays whole, so that it can be copied.
+        """
         whole = _text(text)
-        first = whole.wrap(self, max(self.width - indent, USEFUL))[0]
+        first = whole.wrap(self, max(self.width - indent, USEFUL), overflow="ignore")[0]
         first.rstrip()
         self._line(indent, first)
         rest = whole[len(first) :]
-        for part in rest.wrap(self, max(self.width - indent - hanging, USEFUL)):
+        for part in rest.wrap(self, max(self.width - indent - hanging, USEFUL), overflow="ignore"):
             part.rstrip()
             if words := part[len(part.plain) - len(part.plain.lstrip()) :]:
                 self._line(indent + hanging, words)

@@ -224,7 +224,7 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     assert "dies: it exited (code 3) | no SECRET_OF_SHELL given -> run it by hand to see why" in told
     assert "silent: it was not ready within 0.5 s" in told
     assert "raise connect_timeout under servers.silent. If it is no MCP server" in told
-    assert "(HTTP status 401) -> it needs credentials" in told
+    assert "run: mcp-context-proxy login closed -> if it takes a fixed token instead, set" in told
     assert "refuses: it answered with error -32000: no -> if it is no MCP server, correct the command" in told
     assert "usage: it exited (code 2) | stdout: Usage: tool [options] | stdout: --verbose loud" in told
     assert "| stdout: unknown option -> its output on stdout is no MCP message" in told
