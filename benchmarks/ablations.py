@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import numpy as np
 from leaderboard import own_sets
-from people import undivided
+from people_answers import undivided
 from retrieval import PublicSet, Remembering, Rows, WithoutTellingWords, folders, read_set, table
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel

@@ -84,7 +84,6 @@ class DocumentPart(Struct, frozen=True):
 
 
 def headings(text: str) -> list[Heading]:
-    """Return the headings of a markdown text in order."""
     found: list[Heading] = []
     above: list[tuple[int, str]] = []
     repeated: Counter[str] = Counter()
@@ -219,6 +218,9 @@ def read_part(
 def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
     """Return the document that a name leads to, and the path of a file where it names one of a skill's.
 
+    A name without the folders before it will do where one document's name ends with it: which of the files of
+    several projects has the plain name depends on documents that a caller may not see.
+
     Raises:
         UnknownItemError: there is none.
         UnreadableDocumentError: a rule and a reference have that name.
@@ -237,10 +239,15 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
     for uri, document in snapshot.documents.items():
         uris.setdefault(document.name, []).append(uri)
     asked = unquote(_without_scheme(name))
-    begins = asked.casefold().removesuffix(".md") + "/"
+    plain = asked.casefold().removesuffix(".md")
+    ending = [uri for known, of in uris.items() if known.casefold().endswith("/" + plain) for uri in of]
+    if len(ending) == 1:
+        return snapshot.documents[ending[0]], ""
+    begins = plain + "/"
     sections = (known for known in uris if known.casefold().startswith(begins))
     near = list(islice(sections, SECTIONS_SUGGESTED)) or names.nearest(asked, uris)
-    raise UnknownItemError("document", one_line(name, 200), [uri for known in near for uri in uris[known]])
+    suggested = ending[:SECTIONS_SUGGESTED] or [uri for known in near for uri in uris[known]]
+    raise UnknownItemError("document", one_line(name, 200), suggested)
 
 
 def _slashes(name: str) -> Iterator[int]:

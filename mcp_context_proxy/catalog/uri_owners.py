@@ -206,7 +206,6 @@ class _Uri:
         return self.everywhere >> 1 & ~separators
 
     def places(self, byte: int) -> int:
-        """Return the positions of a byte."""
         found = self._places.get(byte)
         if found is None:
             digits = bytearray(b"0") * 256

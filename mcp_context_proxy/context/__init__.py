@@ -338,7 +338,6 @@ class RequestContext(Struct, frozen=True):
         return sum(item.tokens for item in self.items) + sum(one.tokens for one in self.interactions)
 
     def of(self, *types: Kind) -> tuple[ContextItem, ...]:
-        """Return the items of some types."""
         return tuple(item for item in self.items if item.type in types)
 
 
@@ -512,7 +511,6 @@ class SearchStatistics:
         self._usage, self._keep_queries = usage, keep_queries
 
     def served(self, context: RequestContext) -> None:
-        """Count a request."""
         self._usage.searched(self._row(context, _found(context)), context.tokens)
         self._usage.documents(list(_documents(context)))
 

@@ -22,7 +22,7 @@ from mcp_context_proxy.context import NO_OVERRIDES, DomainOverrides, Overrides, 
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, SessionView
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.items import JSON, ItemKey, Kind
-from mcp_context_proxy.system import locked, process
+from mcp_context_proxy.system import locked, process, read_own
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,6 @@ class ChosenItem(Struct, frozen=True):
 
     @property
     def key(self) -> ItemKey:
-        """The key by which contexts refer to it."""
         return self.type, self.name
 
 
@@ -123,20 +122,18 @@ class PresetBook:
         if self._path is None:
             return dict(self._saved)
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_File).presets
+            return msgspec.json.decode(read_own(self._path), type=_File).presets
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError) as error:
             raise PresetError(f"{self._path} cannot be used: {error}") from error
 
     def as_data(self) -> dict[str, dict[str, JSON]]:
-        """Return the saved presets as data, by name."""
         self.load()
         return {name: msgspec.to_builtins(self._saved[name]) for name in sorted(self._saved)}
 
     @property
     def names(self) -> list[str]:
-        """The names of the saved presets."""
         self.load()
         return sorted(self._saved)
 
@@ -210,7 +207,6 @@ class PresetBook:
         return [preset.options for preset in self._of(names) if preset.options != NO_OVERRIDES]
 
     def unknown(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that no preset has."""
         self.load()
         return [name for name in names if name not in _AMOUNTS and name not in self._saved]
 

@@ -169,7 +169,6 @@ class Found(Struct, frozen=True):
 
 
 def filter_text(value: object) -> str:
-    """Return the value of a filter as text for a person."""
     if isinstance(value, list):
         return "+".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -405,7 +404,6 @@ class Searcher:
         return found
 
     def filters(self, scope: Scope) -> Filters:
-        """Return the engine's filters for a scope."""
         if scope.filters == NO_FILTERS:
             return Filters(kinds=scope.kinds, without=scope.without)
         figures = self._figures() if scope.filters.needs_figures else {}
@@ -529,7 +527,6 @@ class Searcher:
 
 
 def tool_search(options: DomainOptions) -> SearchOptions:
-    """Return the options of the engine for tools."""
     include_score = math.inf if options.include_score is None else options.include_score
     wanted = FITTING if options.by_fit else SearchOptions()
     return replace(wanted, top_k=options.top_k, top_n=options.top_n, include_score=include_score)

@@ -227,7 +227,6 @@ class Fleet:
         return tuple(client for client in starting if client in self.unlisted)
 
     def set_log_level(self, level: str | None) -> None:
-        """Set the log level of all shared connections."""
         self._log_level = level
         for client in self.clients.values():
             client.subscriptions.set_log_level(level)

@@ -23,6 +23,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, TypeAlias
 
 import anyio
@@ -71,6 +72,9 @@ ELICITATION_ID_CHARACTERS = 256
 
 DROPPED_SECONDS = 60.0
 """Time between two log lines about notifications that were not passed on."""
+
+NOTIFICATION_STRINGS = 1_000
+"""Strings of a notification that is passed on: to clean one takes up to 0.01 ms, whatever its length."""
 
 LINES_KEPT = 20
 """Lines of stderr that an error message or a command may quote."""
@@ -185,6 +189,8 @@ class Admission:
         """Return whether a notification is small enough, and not one too many."""
         if sum(len(raw) for raw in params.values()) > NOTIFICATION_BYTES:
             return self._drop(method, f"over {NOTIFICATION_BYTES:,} bytes")
+        if sum(bytes(raw).count(b'"') for raw in params.values()) > 2 * NOTIFICATION_STRINGS:
+            return self._drop(method, f"over {NOTIFICATION_STRINGS:,} strings")
         if method == LOG_MESSAGE and not self._logs.take():
             return self._drop(method, f"more than {LOGS_PER_SECOND} a second")
         if method == RESOURCE_UPDATED:
@@ -271,7 +277,6 @@ class Output:
         self.address, self.on_address = "", None
 
     def feed_stderr(self, data: bytes) -> None:
-        """Add stderr that was read."""
         limit = self._limits.stderr_kept_bytes
         self._kept += data
         if self.on_address is not None and b"://" in data and (found := _served_at(self._kept, len(data))):
@@ -313,8 +318,9 @@ class Output:
         lines = bytes(self._kept[-limit:]).split(b"\n")
         if len(self._kept) > limit and len(lines) > 1:
             del lines[0]
-        shown = (self._readable(line) for line in lines)
-        return tuple([line for line in shown if line][-LINES_KEPT:])
+        # From the end, so that no more lines are made readable than are shown.
+        shown = filter(None, map(self._readable, reversed(lines)))
+        return tuple(islice(shown, LINES_KEPT))[::-1]
 
     def _readable(self, line: bytes) -> str:
         text = one_line(self._redact(clean(line.decode("utf-8", "replace"))))

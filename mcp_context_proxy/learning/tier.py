@@ -167,7 +167,6 @@ class LearnedTier:
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """All pairs of all owners."""
         return tuple(pair for index in self._now_known().indexes.values() for pair in index.pairs)
 
     def tools(self) -> Collection[ToolKey]:

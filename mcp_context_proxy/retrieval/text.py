@@ -42,12 +42,10 @@ TABLES: Final[Mapping[str, Sequence[str]]] = _tables()
 
 
 def listed(table: str) -> frozenset[str]:
-    """Return the words of a table."""
     return frozenset(" ".join(TABLES[table]).split())
 
 
 def meanings(table: str) -> dict[str, str]:
-    """Return the meaning of each form of a table of meanings."""
     by_meaning = (line.split(" = ", 1) for line in TABLES[table])
     return {form: meaning for meaning, forms in by_meaning for form in forms.split("; ")}
 
@@ -253,7 +251,6 @@ _QUOTED = pattern("\"([^\"]{3,2000})\"|“([^“”]{3,2000})”|(?:(?<=\\s)|^)'
 
 
 def quotations(text: str) -> list[Span]:
-    """Return where a text has something in quotation marks."""
     if not any(mark in text for mark in _QUOTATION_MARKS):
         return []
     return [match.span() for match in _QUOTED.finditer(text)]
@@ -524,6 +521,9 @@ _LIBRARY = pattern(
 )
 """A library that is called like a file."""
 
+_MAIL = pattern(r"[^/\\@]+@(?!\dx\.)[\w-]+(?:\.[\w-]+)+")
+"""An address of mail; ``icon@2x.png`` is a picture for a finer screen."""
+
 
 def files_named(text: str) -> list[str]:
     """Return the paths and names of files in a text, with ``/`` between folders, in lower case."""
@@ -532,7 +532,7 @@ def files_named(text: str) -> list[str]:
         if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
             continue
         match = _FILE.fullmatch(word.lstrip(_AROUND_FILES).rstrip(f"{_AROUND_FILES}."))
-        if match is None or _LIBRARY.fullmatch(match[1]):
+        if match is None or _LIBRARY.fullmatch(match[1]) or _MAIL.fullmatch(match[1]):
             continue
         file = match[1].replace("\\", "/").casefold()
         bare, dot, suffix = file.rpartition("/")[2].rpartition(".")

@@ -1,5 +1,7 @@
 """The file of the saved presets, which several proxies may write."""
 
+import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,3 +76,23 @@ def test_a_file_that_cannot_be_read_is_not_replaced(
         books[0].forget("mine")
 
     assert (tmp_path / "presets.json").read_text(encoding="utf-8") == '{"presets": {"mine": '
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize("instead", [os.mkdir, getattr(os, "mkfifo", os.mkdir), sparse])
+def test_something_else_in_place_of_the_file_keeps_nobody_waiting(
+    books: tuple[PresetBook, PresetBook], tmp_path: Path, instead: Callable[[Path], None]
+) -> None:
+    books[0].save("mine", SavedPreset())
+    (tmp_path / "presets.json").unlink()
+    instead(tmp_path / "presets.json")
+
+    books[0].load()
+    with pytest.raises(PresetError, match="cannot be used"):
+        books[0].save("new", SavedPreset())
+
+    assert books[0].names == ["mine"]
