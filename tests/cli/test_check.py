@@ -201,6 +201,17 @@ def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:
     assert "the file does not exist" in flat(done.stdout)
 
 
+def test_text_is_wrapped_and_a_path_stays_whole_to_be_copied(run: Run, workshop: Workshop) -> None:
+    workshop.server("dies", at_start=[{"stderr": "y" * 300 + "\n"}, {"exit": 3}])
+    config = workshop.config()
+    lines = run("check", "--config", config, COLUMNS="60").stdout.splitlines()
+
+    assert any(str(config) in line for line in lines)
+    assert any("y" * 300 in line for line in lines), "so does a line of a server"
+    others = [line for line in lines if "/" not in line and "yyy" not in line]
+    assert max(map(len, others)) <= 60
+
+
 def test_each_failure_of_a_server_comes_with_a_remedy(
     run: Run, workshop: Workshop, forbidding_url: str
 ) -> None:
