@@ -428,8 +428,10 @@ class Approvals:
             for one in unknown
         }
         wanted = {key for keys in alike.values() for key in keys}
+        kept: Mapping[bytes, bytes] = {}
         try:
-            kept = {**self._store.definitions(wanted), **record.waiting.definitions} if wanted else {}
+            if wanted:
+                kept = {**self._store.definitions(wanted), **record.waiting.definitions}
         except StoreError:
             kept = record.waiting.definitions
         schemas = {key: output_schema(kept[key]) for key in wanted if key in kept}
