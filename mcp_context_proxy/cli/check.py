@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from mcp_context_proxy.downstream.client import DownstreamClient
     from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 
+LOGIN: Final = "mcp-context-proxy login"
+
 VARIABLES_NAMED: Final = 3
 """Variables that a remedy names; a shell has dozens."""
 
@@ -402,8 +404,9 @@ async def _server(
     config, stray = client.config, tuple(marked(strays(client)))
     if cause := failure(client):
         status = await http_status(config) if config.url is not None else None
-        shown = f"{cause} (HTTP status {status})" if status is not None and status >= 300 else cause
-        remedy = client.remedy or remedy_for(config, client.fault, status, bool(stray))
+        said = status is None or status < 300 or LOGIN in cause
+        shown = cause if said else f"{cause} (HTTP status {status})"
+        remedy = client.remedy or remedy_for(config, client.fault, status, bool(stray), cause)
         return Verdict(Level.PROBLEM, client.name, shown, remedy, (*last_output(client), *stray))
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, but offers no tools")
@@ -522,14 +525,18 @@ def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
 
 
 def remedy_for(
-    config: ServerConfig, fault: Fault | None, status: int | None = None, strays: bool = False
+    config: ServerConfig,
+    fault: Fault | None,
+    status: int | None = None,
+    strays: bool = False,
+    cause: str = "",
 ) -> str:
-    """Return the remedy for a failed server; empty if the cause says it already.
+    """Return the remedy for a failed server beside what its cause says; empty if there is no other.
 
     `status` is the HTTP status of its URL. With `strays`, it printed something to stdout that is no message.
     """
     if status is not None and status >= 300:
-        return _remedy_for_status(config, status)
+        return _remedy_for_status(config, status, cause)
     if strays:
         return (
             "its output on stdout is no MCP message. If it is a help text or an error, correct command and "
@@ -557,12 +564,14 @@ def remedy_for(
     return "check that it is running and that the URL is right" if config.url is not None else ""
 
 
-def _remedy_for_status(config: ServerConfig, status: int) -> str:
+def _remedy_for_status(config: ServerConfig, status: int, cause: str) -> str:
     if status < 400:
         return "it has moved: configure the URL that it redirects to"
+    if status in CREDENTIALS_WANTED and LOGIN in cause:
+        return f"if it takes a fixed token instead, set headers.Authorization under servers.{config.name}"
     if status in CREDENTIALS_WANTED:
         return (
-            f"it needs credentials, or other ones: run mcp-context-proxy login {config.name}, "
+            f"it needs credentials, or other ones: run {LOGIN} {config.name}, "
             f"or set headers.Authorization under servers.{config.name}"
         )
     if status in {404, 405, 406}:
