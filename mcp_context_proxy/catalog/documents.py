@@ -17,6 +17,7 @@ is lost between reading and watching.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import logging
@@ -38,6 +39,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.files import SUFFIXES, Allowance, Finding, FolderReader, MarkdownFile, is_utf8
 from mcp_context_proxy.catalog.front_matter import (
+    DESCRIPTION_LIMIT,
     NAME_LIMIT,
     Format,
     FrontMatter,
@@ -88,6 +90,7 @@ _SECTION_HEADING: Final = pattern(r" {0,3}(#{1,2})[ \t]+(.*)")
 """The end of a heading is stripped without an expression, which would try it anew at each character."""
 _MARKER: Final = pattern(r"^[ \t]*(?:[>*+-]|[0-9]{1,9}[.)])[ \t]+")
 _LETTER: Final = pattern(r"[^\W_]")
+_WORD: Final = pattern(r"[^\W_]+")
 _SENTENCE_END: Final = pattern(r"(?<=[.!?…؟।])\s|(?<=[。！？])")
 
 Parsed: TypeAlias = tuple[list[Document], list[Finding]]
@@ -163,7 +166,8 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 
     For a file it is that of the folder that it is in.
     """
-    folders = [path.parent if path.suffix.lower() in SUFFIXES else path for path in paths]
+    files = (path.suffix.lower() in SUFFIXES or format_of(path.name) is Format.AGENTS for path in paths)
+    folders = [path.parent if is_file else path for path, is_file in zip(paths, files, strict=True)]
     parts = [folder.absolute().parts[1:] or ("root",) for folder in folders]
     distinct, labels = set(parts), []
     for own in parts:
@@ -226,10 +230,13 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
 
     form = format_of(file.relative)
     try:
-        raw = file.data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        # Editors of Windows write UTF-16, which its byte order mark tells.
+        is_utf16 = file.data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        raw = file.data.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
         line = file.data.count(b"\n", 0, error.start) + 1
         return unusable(line, "it is not UTF-8; save it as UTF-8")
+    raw = raw.replace("\r\n", "\n").replace("\r", "\n")
     text = clean(raw)
     front = read_front_matter(text, form)
     is_rule = form is Format.CURSOR or (form is Format.MARKDOWN and front.is_rule)
@@ -243,7 +250,7 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     body = front.body.strip()
     if form is Format.AGENTS and body and not (body := _IMPORT.sub("", body).strip()):
         return unusable(None, "it only imports other files; configure those")
-    description = front.description or overview(body)
+    description = _titled(front.title, front.description or overview(body))
     if told := patterns_text(front.patterns):
         description = f"{description} (for files: {told})".lstrip()
     parts, undivided = [(name, description, body)], 0
@@ -277,6 +284,15 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
         message = f"{hidden} control or unseen characters were removed; check where they come from"
         problems.append((None, message))
     return documents, [Finding(file.path, *problem) for problem in problems]
+
+
+def _titled(title: str | None, description: str) -> str:
+    """Return a description that has the title of its document, which search would not know otherwise."""
+    if title is None or {*_WORD.findall(title.casefold())} <= {*_WORD.findall(description.casefold())}:
+        return description
+    # A heading such as "RefundPolicy" is the title without its spaces.
+    is_same = "".join(_WORD.findall(title.casefold())) == "".join(_WORD.findall(description.casefold()))
+    return title if is_same or not description else shorten(f"{title}: {description}", DESCRIPTION_LIMIT)
 
 
 def _skill_folder(file: MarkdownFile, folder: DocumentsConfig) -> SkillFolder:
@@ -499,10 +515,11 @@ class _FolderWatcher:
 
     async def _until_targets_change(self, targets: frozenset[str]) -> None:
         roots = await in_thread(_identities, self._library)
+        configured = {str(folder.path.absolute()) for folder in self._library.folders}
         first = True
         events = self._watch_paths(
             *sorted(targets),
-            watch_filter=partial(_may_matter, targets),
+            watch_filter=partial(_may_matter, targets | configured),
             debounce=DEBOUNCE_MS,
             step=STEP_MS,
             rust_timeout=TIMEOUT_MS,
@@ -571,9 +588,9 @@ def _identities(library: DocumentLibrary) -> list[tuple[int, int] | None]:
     return found
 
 
-def _may_matter(targets: frozenset[str], _change: Any, path: str) -> bool:
-    """Return whether a path is markdown, a watched folder or another folder; others change no document."""
+def _may_matter(wanted: frozenset[str], _change: Any, path: str) -> bool:
+    """Return whether a path is wanted, markdown or a folder; others change no document."""
     name = os.path.basename(path)  # noqa: PTH119  # called for each event: no `Path` needed
-    if path in targets:
+    if path in wanted:
         return True
     return not name.startswith(".") and (name.lower().endswith(SUFFIXES) or os.path.isdir(path))  # noqa: PTH112

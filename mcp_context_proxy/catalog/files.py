@@ -45,6 +45,8 @@ SKILL_DEPTH: Final = 6
 SKILL_ENTRIES: Final = 5_000
 """Entries of a skill's folder that are looked at: more means that a package was installed there."""
 
+_LINK: Final = "links are not followed; give what it leads to an entry of its own"
+
 _NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
 _FLAGS: Final = (
     os.O_RDONLY
@@ -176,12 +178,22 @@ class FolderReader:
             elif is_wanted:
                 with self._findings_of(path):
                     if entry.is_symlink():
-                        raise UnsafePathError("links are not followed")
+                        if self._is_read_anyway(path):
+                            continue
+                        raise UnsafePathError(_LINK)
                     if not entry.is_file(follow_symlinks=False):  # opening a device can have effects
                         raise UnsafePathError("it is not a regular file")
                     yield self._read(path, "/".join(below), folder.file(name))
-            elif entry.is_symlink() and "." not in name:
-                self._find(path, "left out: links are not followed")
+            elif entry.is_symlink() and "." not in name and not self._is_read_anyway(path):
+                self._find(path, f"left out: {_LINK}")
+
+    def _is_read_anyway(self, link: Path) -> bool:
+        """Return whether a link leads to a file or folder that this reader reads under its own name."""
+        root, target = Path(os.path.realpath(self._root)), Path(os.path.realpath(link))
+        inside = target.is_relative_to(root.joinpath(*self._below))
+        if not inside or any(part.startswith(".") for part in target.relative_to(root).parts):
+            return False
+        return target.is_dir() or (target.is_file() and target.name.lower().endswith(self._suffixes))
 
     def _entries(self, folder: _OpenFolder) -> list[os.DirEntry[str]]:
         """Return all entries that are not hidden, sorted by name."""

@@ -69,7 +69,7 @@ _WHEN: Final = {
 }
 """Words of Windsurf and of Kiro for when a rule applies."""
 
-_EVERY_FILE: Final = frozenset({"*", "**", "**/*"})
+_EVERY_FILE: Final = frozenset({"*", "**", "**/*", "*.*", "**/*.*"})
 
 WORDS_LIMIT: Final = 100
 """Words of a list that are used: each is kept with every section of a file."""
@@ -100,6 +100,10 @@ _BY_NAME: Final = {
     "claude.md": Format.AGENTS,
     "claude.local.md": Format.AGENTS,
     "gemini.md": Format.AGENTS,
+    "copilot-instructions.md": Format.AGENTS,
+    ".cursorrules": Format.AGENTS,
+    ".windsurfrules": Format.AGENTS,
+    ".clinerules": Format.AGENTS,
 }
 
 
@@ -115,7 +119,7 @@ def default_name(relative: str, folder: str) -> str:
     """
     path = PurePosixPath(relative)
     if path.name.lower() not in ("rule.md", "skill.md"):
-        return str(path.with_suffix(""))
+        return str(path.with_suffix("")).removeprefix(".")
     return str(path.parent) if path.parent.name else folder
 
 
@@ -128,12 +132,17 @@ class FrontMatter(Struct, frozen=True):
 
     body: str
     name: str | None = None
+    title: str | None = None
     description: str | None = None
     include: IncludeMode | None = None
     priority: int | None = None
     tags: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
-    """Patterns of the files that it is for; none where it names none."""
+    """Patterns of the files that it is for; none where it names none, or every file.
+
+    A pattern of every file says nothing about a request: a folder of rules that all have one would come with
+    each that names a file.
+    """
     is_rule: bool = False
     """True if it says when it applies, as rules of editors and agents do."""
     problems: tuple[Problem, ...] = ()
@@ -159,11 +168,12 @@ def read_front_matter(text: str, form: Format = Format.MARKDOWN) -> FrontMatter:
     return FrontMatter(
         body=text[closing.end() :],
         name=entries.name(),
+        title=entries.title(),
         description=entries.description(),
         include=entries.include(form),
         priority=entries.priority(),
         tags=entries.words("tags"),
-        patterns=entries.patterns(),
+        patterns=() if _EVERY_FILE.intersection(patterns := entries.patterns()) else patterns,
         is_rule=entries.is_rule(),
         problems=tuple(sorted(dict.fromkeys(entries.problems), key=lambda problem: problem[0] or 0)),
     )
@@ -231,8 +241,16 @@ class _Entries(Struct):
             return None
         return text
 
+    def title(self) -> str | None:
+        """Return the title that generators of sites show above the text; anything but text is none."""
+        node = self.nodes.get("title", (None, 0))[0]
+        text = self._text("title") if isinstance(node, yaml.ScalarNode) else None
+        return None if text is None else shorten(text, NAME_LIMIT)
+
     def description(self) -> str | None:
-        text = self._text("description")
+        """Return the description, and what Claude Code adds to it to say when a skill is used."""
+        parts = [text for key in ("description", "when_to_use") if (text := self._text(key)) is not None]
+        text = " ".join(parts) if "description" in self.nodes and parts else None
         if text is not None and len(text) > DESCRIPTION_LIMIT:
             self._problem("description", f"is over {DESCRIPTION_LIMIT} characters and is cut")
             return shorten(text, DESCRIPTION_LIMIT)

@@ -310,7 +310,11 @@ async def _check_proxy(config: Config, host: HostProfile | None, versions: Versi
             remedy = "until then, search alone orders the tools"
             verdicts.append(Verdict(Level.WARNING, "rerank", reranking.reason, remedy))
     if not config.servers and not config.off:
-        verdicts.append(Verdict(Level.WARNING, "servers", "none is configured: add one under [servers.NAME]"))
+        remedy = (
+            "mcp-context-proxy install moves those of your hosts here; mcp-context-proxy add NAME -- COMMAND "
+            "adds one"
+        )
+        verdicts.append(Verdict(Level.WARNING, "servers", "none is configured", remedy))
     return verdicts
 
 
@@ -436,7 +440,7 @@ def show(console: Terminal, verdicts: Iterable[Verdict]) -> None:
         )
         console.prose(head, hanging=9)
         for line in verdict.output:
-            console.prose(Text(f"| {line}", style="dim"), 9, hanging=2)
+            console.say(Text(f"| {line}", style="dim"), indent=9)
         if verdict.remedy:
             console.prose(Text(f"-> {verdict.remedy}"), 9, hanging=3)
 

@@ -129,18 +129,19 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
             f"no proxy answers at {' or '.join(bases)}: start one with `serve --http`, set `http.api_port` "
             "for the one that a host starts, or name another port with --port"
         )
-    if _is_of_another_user(int(base.rpartition(":")[2])):
+    if (other := _other_user_at(int(base.rpartition(":")[2]))) is not None:
         raise click.ClickException(
-            f"another user of this machine listens at {base}: its page would get the token. Choose another "
-            "port with http.port, and start the proxy"
+            f"user {other} serves the page at {base}, and opening it would give that user your token. If you "
+            "mean the proxy of that user, such as that of a service, its address is told there: sudo -u "
+            f"{other} mcp-context-proxy ui. If not, choose another http.port, and start a proxy of your own"
         )
     # Tokens of an issuer are for the HTTP front alone.
     token = (credentials_for(settings) if base in beside else credentials_of(config)).token
     click.echo(f"http://{base}/ui" + (f"#token={quote(token, safe='')}" if token else ""))
 
 
-def _is_of_another_user(port: int) -> bool:
-    """Return whether a user who is neither this one nor root listens at a port, where the system tells."""
+def _other_user_at(port: int) -> str | None:
+    """Return the user who listens at a port, if it is neither this one nor root, where the system tells."""
     listeners: set[int] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
@@ -148,7 +149,14 @@ def _is_of_another_user(port: int) -> bool:
                 _, local, _, state, _, _, _, user = line.split()[:8]
                 if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
                     listeners.add(int(user))
-    return bool(listeners) and not listeners <= {0, os.getuid()}
+    others = sorted(listeners - {0, os.getuid()})
+    if not others:
+        return None
+    import pwd
+
+    with suppress(KeyError):
+        return pwd.getpwuid(others[0]).pw_name
+    return f"#{others[0]}"
 
 
 def _has_page(base: str) -> bool:

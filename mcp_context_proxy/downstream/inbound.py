@@ -74,6 +74,9 @@ ELICITATION_ID_CHARACTERS = 256
 DROPPED_SECONDS = 60.0
 """Time between two log lines about notifications that were not passed on."""
 
+NOTIFICATION_STRINGS = 1_000
+"""Strings of a notification that is passed on: to clean one takes up to 0.01 ms, whatever its length."""
+
 LINES_KEPT = 20
 """Lines of stderr that an error message or a command may quote."""
 
@@ -187,6 +190,8 @@ class Admission:
         """Return whether a notification is small enough, and not one too many."""
         if sum(len(raw) for raw in params.values()) > NOTIFICATION_BYTES:
             return self._drop(method, f"over {NOTIFICATION_BYTES:,} bytes")
+        if sum(bytes(raw).count(b'"') for raw in params.values()) > 2 * NOTIFICATION_STRINGS:
+            return self._drop(method, f"over {NOTIFICATION_STRINGS:,} strings")
         if method == LOG_MESSAGE and not self._logs.take():
             return self._drop(method, f"more than {LOGS_PER_SECOND} a second")
         if method == RESOURCE_UPDATED:

@@ -521,6 +521,9 @@ _LIBRARY = pattern(
 )
 """A library that is called like a file."""
 
+_MAIL = pattern(r"[^/\\@]+@(?!\dx\.)[\w-]+(?:\.[\w-]+)+")
+"""An address of mail; ``icon@2x.png`` is a picture for a finer screen."""
+
 
 def files_named(text: str) -> list[str]:
     """Return the paths and names of files in a text, with ``/`` between folders, in lower case."""
@@ -529,7 +532,7 @@ def files_named(text: str) -> list[str]:
         if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
             continue
         match = _FILE.fullmatch(word.lstrip(_AROUND_FILES).rstrip(f"{_AROUND_FILES}."))
-        if match is None or _LIBRARY.fullmatch(match[1]):
+        if match is None or _LIBRARY.fullmatch(match[1]) or _MAIL.fullmatch(match[1]):
             continue
         file = match[1].replace("\\", "/").casefold()
         bare, dot, suffix = file.rpartition("/")[2].rpartition(".")

@@ -29,7 +29,7 @@ from mcp_context_proxy.errors import ContextProxyError, StoreError
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.store.credentials import NEVER, TOKEN, Credential, SharedCredentials
-from mcp_context_proxy.system import keep_latest, locked, process
+from mcp_context_proxy.system import keep_latest, locked, process, read_own
 from mcp_context_proxy.system.later import pattern, platformdirs
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Principal, Reach, Role
@@ -187,7 +187,7 @@ class TokenFile(NamedTokens):
         """Return the tokens, and the entries that are left out."""
         process.make_private(self.path)
         try:
-            entries = msgspec.json.decode(self.path.read_bytes(), type=_Tokens).tokens
+            entries = msgspec.json.decode(read_own(self.path), type=_Tokens).tokens
         except FileNotFoundError:
             entries = ()
         except (OSError, msgspec.DecodeError) as error:

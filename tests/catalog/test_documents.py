@@ -94,6 +94,34 @@ def test_byte_order_marks_and_windows_line_ends_are_removed(write: Write) -> Non
     assert (document.name, document.text) == ("n", "One\nTwo")
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_utf_16_with_its_byte_order_mark_is_read_as_windows_writes_it(write: Write, encoding: str) -> None:
+    text = "# Über Verträge\r\n\r\nPrüfen."
+    mark = b"\xfe\xff" if encoding == "utf-16-be" else b""
+    loaded = load(write({"a.md": mark + text.encode(encoding)}))
+
+    assert only(loaded).text == "# Über Verträge\n\nPrüfen."
+    assert not loaded.findings
+
+
+@pytest.mark.parametrize(
+    ("front", "body", "description"),
+    [
+        ("title: Refunds", "Ask finance.", "Refunds: Ask finance."),
+        ("title: Refund Policy", "# RefundPolicy\n\nAsk finance.", "Refund Policy"),
+        ("title: Refunds", "# Refunds of orders\n\nAsk.", "Refunds of orders"),
+        ("title: Refunds\ndescription: When money goes back", "Ask.", "Refunds: When money goes back"),
+        ("title: Refunds\ndescription: How refunds work", "Ask.", "How refunds work"),
+        ("title: [a]", "Ask.", "Ask."),
+        ("title: Refunds", "", "Refunds"),
+    ],
+)
+def test_a_title_that_only_the_front_matter_has_is_part_of_the_description(
+    write: Write, front: str, body: str, description: str
+) -> None:
+    assert only(load(write({"a.md": f"---\n{front}\n---\n{body}"}))).description == description
+
+
 def test_suffixes_of_markdown_count_in_any_case_and_no_other(write: Write) -> None:
     names = ["a.md", "b.markdown", "c.MD", "d.txt", "e.md.bak", "f", "g.mdc", "h.mdx"]
 
@@ -300,7 +328,7 @@ def test_a_rule_and_a_reference_may_have_one_name(write: Write) -> None:
     ("content", "finding"),
     [
         pytest.param(b"one\ntwo \xff\xfe\n", "a.md:2: left out: it is not UTF-8", id="not UTF-8"),
-        pytest.param("x".encode("utf-16"), "a.md:1: left out: it is not UTF-8", id="UTF-16"),
+        pytest.param(b"\xff\xfex", "a.md:1: left out: it is not UTF-8", id="half a character of UTF-16"),
         pytest.param(b" \n\n", "a.md: left out: it has no text", id="empty"),
     ],
 )

@@ -59,7 +59,9 @@ def test_a_cursor_rule_says_when_it_applies(write: Write) -> None:
         ('paths:\n  - "src/api/**/*.ts"', Kind.RULE, IncludeMode.AGENT, ("src/api/**/*.ts",)),
         ("paths: **/*.py", Kind.RULE, IncludeMode.AGENT, ("**/*.py",)),
         ('applyTo: "**/*.py,**/*.pyi"', Kind.RULE, IncludeMode.AGENT, ("**/*.py", "**/*.pyi")),
-        ('applyTo: "**"', Kind.RULE, IncludeMode.ALWAYS, ("**",)),
+        ('applyTo: "**"', Kind.RULE, IncludeMode.ALWAYS, ()),
+        ('globs: "**/*"\nalwaysApply: false', Kind.RULE, IncludeMode.AGENT, ()),
+        ("globs: src/*.ts, **/*\ntrigger: glob", Kind.RULE, IncludeMode.AGENT, ()),
         ("trigger: always_on", Kind.RULE, IncludeMode.ALWAYS, ()),
         ("trigger: manual", Kind.RULE, IncludeMode.MANUAL, ()),
         ("trigger: glob\nglobs: *.css", Kind.RULE, IncludeMode.AGENT, ("*.css",)),
@@ -289,6 +291,32 @@ def test_the_sections_of_an_agents_file_are_references(write: Write, name: str) 
     assert setup.startswith("## Setup commands\n\n```sh\n# Install everything\n")
     assert setup.endswith("### On a Mac\n\nUse brew.")
     assert not loaded.findings
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (".cursorrules", "cursorrules"),
+        (".windsurfrules", "windsurfrules"),
+        (".clinerules", "clinerules"),
+        (".github/copilot-instructions.md", "copilot-instructions"),
+    ],
+)
+def test_a_file_of_rules_without_suffix_is_read_as_an_agents_file(write: Write, path: str, name: str) -> None:
+    loaded = load(write({path: "# Shop\n\nBe kind.\n\n## Tests\n\nRun pytest."}) / path)
+
+    assert [(d.kind, d.name) for d in loaded.documents] == [
+        (Kind.REFERENCE, f"{name}/Shop"),
+        (Kind.REFERENCE, f"{name}/Tests"),
+    ]
+    assert loaded.documents[0].full_name.count("/") == 2, "the label is the folder, not the file"
+
+
+def test_what_says_when_a_skill_is_used_is_part_of_its_description(write: Write) -> None:
+    front = "name: pdf\ndescription: Fill in forms.\nwhen_to_use: The user has a PDF."
+    loaded = load(write({"pdf/SKILL.md": f"---\n{front}\n---\nx"}))
+
+    assert only(loaded).description == "Fill in forms. The user has a PDF."
 
 
 def test_an_agents_file_configured_as_a_rule_is_one_rule(write: Write) -> None:

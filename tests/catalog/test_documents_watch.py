@@ -100,6 +100,13 @@ async def test_a_single_configured_file_is_watched(write: Write) -> None:
         assert await changes.receive() == DocumentChanges(changed=("rule://AGENTS",))
 
 
+async def test_a_single_configured_file_is_watched_whatever_its_name(write: Write) -> None:
+    root = write({".windsurfrules": "one"})
+    async with watching(library_of(root / ".windsurfrules")) as changes:
+        write({".windsurfrules": "two"})
+        assert await changes.receive() == DocumentChanges(changed=("rule://windsurfrules",))
+
+
 async def test_a_change_before_the_watcher_is_ready_is_noticed(write: Write) -> None:
     library = library_of(write({"a.md": "one"}))
     write({"a.md": "two"})

@@ -102,5 +102,6 @@ def test_ui_leads_to_no_page_of_another_user_who_listens_at_the_port(run: Run, w
         other.kill()
 
     assert done.returncode == 1
-    assert f"another user of this machine listens at 127.0.0.1:{port}" in done.stderr
+    assert f"user nobody serves the page at 127.0.0.1:{port}" in done.stderr
+    assert "sudo -u nobody mcp-context-proxy ui" in done.stderr
     assert "token=" not in done.stdout

@@ -265,6 +265,8 @@ async def test_what_comes_in_two_steps_stays_away_without_the_step_between() -> 
         (r"C:\repo\src\a.ts and ./b.ts, ../c.ts", ["repo/src/a.ts", "b.ts", "c.ts"]),
         ("app/[id]/(shop)/page.tsx", ["app/[id]/(shop)/page.tsx"]),
         ("edit .github/workflows/ci", [".github/workflows/ci"]),
+        ("mail jane.doe@acme.com, and ask bob@shop.co.uk about icon@2x.png", ["icon@2x.png"]),
+        ("read @package.json and pkg/@acme/ui/index.ts", ["package.json", "pkg/@acme/ui/index.ts"]),
         ("use Node.js, e.g. v1.2 and/or https://a.b/c.py at 5.30 p.m.", []),
     ],
 )

@@ -496,6 +496,21 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
     assert "It takes" not in json.dumps(right)
 
 
+@pytest.mark.parametrize("given", ["UTC", [1]])
+async def test_a_call_without_an_object_is_told_the_tool_and_the_object_that_it_takes(
+    workshop: Workshop, given: object
+) -> None:
+    schema = {"type": "object", "properties": {"zone": {"type": "string"}}, "required": ["zone"]}
+    workshop.server("clock", tools=[tool("tell", "Tells time.", inputSchema=schema)])
+    async with inside(workshop.config()) as proxy:
+        answer = await Host(proxy, "modern").call("call_tool", {"name": "clock__tell", "arguments": given})
+
+    assert answer["isError"]
+    assert answer["content"][0]["text"] == (
+        'clock__tell was not called: its arguments must be an object, {"zone": ...}. It takes (zone: string).'
+    )
+
+
 async def test_a_name_that_several_servers_have_leads_to_the_names_to_choose_from(workshop: Workshop) -> None:
     for server in ("wiki", "web"):
         workshop.server(server, tools=[tool("find_page")])
