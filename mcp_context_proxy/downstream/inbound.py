@@ -48,6 +48,7 @@ from mcp_context_proxy.protocol.strangers import (
     stranger_text,
     unmarked,
 )
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
@@ -207,9 +208,7 @@ class Admission:
             return
         # The modern era has no notification for the request that it was asked in.
         if party is not None and party.lasting:
-            self._elicitations[elicitation_id] = party
-            if len(self._elicitations) > ELICITATIONS_KEPT:
-                self._elicitations.popitem(last=False)
+            keep_latest(self._elicitations, elicitation_id, party, ELICITATIONS_KEPT)
 
     def expect_completions(self, data: object, party: Party | None) -> None:
         """Note the elicitations in the data of an error that sends a person to URLs."""
