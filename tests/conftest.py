@@ -120,7 +120,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the fork server, and write what all processes have run if that is measured."""
     end_fork_server()
     measuring.save()
-    if not hasattr(session.config, "workerinput"):
+    if not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
         measuring.write_data()
 
 
