@@ -311,13 +311,18 @@ class DownstreamClient(ServerLifecycle):
         """Ask a client for this server by `ask`, and return the answer, which may be told to it.
 
         Raises:
-            RequestError: the client refuses, or its answer has a secret that the server was not given.
+            RequestError: the client refuses, the server may not be able to read its answer, or was not given
+                a secret in it.
         """
         if party is not None and party.lasting:
             self._admission.expect_completion(envelope.text(params.get(eras.ELICITATION_ID)), party)
         answer = await ask(method, params)
+        sent, large = {"answer": Raw(answer)}, len(answer) > REDACTED_IN_LOOP_BYTES
+        fault = await in_thread(_unsendable, sent, self._limits) if large else _unsendable(sent, self._limits)
+        if fault is not None:
+            raise RequestError(INTERNAL_ERROR, f"the answer was not sent: {fault}")
         try:
-            await self.refuse_secrets({"answer": Raw(answer)}, f"the answer to {method}")
+            await self.refuse_secrets(sent, f"the answer to {method}")
         except SecretRefusedError as error:
             raise RequestError(INTERNAL_ERROR, "the answer has a secret of the user") from error
         return answer

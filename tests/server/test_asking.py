@@ -2,6 +2,7 @@
 
 import gc
 import json
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -76,6 +77,34 @@ async def test_elicitation_is_passed_to_the_client_and_its_answer_back_unchanged
 
     assert host.asked == [("elicitation/create", as_shown("curious", "elicitation/create", ELICIT))]
     assert said(result) == CHOSEN
+
+
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+@pytest.mark.parametrize("downstream_era", ["handshake", "modern"])
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [("red", True), (10**400, False), (json.loads("[" * 130 + "]" * 130), False)],
+    ids=["text", "number", "levels"],
+)
+async def test_an_answer_that_some_servers_cannot_read_is_not_sent(
+    workshop: Workshop, era: str, downstream_era: str, value: Any, sent: bool
+) -> None:
+    """Some servers end over what they cannot read, and with them the calls of everybody else."""
+    server = asking(workshop, downstream_era)
+    answer = {"action": "accept", "content": {"color": value, "note": "of the person"}}
+    params: dict[str, Any] = {"name": "curious__elicit", "arguments": {}}
+    if downstream_era == "modern":
+        params["name"] = "curious__input"
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era, CAPABLE, ANSWERS | {"elicitation/create": lambda params: answer})
+        with suppress(RpcError):
+            result = await host.request("tools/call", params)
+            if result.get("resultType") == "input_required":
+                answers = dict.fromkeys(result["inputRequests"], answer)
+                again = params | {"inputResponses": answers, "requestState": result["requestState"]}
+                await host.request("tools/call", again)
+
+    assert ("of the person" in "".join(server.ledger.lines())) is sent
 
 
 async def test_a_call_may_ask_its_client_a_limited_number_of_times(workshop: Workshop) -> None:
