@@ -102,6 +102,8 @@ class KnownSecrets:
         """Forms of the secrets that each server was not given; made when they are needed."""
         self._redactor: Redactor | None = None
         self._known: list[tuple[str | None, Secret]] | None = None
+        self.redactors: list[Redactor] = []
+        """Redactors of what is kept, which learn each secret that comes up while the proxy runs."""
         self.redacts_results = False
         """True if known secrets are removed from results, too."""
         if config is not None:
@@ -119,11 +121,16 @@ class KnownSecrets:
     def know_own(self, secret: Secret) -> None:
         """Add a secret of the proxy itself, which no server is given."""
         self._own.append(secret)
+        for redact in self.redactors:
+            redact.know([secret])
         self._forget_forms()
 
     def learn(self, server: str, secrets: Iterable[Secret]) -> None:
         """Add secrets that a server was given while the proxy runs, such as tokens; the latest are kept."""
-        self._learned.setdefault(server, deque(maxlen=LEARNED)).extend(secrets)
+        new = [*secrets]
+        self._learned.setdefault(server, deque(maxlen=LEARNED)).extend(new)
+        for redact in self.redactors:
+            redact.remember(new)
         self._forget_forms()
 
     def in_params(self, server: str, params: Params) -> KnownSecret | None:

@@ -93,10 +93,27 @@ def test_it_tells_which_rules_come_always_with_files_and_only_by_hand(run: Run, 
 
     assert [line.split("documents: ")[1] for line in done.stdout.splitlines() if "documents: " in line] == [
         "4 rules, 0 references",
-        "in every context: house",
+        "in every context (4 tokens): house",
         "only by hand: old",
         "for files: sql",
     ]
+
+
+def test_it_names_the_rules_in_hidden_places_of_a_folder_that_no_entry_has(
+    run: Run, workshop: Workshop
+) -> None:
+    workshop.server("good", tools=[tool("a")])
+    project = workshop.folder / "project"
+    for name in (".cursor/rules/a.mdc", ".github/instructions/b.instructions.md", ".windsurfrules", "c.md"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("Be kind.\n", encoding="utf-8")
+    entries = [{"path": str(project)}, {"path": str(project / ".cursor" / "rules")}]
+    told = flat(run("check", "--config", workshop.config(documents=entries)).stdout)
+
+    said = "hidden and so not read; give each that you want an entry: "
+    places = f"{project}/.github/instructions, {project}/.windsurfrules"
+    assert said in told
+    assert places.replace(" ", "") in told.replace(" ", "")
 
 
 def test_it_tells_which_entries_of_a_hosts_file_are_left_out(run: Run, tmp_path: Path) -> None:
