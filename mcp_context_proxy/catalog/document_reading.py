@@ -232,6 +232,11 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
             raise UnreadableDocumentError(f"several documents are named {one_line(name, 100)}: read {known}")
         if found:
             return found[0], name[end + 1 :]
+    raise UnknownItemError("document", one_line(name, 200), near_documents(snapshot, name))
+
+
+def near_documents(snapshot: Snapshot, name: str) -> list[str]:
+    """Return the URIs of the documents that a name without one may mean: its sections, or like names."""
     # Names may be shared by a rule and a reference; what is suggested can be read as it stands.
     uris: dict[str, list[str]] = {}
     for uri, document in snapshot.documents.items():
@@ -240,7 +245,7 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
     begins = asked.casefold().removesuffix(".md") + "/"
     sections = (known for known in uris if known.casefold().startswith(begins))
     near = list(islice(sections, SECTIONS_SUGGESTED)) or names.nearest(asked, uris)
-    raise UnknownItemError("document", one_line(name, 200), [uri for known in near for uri in uris[known]])
+    return [uri for known in near for uri in uris[known]]
 
 
 def _slashes(name: str) -> Iterator[int]:
