@@ -1,7 +1,6 @@
 """Forward pass of all-MiniLM-L6-v2 in torch, with the parameters named as in its published weights.
 
-The same layers serve the encoder, which gives a text one vector of norm 1, and the reranker, which reads a
-request and a tool together.
+A text gets one vector of norm 1.
 """
 
 from __future__ import annotations

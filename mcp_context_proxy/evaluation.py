@@ -131,7 +131,6 @@ def _tool(line: CorpusLine) -> Tool:
 
 
 def read_queries(path: Path) -> list[EvalQuery]:
-    """Read the queries of a file, in its order."""
     queries = []
     for _, line in read_lines(path, QueryLine):
         needs = [frozenset({key}) for key in line.relevant] + [frozenset(group) for group in line.any_of]
@@ -188,7 +187,6 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def write_run(path: Path, answers: Iterable[Answer]) -> None:
-    """Write one line per answer."""
     try:
         path.write_bytes(b"".join(msgspec.json.encode(answer) + b"\n" for answer in answers))
     except OSError as e:
@@ -284,7 +282,6 @@ def measured(
 
 
 def tools_of(snapshot: Snapshot) -> frozenset[ToolKey]:
-    """Return every tool of a catalog."""
     items = (item for source in snapshot.sources for item in source.items)
     return frozenset(item.key for item in items if isinstance(item, Tool))
 
@@ -409,7 +406,6 @@ def measure(
 
 
 def recall(needs: Sequence[Need], found: Sequence[ToolKey]) -> float:
-    """Return the share of needs that are met."""
     return sum(not need.isdisjoint(found) for need in needs) / len(needs)
 
 
@@ -420,7 +416,6 @@ def precision(needs: Sequence[Need], found: Sequence[ToolKey]) -> float:
 
 
 def complete(needs: Sequence[Need], found: Sequence[ToolKey]) -> bool:
-    """Return whether every need is met."""
     return all(not need.isdisjoint(found) for need in needs)
 
 

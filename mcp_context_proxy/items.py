@@ -231,7 +231,6 @@ class Document(Struct, frozen=True):
 
     @property
     def uri(self) -> str:
-        """Return the URI of the document as a resource."""
         return self.name if self.server else uri_of(self.kind, self.name)
 
 
@@ -360,7 +359,6 @@ class Snapshot(Struct, frozen=True, eq=False):
     """Items of the whole that are not in this part: their keys (`item_key` of the index)."""
 
     def document(self, uri: str) -> Document | None:
-        """Return the document that a URI leads to; None if there is none."""
         return self.documents.get(uri) or self.other_uris.get(uri)
 
 

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.programs import all_secrets_of
-from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SearchStatistics
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import Figures, OnWait
@@ -136,14 +134,8 @@ class InteractionParts:
     """The parts of the memory of interactions: the memory, its recorder, the log of hosts."""
 
     def __init__(self, config: Config, store: Store, model: LazyModel) -> None:
-        self._secrets = set(all_secrets_of(config))
         self.memory = InteractionMemory(model, store.interactions, config)
         self.recorder = InteractionRecorder(self.memory)
         self.log = InteractionLog(self.recorder)
         self.recall_tool = config.interactions.recall_tool
         """Whether models may search the memory, as configured at start."""
-
-    def configure(self, config: Config) -> None:
-        """Redact the secrets of a changed configuration, too; none is ever forgotten."""
-        self._secrets.update(all_secrets_of(config))
-        self.memory.redact = Redactor(self._secrets)

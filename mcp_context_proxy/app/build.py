@@ -153,6 +153,9 @@ def build(config: Config, store: Store) -> Proxy:
     forwarder = Forwarder(pending_input)
     forwarder.audit = audit
     redact = contexts.redact = Redactor(all_secrets_of(config))
+    fleet.known.redactors.append(redact)
+    if interactions is not None:
+        interactions.memory.redact = redact
     skills = Skills(catalog=catalog, library=library, fleet=fleet, forwarder=forwarder)
     resources = Resources(
         catalog=catalog,

@@ -414,8 +414,6 @@ class Proxy(Struct, kw_only=True, eq=False):
         self.results.config = config.results
         recalls = self.interactions is not None and self.interactions.recall_tool
         self.setup = tools_setup(config, recalls=recalls)
-        if self.interactions is not None:
-            self.interactions.configure(config)
         self.approvals.mode = config.approval.mode
         if changed & {"clients", "documents"}:
             self.gateway.profiles.configure(config)

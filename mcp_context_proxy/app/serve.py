@@ -505,6 +505,7 @@ def operations(proxy: Proxy) -> list[Operation]:
             catalog=proxy.catalog,
             changes=proxy.changes,
             past=proxy.past_requests,
+            profiles=proxy.gateway.profiles,
             log=log,
         ),
         PromptsApi(proxy, proxy.gateway.profiles, log),

@@ -265,7 +265,7 @@ def _facts(host: str, given: Any, config: str | None, environ: Mapping[str, str]
         "prompt": prompt[:PROMPT_CHARACTERS],
         "host": host,
         "session": _text(given.get("session_id") or given.get("conversation_id")),
-        "folder": _text(given.get("cwd")) or _first(given.get("workspace_roots")),
+        "folder": folder_of(given),
         "connected": len(places) > 1,
     }
     for place in places:
@@ -276,6 +276,11 @@ def _facts(host: str, given: Any, config: str | None, environ: Mapping[str, str]
         if found["request"] is not None:
             return str(found["text"])
     return ""
+
+
+def folder_of(hook: Mapping[str, Any]) -> str | None:
+    """Return the folder of the session that a hook's JSON is of."""
+    return _text(hook.get("cwd")) or _first(hook.get("workspace_roots"))
 
 
 def _text(value: Any) -> str | None:

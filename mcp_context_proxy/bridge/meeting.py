@@ -298,7 +298,6 @@ def listen(path: str, environ: Mapping[str, str]) -> tuple[socket.socket, bytes 
 
 
 def proof(key: bytes, side: bytes, nonce: bytes) -> bytes:
-    """Return the proof that a side knows the key, for a nonce of the other."""
     import hmac  # noqa: PLC0415 - a Unix socket needs none
 
     return hmac.new(key, side + nonce, "sha256").hexdigest().encode()

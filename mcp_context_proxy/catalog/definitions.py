@@ -308,7 +308,6 @@ def _members(raw: Raw | None) -> Members:
 
 
 def exposed_name(server: str, name: str, max_length: int) -> str:
-    """Return the exposed name of a tool or prompt."""
     plain = f"{server}{SEPARATOR}{name}"
     ambiguous = server.endswith("_") or name.startswith("_")
     if _VALID_NAME.fullmatch(plain) and len(plain) <= max_length and not ambiguous:

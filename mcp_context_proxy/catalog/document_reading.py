@@ -84,7 +84,6 @@ class DocumentPart(Struct, frozen=True):
 
 
 def headings(text: str) -> list[Heading]:
-    """Return the headings of a markdown text in order."""
     found: list[Heading] = []
     above: list[tuple[int, str]] = []
     repeated: Counter[str] = Counter()
@@ -219,6 +218,9 @@ def read_part(
 def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
     """Return the document that a name leads to, and the path of a file where it names one of a skill's.
 
+    A name without the folders before it will do where one document's name ends with it: which of the files of
+    several projects has the plain name depends on documents that a caller may not see.
+
     Raises:
         UnknownItemError: there is none.
         UnreadableDocumentError: a rule and a reference have that name.
@@ -232,7 +234,12 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
             raise UnreadableDocumentError(f"several documents are named {one_line(name, 100)}: read {known}")
         if found:
             return found[0], name[end + 1 :]
-    raise UnknownItemError("document", one_line(name, 200), near_documents(snapshot, name))
+    plain = _plain(name)
+    ending = [one for one in snapshot.documents.values() if one.name.casefold().endswith("/" + plain)]
+    if len(ending) == 1:
+        return ending[0], ""
+    suggested = [one.uri for one in ending[:SECTIONS_SUGGESTED]] or near_documents(snapshot, name)
+    raise UnknownItemError("document", one_line(name, 200), suggested)
 
 
 def near_documents(snapshot: Snapshot, name: str) -> list[str]:
@@ -241,11 +248,13 @@ def near_documents(snapshot: Snapshot, name: str) -> list[str]:
     uris: dict[str, list[str]] = {}
     for uri, document in snapshot.documents.items():
         uris.setdefault(document.name, []).append(uri)
-    asked = unquote(_without_scheme(name))
-    begins = asked.casefold().removesuffix(".md") + "/"
-    sections = (known for known in uris if known.casefold().startswith(begins))
-    near = list(islice(sections, SECTIONS_SUGGESTED)) or names.nearest(asked, uris)
+    sections = (known for known in uris if known.casefold().startswith(_plain(name) + "/"))
+    near = list(islice(sections, SECTIONS_SUGGESTED)) or names.nearest(unquote(_without_scheme(name)), uris)
     return [uri for known in near for uri in uris[known]]
+
+
+def _plain(name: str) -> str:
+    return unquote(_without_scheme(name)).casefold().removesuffix(".md")
 
 
 def _slashes(name: str) -> Iterator[int]:

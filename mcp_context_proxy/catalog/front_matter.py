@@ -273,11 +273,9 @@ class _Entries(Struct):
         return None if form in (Format.CURSOR, Format.SKILL) else self._when()
 
     def patterns(self) -> tuple[str, ...]:
-        """Return the patterns of the files that the document is for."""
         return next((found for key in PATTERN_KEYS if (found := self.words(key))), ())
 
     def is_rule(self) -> bool:
-        """Return whether the entries say when a rule applies."""
         return "alwaysApply" in self.nodes or bool(self.patterns()) or self._when() is not None
 
     def _when(self) -> IncludeMode | None:

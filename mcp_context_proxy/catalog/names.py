@@ -256,7 +256,6 @@ def _raise_if_turned_off(snapshot: Snapshot, name: str, server: str | None) -> N
 def _named(
     items: Mapping[str, Named], name: str, servers: Collection[str], server: str | None
 ) -> Named | None:
-    """Return an item by any of its names; of a server if one is given."""
     found = by_full_name(items, name, servers)
     if found is None and not is_full(name):
         found = next((one for one in items.values() if one.name == name), None)
@@ -312,7 +311,6 @@ def settings_of(config: ServerConfig, tool: str) -> list[tuple[str, ToolConfig]]
 
 
 def include_of(config: ServerConfig, tool: str) -> IncludeMode:
-    """Return the include mode that the configuration gives a tool."""
     found = (own.include for _, own in settings_of(config, tool))
     return next(filter(None, found), config.include)
 

@@ -270,7 +270,6 @@ def entry_of(skill: Skill) -> dict[str, Any]:
 
 
 def digest_of(content: bytes) -> str:
-    """Return the digest of a file as manifests have it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 

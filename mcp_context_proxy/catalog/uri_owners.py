@@ -206,7 +206,6 @@ class _Uri:
         return self.everywhere >> 1 & ~separators
 
     def places(self, byte: int) -> int:
-        """Return the positions of a byte."""
         found = self._places.get(byte)
         if found is None:
             digits = bytearray(b"0") * 256
@@ -228,8 +227,7 @@ class UriOwners:
 
         ``servers`` has the names of all servers: a skill under the name of one leads to no other.
         """
-        self._servers = servers
-        self._resources, self._listed_templates = resources, templates
+        self._resources, self._servers = resources, servers
         self._templates: dict[bytes, list[tuple[UriTemplate, Resource]]] = defaultdict(list)
         for resource in templates.values():
             template = UriTemplate.parse(resource.uri)

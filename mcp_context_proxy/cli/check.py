@@ -19,6 +19,7 @@ import click
 from msgspec.structs import replace
 from rich.text import Text
 
+from mcp_context_proxy.catalog.files import hidden_places
 from mcp_context_proxy.cli import config_option, load_config, open_configured_store, pins, run, terminal
 from mcp_context_proxy.cli.pins import Level, Verdict, Versions, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from mcp_context_proxy.downstream.client import DownstreamClient
     from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 
+LOGIN: Final = "mcp-context-proxy login"
+
 VARIABLES_NAMED: Final = 3
 """Variables that a remedy names; a shell has dozens."""
 
@@ -56,18 +59,8 @@ VARIABLE: Final = pattern(r"\b[A-Za-z_]\w*")
 
 APPLIES: Final = {IncludeMode.ALWAYS: "in every context", IncludeMode.MANUAL: "only by hand"}
 
-HIDDEN_PLACES: Final = (
-    *(".cursor/rules", ".claude/rules", ".claude/skills", ".agents/skills", ".github/instructions"),
-    *(".github/copilot-instructions.md", ".github/skills", ".windsurf/rules", ".kiro/steering"),
-    *(".continue/rules", ".clinerules", ".cursorrules", ".windsurfrules"),
-)
-"""Where agents and editors keep rules and skills in a project."""
-
 TAKEN_DAYS: Final = 7
 """Days for which a change that was taken without a person is repeated."""
-
-STATUS_SECONDS: Final = 5.0
-"""Time limit of the request for the HTTP status of a failed server."""
 
 LEAST_FREE: Final = 64 * 1024
 """Free bytes below which a disk is full: SQLite needs half of it to begin."""
@@ -317,7 +310,11 @@ async def _check_proxy(config: Config, host: HostProfile | None, versions: Versi
             remedy = "until then, search alone orders the tools"
             verdicts.append(Verdict(Level.WARNING, "rerank", reranking.reason, remedy))
     if not config.servers and not config.off:
-        verdicts.append(Verdict(Level.WARNING, "servers", "none is configured: add one under [servers.NAME]"))
+        remedy = (
+            "mcp-context-proxy install moves those of your hosts here; mcp-context-proxy add NAME -- COMMAND "
+            "adds one"
+        )
+        verdicts.append(Verdict(Level.WARNING, "servers", "none is configured", remedy))
     return verdicts
 
 
@@ -335,11 +332,9 @@ def _documents(proxy: Proxy) -> Iterator[Verdict]:
             tokens = sum(map(proxy.contexts.costs.of, those)) if said == APPLIES[IncludeMode.ALWAYS] else 0
             names = some_of([one_line(one.name, NAME_CHARACTERS) for one in those])
             yield Verdict(Level.OK, "documents", f"{said}{f' ({tokens:,} tokens)' * bool(tokens)}: {names}")
-    configured = {folder.path.absolute() for folder in proxy.config.documents}
-    places = (folder / place for folder in sorted(configured) for place in HIDDEN_PLACES)
-    if hidden := [str(place) for place in places if place not in configured and place.exists()]:
+    if hidden := hidden_places(folder.path.absolute() for folder in proxy.config.documents):
         said = "hidden and so not read; give each that you want an entry"
-        yield Verdict(Level.OK, "documents", f"{said}: {some_of(hidden)}")
+        yield Verdict(Level.OK, "documents", f"{said}: {some_of([*map(str, hidden)])}")
     for finding in proxy.library.loaded.findings:
         yield Verdict(Level.WARNING, "documents", str(finding))
 
@@ -397,9 +392,12 @@ async def _server(
 ) -> Verdict:
     config, stray = client.config, tuple(marked(strays(client)))
     if cause := failure(client):
+        from mcp_context_proxy.downstream.http_client import http_status
+
         status = await http_status(config) if config.url is not None else None
-        shown = f"{cause} (HTTP status {status})" if status is not None and status >= 300 else cause
-        remedy = client.remedy or remedy_for(config, client.fault, status, bool(stray))
+        said = status is None or status < 300 or LOGIN in cause
+        shown = cause if said else f"{cause} (HTTP status {status})"
+        remedy = client.remedy or remedy_for(config, client.fault, status, bool(stray), cause)
         return Verdict(Level.PROBLEM, client.name, shown, remedy, (*last_output(client), *stray))
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, but offers no tools")
@@ -450,7 +448,7 @@ def show(console: Terminal, verdicts: Iterable[Verdict]) -> None:
         )
         console.prose(head, hanging=9)
         for line in verdict.output:
-            console.prose(Text(f"| {line}", style="dim"), 9, hanging=2)
+            console.say(Text(f"| {line}", style="dim"), indent=9)
         if verdict.remedy:
             console.prose(Text(f"-> {verdict.remedy}"), 9, hanging=3)
 
@@ -518,14 +516,18 @@ def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
 
 
 def remedy_for(
-    config: ServerConfig, fault: Fault | None, status: int | None = None, strays: bool = False
+    config: ServerConfig,
+    fault: Fault | None,
+    status: int | None = None,
+    strays: bool = False,
+    cause: str = "",
 ) -> str:
-    """Return the remedy for a failed server; empty if the cause says it already.
+    """Return the remedy for a failed server beside what its cause says; empty if there is no other.
 
     `status` is the HTTP status of its URL. With `strays`, it printed something to stdout that is no message.
     """
     if status is not None and status >= 300:
-        return _remedy_for_status(config, status)
+        return _remedy_for_status(config, status, cause)
     if strays:
         return (
             "its output on stdout is no MCP message. If it is a help text or an error, correct command and "
@@ -553,12 +555,14 @@ def remedy_for(
     return "check that it is running and that the URL is right" if config.url is not None else ""
 
 
-def _remedy_for_status(config: ServerConfig, status: int) -> str:
+def _remedy_for_status(config: ServerConfig, status: int, cause: str) -> str:
     if status < 400:
         return "it has moved: configure the URL that it redirects to"
+    if status in CREDENTIALS_WANTED and LOGIN in cause:
+        return f"if it takes a fixed token instead, set headers.Authorization under servers.{config.name}"
     if status in CREDENTIALS_WANTED:
         return (
-            f"it needs credentials, or other ones: run mcp-context-proxy login {config.name}, "
+            f"it needs credentials, or other ones: run {LOGIN} {config.name}, "
             f"or set headers.Authorization under servers.{config.name}"
         )
     if status in {404, 405, 406}:
@@ -567,32 +571,3 @@ def _remedy_for_status(config: ServerConfig, status: int) -> str:
     if status == 429:
         return "it was asked too often: try again in a while"
     return "the server, or something in front of it, has a fault: ask its operator"
-
-
-async def http_status(config: ServerConfig) -> int | None:
-    """Return the HTTP status of a URL for a first message; None without a response.
-
-    The connection itself hides it: after one transport is refused, the next one is tried.
-    """
-    import httpx2
-
-    from mcp_context_proxy.protocol import envelope
-    from mcp_context_proxy.protocol.eras import HANDSHAKE_VERSION
-
-    hello = {
-        "protocolVersion": HANDSHAKE_VERSION,
-        "capabilities": {},
-        "clientInfo": {"name": "mcp-context-proxy", "version": "check"},
-    }
-    headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-    headers |= config.headers
-    body = None if config.transport == "sse" else envelope.request(1, "initialize", hello)
-    method, url = "GET" if body is None else "POST", config.url or ""
-    try:
-        async with (
-            httpx2.AsyncClient(timeout=STATUS_SECONDS) as client,
-            client.stream(method, url, content=body, headers=headers) as response,
-        ):
-            return response.status_code
-    except (httpx2.HTTPError, httpx2.InvalidURL):
-        return None

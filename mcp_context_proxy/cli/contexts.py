@@ -14,6 +14,7 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
+from mcp_context_proxy.bridge import folder_of
 from mcp_context_proxy.cli import (
     WholeNumber,
     echo_json,
@@ -70,26 +71,28 @@ def context_command(source: AnswerSource, query: str, max_tokens: int | None, as
     """Print the rules, references and tools for QUERY.
 
     With - for QUERY it is read from the standard input: as text, or as the JSON object with a `prompt` that
-    hosts give their prompt hooks.
+    hosts give their prompt hooks. The documents of projects are then those of the folder that it names.
     """
+    folder = None
     if query == "-":
-        query = _prompt(sys.stdin.read())
+        query, folder = _prompt(sys.stdin.read())
     query = expect_words(query)
-    data = source.proxy().post("/context/text", {"query": query, "max_tokens": max_tokens})
+    wanted = {"query": query, "max_tokens": max_tokens, "folder": folder}
+    data = source.proxy().post("/context/text", wanted)
     if as_json:
         echo_json(data["request"])
     elif data["text"]:
         click.echo(shown(data["text"]))
 
 
-def _prompt(given: str) -> str:
-    """Return the prompt out of a hook's JSON, or the text itself."""
+def _prompt(given: str) -> tuple[str, str | None]:
+    """Return the prompt out of a hook's JSON with the folder of its session, or the text itself."""
     try:
         hook = json.loads(given)
     except ValueError:
-        return given
+        return given, None
     prompt = hook.get("prompt") if isinstance(hook, dict) else None
-    return prompt if isinstance(prompt, str) else given
+    return (prompt, folder_of(hook)) if isinstance(prompt, str) else (given, None)
 
 
 ID_OPTIONS: Final = {"--json": "as_json", "--fresh": "fresh"}

@@ -59,6 +59,8 @@ class InstallError(ContextProxyError):
     """A command was asked for something that cannot be done; the message says why."""
 
 
+HOSTS_KNOWN: Final = f"HOST is one of: {', '.join(HOST_PLACES)}"
+
 hosts_argument = click.argument("names", metavar="[HOST]...", nargs=-1)
 yes_option = click.option("--yes", is_flag=True, help="Change the files without asking.")
 dry_option = click.option("--dry-run", is_flag=True, help="Show the changes, and change nothing.")
@@ -94,7 +96,7 @@ def own_command(file: Path) -> list[str]:
     return [*program, "serve", *([] if file == default_path(os.environ) else ["--config", str(file)])]
 
 
-@click.command("install")
+@click.command("install", epilog=HOSTS_KNOWN)
 @hosts_argument
 @config_option
 @project_option
@@ -120,7 +122,10 @@ def install_command(
     console, file = results(), configuration_file(ctx, config_path)
     chosen = _hosts(names) or hosts_here(os.environ)
     if not chosen:
-        raise InstallError(f"no host was found on this machine; known are {', '.join(HOST_PLACES)}")
+        raise InstallError(
+            f"no host was found on this machine; known are {', '.join(HOST_PLACES)}. Name one to connect it "
+            f"before its first start, as in '{PROGRAM} install claude-code'"
+        )
     if projects and all(one.name != "claude-code" for one in chosen):
         raise InstallError(
             f"--project {projects[0]}: only Claude Code has servers for projects; it is not among the hosts"
@@ -135,18 +140,24 @@ def install_command(
         console.say()
         console.say("Nothing to change." if not failed else "Nothing was changed.")
         ctx.exit(bool(failed))
+    moved = dict.fromkeys(name for one in plans for name in one.names.values())
+    hosts_changed = dict.fromkeys(one.host.title for one in plans if one.change)
+    stay = sum(len(one.staying) for one in plans)
+    console.section(
+        f"{counted(len(moved), 'server')} behind the proxy, for {counted(len(hosts_changed), 'host')}"
+        + (f"; {stay} {'stays' if stay == 1 else 'stay'} in their hosts, as said above" if stay else "")
+    )
     if dry_run:
-        console.say()
         console.say("Nothing was changed: --dry-run.")
         ctx.exit(bool(failed))
     _agree(console, yes, len(changes) + bool(configuration.change))
     # Our configuration first: a host never points to servers that are not there yet.
     if configuration.change:
         write(configuration.change, private=bool(secrets_of(configuration.servers.values())))
-    journal, connected = Journal(), list[str]()
+    journal, connected, kept = Journal(), list[str](), False
     for one in plans:
         try:
-            copy = journal.install(one)
+            kept |= journal.install(one) is not None
         except (OSError, EditError) as error:
             why = f"{error}"
             if isinstance(error, OSError):
@@ -155,13 +166,16 @@ def install_command(
             continue
         if one.change:
             connected.append(one.host.name)
-            kept = f"; the file as it was: {copy}" if copy else ""
-            console.say(Text(f"{one.host.title}: connected{kept}", style="green"))
-    moved = [name for one in plans for name in one.names.values()]
-    all_start = _try(console, file, dict.fromkeys(moved), no_check)
-    for name in dict.fromkeys(connected):
-        console.say(f"{HOST_PLACES[name].title}: {HOST_PLACES[name].restart}.")
-    if connected:
+    here = [HOST_PLACES[name] for name in dict.fromkeys(connected)]
+    if here:
+        console.note(f"Connected: {', '.join(host.title for host in here)}", style="green")
+    if kept:
+        console.say(f"The files as they were are in {journal.folder}")
+    all_start = _try(console, file, moved, no_check)
+    if here:
+        console.section("What is left to do")
+        console.columns([(host.title, host.restart) for host in here], indent=2, whole=True)
+        console.say()
         console.say(f"Back to how it was: {PROGRAM} uninstall {' '.join(names)}".rstrip())
     for line in failed:
         console.note(line, style="bold red")
@@ -293,13 +307,24 @@ def _try(console: Terminal, file: Path, names: Iterable[str], no_check: bool) ->
     if no_check or not names:
         return True
     console.section("Starting each server once")
-    verdicts, _ = start_once(load(file, warn=lambda _text: None), names)
+    config = load(file, warn=lambda _text: None)
+    verdicts, _ = start_once(config, names)
     show(console, verdicts)
-    console.say()
-    return not any(verdict.level is Level.PROBLEM for verdict in verdicts)
+    broken = {verdict.subject for verdict in verdicts if verdict.level is Level.PROBLEM}
+    if broken:
+        off = sum(name in config.servers and not config.servers[name].enabled for name in names)
+        works = len(names) - len(broken) - off
+        console.say()
+        console.note(
+            f"{works} of {counted(len(names) - off, 'server')} {'works' if works == 1 else 'work'}. "
+            "Until you have followed the remedies above, hosts do without the others. "
+            f"'{PROGRAM} check' tries again.",
+            style="bold yellow",
+        )
+    return not broken
 
 
-@click.command("uninstall")
+@click.command("uninstall", epilog=HOSTS_KNOWN)
 @hosts_argument
 @dry_option
 @yes_option
@@ -377,7 +402,7 @@ def _purge(console: Terminal, dry_run: bool, yes: bool) -> None:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         console.say("Removed.")
     if (file := default_path(os.environ)).exists():
-        console.say(f"The configuration stays: {file}")
+        console.say(f"The configuration stays in {file.parent}")
 
 
 host_argument = click.argument("host", metavar="HOST", type=click.Choice(list(HOOK_PLACES)))

@@ -295,7 +295,11 @@ def _show_status(console: Terminal, status: Mapping[str, Any]) -> None:
     console.say(Text(f"Process {status['pid']}", style="bold"), f"  {', '.join(filter(None, facts))}")
     if status["version"] != __version__:
         console.note(f"This is version {__version__}: the next host starts it, or stop this one.")
+    # The causes of servers stand below, each beside its server.
+    below = tuple(f"server {server['name']}: " for server in status["servers"] if server["cause"])
     for problem in status["problems"]:
+        if problem.startswith(below):
+            continue
         console.prose(Text(problem, style="yellow"), 2, hanging=2)
     if status["hosts"]:
         console.section("Hosts")

@@ -107,7 +107,7 @@ def serve_command(
 @click.option("--port", type=WholeNumber(1, 65535), help="Port of the proxy.  [default: as configured]")
 @click.pass_context
 def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -> None:
-    """Print the address of the page that shows requests and usage.
+    """Print the address of the pages: servers, tools, requests, usage.
 
     The address holds the token behind a `#`: that part is sent to no server, and the page removes it at
     once. It is printed and not opened, because other users of the machine can read the arguments of programs.
@@ -125,22 +125,28 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
     bases = [*beside, f"{host}:{settings.port}"]
     base = next(filter(_has_page, bases), None)
     if base is None:
+        if beside:
+            how = "It is there while a host is connected; if `api_port` is new, run mcp-context-proxy stop"
+        else:
+            file, stop = config.path or "your config.toml", "run mcp-context-proxy stop"
+            how = f"For one beside your hosts, write `api_port = 8766` under [http] in {file}, and {stop}"
         raise click.ClickException(
-            f"no proxy answers at {' or '.join(bases)}: start one with `serve --http`, set `http.api_port` "
-            "for the one that a host starts, or name another port with --port"
+            f"no page is served at {' or '.join(bases)}. {how}. `mcp-context-proxy serve --http` serves one "
+            "without a host; --port names another port"
         )
-    if _is_of_another_user(int(base.rpartition(":")[2])):
+    if (other := _other_user_at(int(base.rpartition(":")[2]))) is not None:
         raise click.ClickException(
-            f"another user of this machine listens at {base}: its page would get the token. Choose another "
-            "port with http.port, and start the proxy"
+            f"user {other} serves the page at {base}, and opening it would give that user your token. If you "
+            "mean the proxy of that user, such as that of a service, its address is told there: sudo -u "
+            f"{other} mcp-context-proxy ui. If not, choose another http.port, and start a proxy of your own"
         )
     # Tokens of an issuer are for the HTTP front alone.
     token = (credentials_for(settings) if base in beside else credentials_of(config)).token
     click.echo(f"http://{base}/ui" + (f"#token={quote(token, safe='')}" if token else ""))
 
 
-def _is_of_another_user(port: int) -> bool:
-    """Return whether a user who is neither this one nor root listens at a port, where the system tells."""
+def _other_user_at(port: int) -> str | None:
+    """Return the user who listens at a port, if it is neither this one nor root, where the system tells."""
     listeners: set[int] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
@@ -148,7 +154,14 @@ def _is_of_another_user(port: int) -> bool:
                 _, local, _, state, _, _, _, user = line.split()[:8]
                 if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
                     listeners.add(int(user))
-    return bool(listeners) and not listeners <= {0, os.getuid()}
+    others = sorted(listeners - {0, os.getuid()})
+    if not others:
+        return None
+    import pwd
+
+    with suppress(KeyError):
+        return pwd.getpwuid(others[0]).pw_name
+    return f"#{others[0]}"
 
 
 def _has_page(base: str) -> bool:

@@ -74,7 +74,10 @@ def _show_servers(console: Terminal, found: dict[str, list[dict[str, Any]]]) -> 
         return
     rows = [headings(*HEADINGS)]
     for facts in servers:
-        numbers = [f"{facts[key]:,}" if key in facts else "-" for key in ("tools", "resources", "prompts")]
+        counts = [facts.get(key) for key in ("tools", "resources", "prompts")]
+        if counts[0] is not None:
+            counts[0] -= facts["turned_off"]
+        numbers = ["-" if count is None else f"{count:,}" for count in counts]
         plain = [facts.get("era", "-"), facts.get("protocol", "-"), *numbers, duration(facts.get("start_ms"))]
         name = Text(facts["name"], style="cyan")
         state = Text(facts["state"], style=STYLES.get(facts["state"], "yellow"))
@@ -85,7 +88,7 @@ def _show_servers(console: Terminal, found: dict[str, list[dict[str, Any]]]) -> 
             console.say()
             console.prose(Text(f"{facts['name']}: {facts['cause']}", style="red"), hanging=2)
             for line in (*facts.get("stderr", ()), *marked(facts.get("stdout", ()))):
-                console.prose(Text(f"| {line}", style="dim"), 2, hanging=2)
+                console.say(Text(f"| {line}", style="dim"), indent=2)
         if findings := facts.get("findings"):
             console.say()
             remarks = f"{counted(len(findings), 'remark')} on its definitions: see mcp-context-proxy check"
@@ -123,7 +126,8 @@ def _show_tools(console: Terminal, data: dict[str, Any]) -> None:
         tools = list(group)
         facts = f"  {counted(len(tools), 'tool')}, {sum(tool['tokens'] for tool in tools):,} tokens"
         console.say(Text(server, style="bold"), Text(facts, style="dim"))
-        rows = [
+        rows: list[Sequence[Text | str]] = [headings("Name", "Include", "Class", "Tokens", "Description")]
+        rows += (
             (
                 Text(tool["name"], style="cyan"),
                 tool["include"],
@@ -132,7 +136,7 @@ def _show_tools(console: Terminal, data: dict[str, Any]) -> None:
                 Text(one_line(tool["description"]), style="dim"),
             )
             for tool in tools
-        ]
+        )
         console.columns(rows, indent=2, right=(3,))
         console.say()
     if chosen := [tool for tool in data["tools"] if tool["working_set"] is not None]:
@@ -144,7 +148,8 @@ def _show_tools(console: Terminal, data: dict[str, Any]) -> None:
         console.say()
     total, default = data["total"], data["default_list"]
     if not total["tools"]:
-        console.say("There are no tools.")
+        console.say("There are no tools: 'mcp-context-proxy check' says why.")
+        return
     sizes = [
         ("Full list", counted(total["tools"], "tool"), f"{total['tokens']:,} tokens"),
         ("Default list", counted(default["tools"], "tool"), f"{default['tokens']:,} tokens"),

@@ -384,12 +384,10 @@ def restore(state: ContextState, context: SessionContext) -> None:
 
 
 def terms_of(hello: Hello | None) -> bytes:
-    """Return the terms of a session as they are kept."""
     return b"" if hello is None else _encode(_Terms(hello.version, hello.capabilities, hello.client_info))
 
 
 def hello_of(terms: bytes) -> Hello | None:
-    """Return the terms of a session that `terms_of` has encoded."""
     if not terms:
         return None
     found = msgspec.json.decode(terms, type=_Terms)

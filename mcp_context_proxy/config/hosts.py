@@ -222,8 +222,8 @@ _TOOL_LISTS: Final = {
 """Lists of tools in an entry, with their names here."""
 _ALL: Final = ["*"]
 """List of Copilot CLI that leaves out no tool."""
-_APPROVALS: Final = ("alwaysAllow", "autoApprove")
-"""Lists of tools that a host calls without asking; it is the host that asks."""
+_APPROVALS: Final = ("alwaysAllow", "autoApprove", "tools")
+"""Tools that a host calls without asking, or, in Codex, after asking; it is the host that asks."""
 _ALLOWED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "allowed"), ("allowMCPServers",))
 _EXCLUDED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "excluded"), ("excludeMCPServers",))
 """Lists of servers beside the entries, in the settings of Gemini CLI."""
@@ -414,7 +414,11 @@ def _remarks(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> 
         if isinstance(value := entry.get(key), list) and value != _ALL and (value or ours == "allow"):
             yield f"{source.place((*place, key))} is carried over as {ours}: {_listed(value)}"
     for key in _APPROVALS:
-        if (value := entry.get(key)) and isinstance(value, list):
+        value = entry.get(key)
+        if key == "tools":  # a list of them says what is allowed, as above
+            tools = value.items() if isinstance(value, dict) else ()
+            value = [name for name, one in tools if isinstance(one, dict) and "approval_mode" in one]
+        if value and isinstance(value, list):
             yield (
                 f"{source.place((*place, key))} is not carried over, because it is the host that asks before "
                 f"a call; allow there again what you want, under the names of this proxy: {_listed(value)}"

@@ -34,6 +34,7 @@ from mcp_context_proxy.retrieval.reranker import Reranking
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Arm
 from mcp_context_proxy.store import DocumentUsage, RequestRow, RequestStore, SearchRow
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import BatchWriter, in_thread
 from mcp_context_proxy.trust import ACTING
@@ -338,7 +339,6 @@ class RequestContext(Struct, frozen=True):
         return sum(item.tokens for item in self.items) + sum(one.tokens for one in self.interactions)
 
     def of(self, *types: Kind) -> tuple[ContextItem, ...]:
-        """Return the items of some types."""
         return tuple(item for item in self.items if item.type in types)
 
 
@@ -381,9 +381,7 @@ class RequestRecords:
     def add(self, context: RequestContext) -> None:
         """Record a request context. Does not block."""
         self.newest = time.monotonic()
-        self._recent[context.id] = self.newest, context
-        if len(self._recent) > min(IN_MEMORY, self._keep):
-            self._recent.popitem(last=False)
+        keep_latest(self._recent, context.id, (self.newest, context), min(IN_MEMORY, self._keep))
         if self._store is not None:
             self._writer.add(context)
         for added in self._added:
@@ -512,7 +510,6 @@ class SearchStatistics:
         self._usage, self._keep_queries = usage, keep_queries
 
     def served(self, context: RequestContext) -> None:
-        """Count a request."""
         self._usage.searched(self._row(context, _found(context)), context.tokens)
         self._usage.documents(list(_documents(context)))
 

@@ -64,7 +64,7 @@ from mcp_context_proxy.items import (
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval import SUSPECTED, Ranking
-from mcp_context_proxy.retrieval.reranker import Reranker, RerankerModel
+from mcp_context_proxy.retrieval.reranker import CANDIDATES, Reranker, RerankerModel
 from mcp_context_proxy.statistics.report import arm_of
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
@@ -223,7 +223,6 @@ class ContextEngine:
         return None if self._reranker is None else self._reranker.mode
 
     def configure(self, options: ContextOptions, reading: ResultReading) -> None:
-        """Apply other options of the configuration."""
         self._options, self.result_reading = options, reading
 
     async def build(
@@ -349,7 +348,7 @@ class ContextEngine:
         selector, off_loop, reranker = self._selector, self._searcher.off_loop, self._reranker
         if reranker is None or (rerank or reranker.mode) == "never":
             return await off_loop(partial(selector.select, selection, snapshot))
-        found = await off_loop(partial(selector.search, selection, snapshot, reranker.depth))
+        found = await off_loop(partial(selector.search, selection, snapshot, CANDIDATES))
         if found is not None:
             tools, selection.rerank = await reranker.rerank(found.tools, client, rerank)
             found = replace(found, tools=tools)

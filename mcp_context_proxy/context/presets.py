@@ -22,7 +22,7 @@ from mcp_context_proxy.context import NO_OVERRIDES, DomainOverrides, Overrides, 
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, SessionView
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.items import JSON, ItemKey, Kind
-from mcp_context_proxy.system import locked, process
+from mcp_context_proxy.system import locked, process, read_own
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,6 @@ class ChosenItem(Struct, frozen=True):
 
     @property
     def key(self) -> ItemKey:
-        """The key by which contexts refer to it."""
         return self.type, self.name
 
 
@@ -80,6 +79,14 @@ _AMOUNTS: Final[Mapping[str, SavedPreset]] = {
 }
 
 
+def _version_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def no_preset(name: str) -> str:
     """Return what a person is told of a preset that there is not."""
     if not name:
@@ -94,31 +101,40 @@ class PresetBook:
         self._path = path
         self._saved: dict[str, SavedPreset] = {}
         self._told: set[str] = set()
+        self._version: tuple[int, int, int] | None = None
+        """Of the file when it was read last; None if there was none."""
 
     def load(self) -> None:
-        """Read the file. Blocks; one that cannot be used is logged."""
+        """Read the file if another proxy has written it since, as in the beginning. Blocks a moment.
+
+        One that cannot be used is logged, and what was known stays.
+        """
+        if self._path is None or (version := _version_of(self._path)) == self._version:
+            return
+        self._version = version
         try:
             self._saved = self._read()
         except PresetError as error:
-            logger.warning("%s; there are no saved presets", error)
+            known = f"the {len(self._saved)} known ones stay" if self._saved else "there are no saved presets"
+            logger.warning("%s; %s", error, known)
 
     def _read(self) -> dict[str, SavedPreset]:
         if self._path is None:
             return dict(self._saved)
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_File).presets
+            return msgspec.json.decode(read_own(self._path), type=_File).presets
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError) as error:
             raise PresetError(f"{self._path} cannot be used: {error}") from error
 
     def as_data(self) -> dict[str, dict[str, JSON]]:
-        """Return the saved presets as data, by name."""
-        return {name: msgspec.to_builtins(self._saved[name]) for name in self.names}
+        self.load()
+        return {name: msgspec.to_builtins(self._saved[name]) for name in sorted(self._saved)}
 
     @property
     def names(self) -> list[str]:
-        """The names of the saved presets."""
+        self.load()
         return sorted(self._saved)
 
     def save(self, name: str, preset: SavedPreset) -> None:
@@ -150,6 +166,7 @@ class PresetBook:
 
     def begin(self, session: SessionContext, names: Iterable[str]) -> None:
         """Begin a session with the items of some presets; a later one counts before an earlier one."""
+        self.load()
         for preset in self._of(names):
             for one in preset.removed:
                 session.added.pop(one.key, None)
@@ -190,7 +207,7 @@ class PresetBook:
         return [preset.options for preset in self._of(names) if preset.options != NO_OVERRIDES]
 
     def unknown(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that no preset has."""
+        self.load()
         return [name for name in names if name not in _AMOUNTS and name not in self._saved]
 
     def _of(self, names: Iterable[str]) -> Iterator[SavedPreset]:
@@ -206,8 +223,8 @@ class PresetBook:
     def _changing(self) -> Iterator[dict[str, SavedPreset]]:
         """Give the presets to be changed inside, and replace the file; other proxies write it as well."""
         if self._path is None:
-            saved = self._read()
-            yield saved
+            yield (saved := self._read())
+            self._saved = saved
         else:
             try:
                 process.make_private_folder(self._path.parent)
@@ -216,6 +233,6 @@ class PresetBook:
                     yield saved
                     content = msgspec.json.format(msgspec.json.encode(_File(saved)))
                     process.write_private(self._path, content + b"\n")
+                    self._saved = saved
             except OSError as error:
                 raise PresetError(f"{self._path} cannot be written: {error.strerror or error}") from error
-        self._saved = saved

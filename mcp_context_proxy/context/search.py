@@ -36,6 +36,7 @@ from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import is_for
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import files_named, identifier_words
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import ACTING, reaches
@@ -169,7 +170,6 @@ class Found(Struct, frozen=True):
 
 
 def filter_text(value: object) -> str:
-    """Return the value of a filter as text for a person."""
     if isinstance(value, list):
         return "+".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -215,10 +215,7 @@ class ResultCache(Generic[Answer]):
         with self._lock:
             if state != self._state:
                 return
-            self._answers[question] = self._clock(), answer
-            self._answers.move_to_end(question)
-            if len(self._answers) > ANSWERS:
-                self._answers.popitem(last=False)
+            keep_latest(self._answers, question, (self._clock(), answer), ANSWERS)
 
 
 EMBEDDING_SECONDS: Final = 1.0
@@ -405,7 +402,6 @@ class Searcher:
         return found
 
     def filters(self, scope: Scope) -> Filters:
-        """Return the engine's filters for a scope."""
         if scope.filters == NO_FILTERS:
             return Filters(kinds=scope.kinds, without=scope.without)
         figures = self._figures() if scope.filters.needs_figures else {}
@@ -529,7 +525,6 @@ class Searcher:
 
 
 def tool_search(options: DomainOptions) -> SearchOptions:
-    """Return the options of the engine for tools."""
     include_score = math.inf if options.include_score is None else options.include_score
     wanted = FITTING if options.by_fit else SearchOptions()
     return replace(wanted, top_k=options.top_k, top_n=options.top_n, include_score=include_score)

@@ -258,7 +258,6 @@ class BackgroundIndexing:
                 logger.exception("preparing links of documents failed")
 
     def prepare(self, snapshot: Snapshot) -> None:
-        """Have a snapshot indexed in the background."""
         self._begun.set()
         if self._engine.indexed(snapshot):
             return

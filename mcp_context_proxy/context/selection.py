@@ -275,7 +275,6 @@ class Selector:
         return SearchAnswer(context, found, told, brought_by=selection.brought_by)
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
-        """Yield the items that a session has for any query."""
         for item, mode in self._of_session(snapshot, session):
             yield self._item(item, mode, None, self._why(item, mode))
 

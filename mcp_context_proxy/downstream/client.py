@@ -75,7 +75,7 @@ the memory with them."""
 WAITING_TOLD_SECONDS = 1.0
 """Time between two progress messages to a caller that waits for a connection."""
 
-REDACTED_IN_LOOP_BYTES = 16 * 1024
+REDACTED_IN_LOOP_BYTES = 8 * 1024
 """Size up to which a result is redacted on the event loop: each secret has some forty forms to look for, and
 each string that hides something is decoded on its own."""
 

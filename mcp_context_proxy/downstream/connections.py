@@ -214,7 +214,6 @@ def _wants_credentials(error: Exception) -> bool:
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return the kind of a failed connection."""
     match innermost(error):
         case StartError(fault=fault):
             return fault
@@ -542,7 +541,6 @@ def capabilities_to_ask(outgoing: Outgoing) -> set[str]:
 
 
 async def _set_level(dedicated: DedicatedConnection, connected: Connected, wanted: Raw | None) -> None:
-    """Set the log level of a connection to the one that its client wants."""
     if wanted is None or bytes(wanted) == dedicated.log_level or not connected.introduction.offers("logging"):
         return
     dedicated.log_level = bytes(wanted)

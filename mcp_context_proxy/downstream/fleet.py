@@ -227,7 +227,6 @@ class Fleet:
         return tuple(client for client in starting if client in self.unlisted)
 
     def set_log_level(self, level: str | None) -> None:
-        """Set the log level of all shared connections."""
         self._log_level = level
         for client in self.clients.values():
             client.subscriptions.set_log_level(level)
@@ -409,12 +408,19 @@ def failure(client: DownstreamClient) -> str:
     return redacted(client.config, client.cause)
 
 
+def failure_and_remedy(client: DownstreamClient) -> str:
+    """Return why a server is not ready, and what helps, where its output shows that."""
+    return "; ".join(filter(None, (why := failure(client), client.remedy if why else "")))
+
+
 def last_output(client: DownstreamClient) -> tuple[str, ...]:
     """Return the last lines of a server on stderr; lines that it repeats at each restart once.
 
-    If none of them states an error, the last line that does stands before them.
+    Lines without a word, such as those that underline another one, are left out. If none of them states an
+    error, the last line that does stands before them.
     """
-    lines = [*dict.fromkeys(redacted(client.config, line) for line in reversed(client.stderr))]
+    said = (line for line in reversed(client.stderr) if any(map(str.isalnum, line)))
+    lines = [*dict.fromkeys(redacted(client.config, line) for line in said)]
     shown = lines[:STDERR_SHOWN]
     if not any(map(_STATES_ERROR.search, shown)):
         earlier = next(filter(_STATES_ERROR.search, lines[STDERR_SHOWN:]), None)

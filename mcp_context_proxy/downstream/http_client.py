@@ -18,9 +18,10 @@ import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from http.cookiejar import Cookie, CookieJar
-from typing import Final
+from typing import Any, Final
 
 import anyio
+import httpcore2
 import httpx2
 from msgspec import UNSET, Raw
 
@@ -40,6 +41,7 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import EventFramer, OversizedEventError, ServerSentEvent, gate
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS
 from mcp_context_proxy.system import threads
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task, in_thread
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,9 @@ KEPT_ALIVE_SECONDS = 4.0
 
 Most servers close idle connections after 5 s or more, and a request that is sent at that moment is lost:
 nobody knows whether it was read. A shorter time costs agents a new connection for nearly each call."""
+
+STATUS_SECONDS: Final = 5.0
+"""Time limit of the request for the HTTP status of a server that failed."""
 
 STREAM_WATCH: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -89,6 +94,9 @@ REST = 3
 PIECES = 128
 """Pieces without a pause, however little work they are here: receiving each takes some work, too."""
 
+INTERIM: Final = 32
+"""Interim responses, such as 103, of one request: a server has use for one or two."""
+
 PASSING = frozenset({408, 425, 429, 502, 503, 504})
 """Statuses of a condition that passes sooner or later."""
 
@@ -102,7 +110,7 @@ _ADVICE: dict[int, str] = {
 
 async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | None) -> httpx2.AsyncClient:
     """Return a client for a server at a URL. Nothing is sent yet; the caller closes it."""
-    return httpx2.AsyncClient(
+    client = httpx2.AsyncClient(
         auth=auth,
         headers=config.headers,
         cookies=_FewCookies(),
@@ -119,6 +127,65 @@ async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | No
             "response": [_redirects_within_origin(config.name), _packed_once(config.name), _watched]
         },
     )
+    # The library has no parameter for it that keeps the proxies of the environment.
+    for transport in (client._transport, *client._mounts.values()):
+        if isinstance(transport, httpx2.AsyncHTTPTransport):
+            transport._pool._network_backend = _Network()
+    return client
+
+
+class _Network(httpcore2.AnyIOBackend):
+    """The network, over which no request gets interim responses without end."""
+
+    async def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
+        return _Connection(await super().connect_tcp(*arguments, **options))
+
+
+_STATUS_LINE: Final = pattern(rb"(?<=\n)HTTP/\d\.\d ([1-5])[^\n]*\n")
+_LINE_START: Final = 16
+"""Bytes of a line that tell whether it begins a response."""
+
+
+class _Connection(httpcore2.AsyncNetworkStream):
+    """A connection that breaks off if a request gets more than `INTERIM` interim responses.
+
+    The library parses and drops them without a pause, so that a server could keep the event loop busy.
+    """
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self._interim = 0
+        self._line: bytes | None = None
+        """What was read of an unfinished line; None once the response has begun."""
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = await self._stream.read(max_bytes, timeout)
+        if self._line is not None:
+            self._count(self._line + data)
+        return data
+
+    def _count(self, read: bytes) -> None:
+        for status in _STATUS_LINE.finditer(read):
+            if status[1] != b"1":
+                self._line = None
+                return
+            self._interim += 1
+            if self._interim > INTERIM:
+                raise httpcore2.RemoteProtocolError(f"it sent more than {INTERIM} interim responses")
+        self._line = read[read.rfind(b"\n") :][:_LINE_START]
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._interim, self._line = 0, b"\n"
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(self, *arguments: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
+        return _Connection(await self._stream.start_tls(*arguments, **options))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
 
 
 class _FewCookies(CookieJar):
@@ -153,7 +220,6 @@ def fail_request(peer: Peer, request_id: RequestId, error: Exception, url: str) 
 
 
 def described(error: Exception) -> str:
-    """Return the message of an error, or its type if it has none."""
     return str(error) or type(error).__name__
 
 
@@ -414,3 +480,27 @@ def header_map(definition: bytes) -> tuple[str, HeaderMap, str | None]:
     except (ValueError, RecursionError):
         # A number beyond all bounds, or a nesting: nothing else of the definition can be relied on.
         return "", {}, "its x-mcp-header cannot be read"
+
+
+async def http_status(config: ServerConfig) -> int | None:
+    """Return the HTTP status of a URL for a first message; None without a response.
+
+    A connection hides it: after one transport is refused, the next one is tried.
+    """
+    hello = {
+        "protocolVersion": eras.HANDSHAKE_VERSION,
+        "capabilities": {},
+        "clientInfo": {"name": "mcp-context-proxy", "version": "check"},
+    }
+    sent = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    sent |= config.headers
+    body = None if config.transport == "sse" else envelope.request(1, "initialize", hello)
+    method, url = "GET" if body is None else "POST", config.url or ""
+    try:
+        async with (
+            httpx2.AsyncClient(timeout=STATUS_SECONDS) as client,
+            client.stream(method, url, content=body, headers=sent) as response,
+        ):
+            return response.status_code
+    except (httpx2.HTTPError, httpx2.InvalidURL):
+        return None

@@ -23,6 +23,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, TypeAlias
 
 import anyio
@@ -47,6 +48,7 @@ from mcp_context_proxy.protocol.strangers import (
     stranger_text,
     unmarked,
 )
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,9 @@ ELICITATION_ID_CHARACTERS = 256
 
 DROPPED_SECONDS = 60.0
 """Time between two log lines about notifications that were not passed on."""
+
+NOTIFICATION_STRINGS = 1_000
+"""Strings of a notification that is passed on: to clean one takes up to 0.01 ms, whatever its length."""
 
 LINES_KEPT = 20
 """Lines of stderr that an error message or a command may quote."""
@@ -183,8 +188,11 @@ class Admission:
 
     def admits(self, method: str, params: Members) -> bool:
         """Return whether a notification is small enough, and not one too many."""
-        if sum(len(raw) for raw in params.values()) > NOTIFICATION_BYTES:
+        size, quotes = sum(map(len, params.values())), 2 * NOTIFICATION_STRINGS
+        if size > NOTIFICATION_BYTES:
             return self._drop(method, f"over {NOTIFICATION_BYTES:,} bytes")
+        if size > quotes and sum(bytes(raw).count(b'"') for raw in params.values()) > quotes:
+            return self._drop(method, f"over {NOTIFICATION_STRINGS:,} strings")
         if method == LOG_MESSAGE and not self._logs.take():
             return self._drop(method, f"more than {LOGS_PER_SECOND} a second")
         if method == RESOURCE_UPDATED:
@@ -200,9 +208,7 @@ class Admission:
             return
         # The modern era has no notification for the request that it was asked in.
         if party is not None and party.lasting:
-            self._elicitations[elicitation_id] = party
-            if len(self._elicitations) > ELICITATIONS_KEPT:
-                self._elicitations.popitem(last=False)
+            keep_latest(self._elicitations, elicitation_id, party, ELICITATIONS_KEPT)
 
     def expect_completions(self, data: object, party: Party | None) -> None:
         """Note the elicitations in the data of an error that sends a person to URLs."""
@@ -271,7 +277,6 @@ class Output:
         self.address, self.on_address = "", None
 
     def feed_stderr(self, data: bytes) -> None:
-        """Add stderr that was read."""
         limit = self._limits.stderr_kept_bytes
         self._kept += data
         if self.on_address is not None and b"://" in data and (found := _served_at(self._kept, len(data))):
@@ -313,8 +318,9 @@ class Output:
         lines = bytes(self._kept[-limit:]).split(b"\n")
         if len(self._kept) > limit and len(lines) > 1:
             del lines[0]
-        shown = (self._readable(line) for line in lines)
-        return tuple([line for line in shown if line][-LINES_KEPT:])
+        # From the end, so that no more lines are made readable than are shown.
+        shown = filter(None, map(self._readable, reversed(lines)))
+        return tuple(islice(shown, LINES_KEPT))[::-1]
 
     def _readable(self, line: bytes) -> str:
         text = one_line(self._redact(clean(line.decode("utf-8", "replace"))))

@@ -223,7 +223,6 @@ class Peer:
         return CallInterruptedError(self.server, pending.subject, self._closed or cause)
 
     def receive(self, frame: bytes | Oversized) -> None:
-        """Take one frame from the channel."""
         if isinstance(frame, Oversized):
             size = f"{frame.size:,} bytes, over the limit of {frame.limit:,} for a message"
             self._reject(frame.head, frame.tail, f"with {size}")

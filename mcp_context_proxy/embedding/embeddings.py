@@ -50,6 +50,7 @@ from mcp_context_proxy.embedding import (
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Document, Item, Snapshot, Tool, Vector
 from mcp_context_proxy.store import VectorStore
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import np, pattern
 
 logger = logging.getLogger(__name__)
@@ -271,6 +272,22 @@ def open_tokenizer(path: Path, max_tokens: int) -> Any:
     return tokenizer
 
 
+@cache
+def whole_tokenizer() -> Any:
+    """Return the packaged tokenizer, which neither cuts texts nor adds special tokens.
+
+    The vocabulary is shared with a tokenizer opened from the same file: reading it takes 25 ms, during which
+    no other thread runs.
+    """
+    from tokenizers import Tokenizer  # noqa: PLC0415 - see the module docstring
+
+    file = PACKAGED_MODEL / TOKENIZER
+    known = _opened.get(file) or Tokenizer.from_file(str(file))
+    tokenizer = Tokenizer(known.model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = known.normalizer, known.pre_tokenizer
+    return tokenizer
+
+
 class TokenCounter:
     """Estimates the tokens of texts. Blocking and thread-safe; the vocabulary is read at the first text.
 
@@ -280,8 +297,6 @@ class TokenCounter:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tokenizer: Any = None
         self._count_word = lru_cache(WORDS_KEPT)(self._pieces)
 
     def count(self, text: str) -> int:
@@ -290,17 +305,7 @@ class TokenCounter:
     def _pieces(self, word: str) -> int:
         if not (word[0].isalnum() or word[0] == "_"):
             return -(-len(word) // PUNCTUATION)
-        with self._lock:
-            if self._tokenizer is None:
-                from tokenizers import Tokenizer  # noqa: PLC0415 - see the module docstring
-
-                # The vocabulary is shared with a tokenizer opened from the same file: reading it takes 25 ms,
-                # during which no other thread runs. This one neither cuts texts nor adds special tokens.
-                file = PACKAGED_MODEL / TOKENIZER
-                known = _opened.get(file) or Tokenizer.from_file(str(file))
-                tokenizer = self._tokenizer = Tokenizer(known.model)
-                tokenizer.normalizer, tokenizer.pre_tokenizer = known.normalizer, known.pre_tokenizer
-        return len(self._tokenizer.encode(word, add_special_tokens=False).ids)
+        return len(whole_tokenizer().encode(word, add_special_tokens=False).ids)
 
 
 T = TypeVar("T")
@@ -485,8 +490,7 @@ class CachedEmbedder:
         """
         if (sketcher := shipped_sketcher(self._model.get().model_id)) is None:
             return None
-        file = PACKAGED_MODEL / TOKENIZER
-        tokenizer = _opened.get(file) or open_tokenizer(file, SKETCHED_CHARACTERS)
+        tokenizer = whole_tokenizer()
         cut = (text[:SKETCHED_CHARACTERS].encode("utf-8", "replace").decode("utf-8") for text in texts)
         return sketcher.of([tokenizer.encode(text, add_special_tokens=False).ids or [0] for text in cut])
 
@@ -553,7 +557,6 @@ class Costs:
     """
 
     def __init__(self, counter: TokenCounter, definition: Callable[[Tool], Raw]) -> None:
-        """Count with `counter`; `definition` returns a tool as it is listed."""
         self.count = counter.count
         """Returns the tokens of a text, which are not remembered."""
         self._definition = definition
@@ -567,9 +570,7 @@ class Costs:
                 text = item.text
             else:
                 text = bytes(self._definition(item)).decode("utf-8", "replace")
-            known = self._known[item.fingerprint] = self.count(text)
-            if len(self._known) > ITEMS_KEPT:
-                self._known.popitem(last=False)
+            known = keep_latest(self._known, item.fingerprint, self.count(text), ITEMS_KEPT)
         return known
 
     def know(self, tokens: Mapping[str, int]) -> None:

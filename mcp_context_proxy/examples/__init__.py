@@ -19,7 +19,6 @@ SERVERS = {
     "files": "files",
     "issues": "desk",
     "notes": "desk",
-    "tables": "files",
     "text": "stateless",
 }
 """The servers by name, which is also the key in a configuration, each with its module in this package."""

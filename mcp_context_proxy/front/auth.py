@@ -46,7 +46,7 @@ from mcp_context_proxy.front.issuer import (
 from mcp_context_proxy.protocol.headers import HeaderFields
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.server.negotiation import LISTEN
-from mcp_context_proxy.system import process
+from mcp_context_proxy.system import process, read_own
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.threads import Cancellable, assigned, in_task
 from mcp_context_proxy.trust import ACTING, THE_USER, Principal
@@ -472,7 +472,7 @@ def _read(path: Path) -> str:
     if not path.is_file():
         raise _unusable(path, "this is not a file")
     _protect(path)
-    token = path.read_bytes().strip()
+    token = read_own(path).strip()
     if not token:
         raise _unusable(path, "the file is empty; delete it for a new token")
     if fault := _fault(token):

@@ -250,7 +250,6 @@ async def read(receive: Receive) -> tuple[bytes, Envelope]:
 def error_response(
     status: HTTPStatus, request_id: RequestId | None, text: str, code: int = INVALID_REQUEST
 ) -> Response:
-    """Return an HTTP response with a status and a JSON-RPC error."""
     return Response(envelope.error_reply(request_id, code, text), status, media_type=JSON_TYPE)
 
 

@@ -144,7 +144,7 @@ _HOSTS: Final = (
         title="Claude Desktop",
         files={"any": ("{config}/Claude/claude_desktop_config.json",)},
         place=("mcpServers",),
-        restart="quit and open Claude Desktop",
+        restart="quit it and open it again",
     ),
     HostPlace(
         name="claude-code",
@@ -153,7 +153,7 @@ _HOSTS: Final = (
         folder_variable="CLAUDE_CONFIG_DIR",
         place=("mcpServers",),
         entry=_claude_code,
-        restart="start new sessions of Claude Code",
+        restart="start a new session",
         signs=("~/.claude",),
     ),
     HostPlace(
@@ -161,7 +161,7 @@ _HOSTS: Final = (
         title="Cursor",
         files={"any": ("~/.cursor/mcp.json",)},
         place=("mcpServers",),
-        restart="restart Cursor, or turn the server on under Settings, MCP",
+        restart="restart it, or turn the server on under Settings, MCP",
     ),
     HostPlace(
         name="vscode",
@@ -169,14 +169,14 @@ _HOSTS: Final = (
         files={"any": ("{config}/Code/User/mcp.json",)},
         place=("servers",),
         entry=_stdio,
-        restart="run 'Developer: Reload Window' in VS Code",
+        restart="run 'Developer: Reload Window'",
     ),
     HostPlace(
         name="windsurf",
         title="Windsurf",
         files={"any": ("~/.codeium/windsurf/mcp_config.json",)},
         place=("mcpServers",),
-        restart="press Refresh in Windsurf's MCP settings",
+        restart="press Refresh in its MCP settings",
     ),
     HostPlace(
         name="codex",
@@ -186,7 +186,7 @@ _HOSTS: Final = (
         place=("mcp_servers",),
         form="toml",
         named=_named_for_codex,
-        restart="start new sessions of Codex",
+        restart="start a new session",
     ),
     HostPlace(
         name="gemini-cli",
@@ -194,7 +194,7 @@ _HOSTS: Final = (
         files={"any": ("~/.gemini/settings.json",)},
         place=("mcpServers",),
         named=_named_for_gemini,
-        restart="start new sessions of Gemini CLI, in folders that you trust: elsewhere it starts no server",
+        restart="start a new session, in a folder that you trust: elsewhere it starts no server",
     ),
     HostPlace(
         name="zed",
@@ -206,7 +206,7 @@ _HOSTS: Final = (
         },
         place=("context_servers",),
         entry=_zed,
-        restart="nothing: Zed notices the change",
+        restart="nothing to do: it notices the change",
     ),
     HostPlace(
         name="opencode",
@@ -215,14 +215,14 @@ _HOSTS: Final = (
         place=("mcp",),
         newer=("mcp", "servers"),
         entry=_opencode,
-        restart="start new sessions of opencode",
+        restart="start a new session",
     ),
     HostPlace(
         name="cline",
         title="Cline",
         files={"any": (_CLINE, "~/.cline/data/settings/cline_mcp_settings.json")},
         place=("mcpServers",),
-        restart="nothing: Cline notices the change",
+        restart="nothing to do: it notices the change",
     ),
     HostPlace(
         name="goose",
@@ -234,14 +234,14 @@ _HOSTS: Final = (
         place=("extensions",),
         form="yaml",
         entry=_goose,
-        restart="start new sessions of Goose",
+        restart="start a new session",
     ),
     HostPlace(
         name="lm-studio",
         title="LM Studio",
         files={"any": ("~/.lmstudio/mcp.json",)},
         place=("mcpServers",),
-        restart="nothing: LM Studio notices the change",
+        restart="nothing to do: it notices the change",
     ),
     HostPlace(
         name="continue",
@@ -253,7 +253,7 @@ _HOSTS: Final = (
         new_text="name: Local Config\nversion: 1.0.0\nschema: v1\n",
         # A new file would hide an older `config.json`, so it is made only for who names this host.
         signs=("~/.continue/config.yaml",),
-        restart="reload Continue's configuration",
+        restart="reload its configuration",
     ),
     HostPlace(
         name="copilot-cli",
@@ -262,7 +262,7 @@ _HOSTS: Final = (
         folder_variable="COPILOT_HOME",
         place=("mcpServers",),
         entry=_copilot,
-        restart="start new sessions of Copilot CLI",
+        restart="start a new session",
     ),
 )
 

@@ -132,6 +132,8 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
                 table["enabled"] = False
             wrong += _needs_host(table, environ, found.notes, name)
             wrong += (reason for one, reason in _ONLY_THERE.items() if entry.get(one))
+            if any(_names_client(entry.get(one)) for one in ("auth", "oauth")):
+                wrong.append(f"its host logs in as a client of its own; {_BY_HAND}")
             wrong += _mistakes(table)
             if form == "yaml" and isinstance(entry, dict) and listed == [] and not entry.get("name"):
                 wrong.append("it has no name")
@@ -149,8 +151,18 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
 _ONLY_THERE: Final = {
     "envFile": "its envFile is not read here; name its variables in env",
     "authProviderType": "its host signs in there with credentials of its own",
+    "sandboxEnabled": "its host runs it in a sandbox, which there is not here",
 }
 """Keys of entries with which only their host can start or reach a server, and the reason."""
+
+
+_BY_HAND: Final = "add the server by hand, with a table [servers.NAME.oauth], to log in as that client here"
+
+
+def _names_client(login: Any) -> bool:
+    """Return whether the settings of a login name a client, whose redirect and secret only its host knows."""
+    names = {str(key).replace("_", "").lower() for key in login} if isinstance(login, dict) else set()
+    return "clientid" in names
 
 
 def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:

@@ -229,7 +229,6 @@ class InteractionIndex:
         return within
 
     def _identified(self, query: str, within: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        """Return the interactions that have an identifier of the query; None if the query has none."""
         from mcp_context_proxy.retrieval.forms import value_kind  # noqa: PLC0415 - expressions of searches
 
         tokens = (token.strip(_EDGES) for token in query.split())

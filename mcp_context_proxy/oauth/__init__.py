@@ -34,7 +34,7 @@ from mcp_context_proxy.store.credentials import (
     SharedCredentials,
 )
 from mcp_context_proxy.store.opening import Lease
-from mcp_context_proxy.system import process, remove_left
+from mcp_context_proxy.system import process, read_own, remove_left
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.threads import in_thread
 
@@ -103,7 +103,6 @@ class CredentialFile:
 
     @property
     def place(self) -> str:
-        """Place where it is kept, for a person."""
         return str(self.path)
 
     def read(self) -> OAuthCredentials | None:
@@ -113,7 +112,7 @@ class CredentialFile:
                 "other users could read the login in %s; they no longer can, but log in again", self.path
             )
         try:
-            found = msgspec.json.decode(self.path.read_bytes(), type=OAuthCredentials)
+            found = msgspec.json.decode(read_own(self.path), type=OAuthCredentials)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:

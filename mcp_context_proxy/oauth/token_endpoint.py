@@ -263,7 +263,6 @@ def _is_refusal(content: bytes) -> bool:
 
 
 def scopes_beyond(given: str | None, known: str | None) -> str:
-    """Return the scopes in `given` that are not in `known`, for a person."""
     more = dict.fromkeys(given.split() if given else ())
     return one_line(" ".join(scope for scope in more if scope not in (known or "").split()), REASON_SHOWN)
 

@@ -149,15 +149,15 @@ def decode(frame: bytes) -> Envelope:
             raise MalformedError(f"its id has more than {ID_CHARACTERS:,} characters", INVALID_REQUEST)
         return message
     except (msgspec.DecodeError, RecursionError) as error:
-        why: Exception = error
+        # Not the error itself: it and this frame would keep each other until a search for garbage.
+        kind, why = type(error), str(error)
     if (mended := _mended(frame)) is not None:
         try:
             return _decode_envelope(mended)
         except (msgspec.DecodeError, RecursionError) as error:
-            why = error
-    known = isinstance(why, msgspec.ValidationError)
-    code = INVALID_REQUEST if known else PARSE_ERROR
-    raise MalformedError(str(why), code, too_deep=isinstance(why, RecursionError))
+            kind, why = type(error), str(error)
+    code = INVALID_REQUEST if issubclass(kind, msgspec.ValidationError) else PARSE_ERROR
+    raise MalformedError(why, code, too_deep=issubclass(kind, RecursionError))
 
 
 def decode_from_server(frame: bytes) -> Envelope:

@@ -222,7 +222,6 @@ class PipeReader(asyncio.Protocol):
         self._feed(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Record that the pipe is closed."""
         del exc
         self.ended.set()
 
@@ -395,7 +394,6 @@ class PipeWriter(asyncio.BaseProtocol):
         """Number of the step whose first small frame is written; 0 if others need not follow it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the pipe, to write to it."""
         self._pipe = cast("asyncio.WriteTransport", transport)
 
     def write_line(self, frame: bytes) -> None:
@@ -429,7 +427,6 @@ class PipeWriter(asyncio.BaseProtocol):
             self._write_piece()
 
     def end_step(self) -> None:
-        """Write the frames that are gathered."""
         self._began_in = 0
         self._write_gathered()
 
@@ -502,12 +499,10 @@ class PipeWriter(asyncio.BaseProtocol):
             self.writable.set()
 
     def pause_writing(self) -> None:
-        """The pipe is full."""
         self._full = True
         self.writable.clear()
 
     def resume_writing(self) -> None:
-        """There is room again."""
         self._full = False
         if self._left:
             self._write_piece()
@@ -515,7 +510,6 @@ class PipeWriter(asyncio.BaseProtocol):
             self.writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Record that the pipe is closed."""
         del exc
         self._pipe = None
         self._left.clear()

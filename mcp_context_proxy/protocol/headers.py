@@ -104,7 +104,6 @@ def check_routing(headers: HeaderFields, method: str, params: Members, meta: Mem
 
 
 def repeats_arguments(headers: HeaderFields) -> bool:
-    """Return whether a request repeats any argument in its headers."""
     return any(name.startswith(_PARAM_PREFIX) for name in headers)
 
 

@@ -83,5 +83,4 @@ def ending_of(result: bytes) -> tuple[Outcome, bool]:
 
 
 def outcome_of(result: bytes) -> Outcome:
-    """Return how a call with this result ended."""
     return ending_of(result)[0]

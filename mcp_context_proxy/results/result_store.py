@@ -207,7 +207,6 @@ class _Lines:
                 return
 
     def after(self, stop: int, number: int) -> Iterator[tuple[int, str]]:
-        """Yield the lines after one."""
         for on in range(1, CONTEXT_LINES + 1):
             start = stop + 1
             if start >= len(self.text):
@@ -281,7 +280,6 @@ class _KeptResult(Struct, eq=False):
     """Held by the thread that reads."""
 
     def read(self) -> bytes:
-        """Read the file. Blocks."""
         assert self.file is not None
         with self.turn:
             self.file.seek(0)

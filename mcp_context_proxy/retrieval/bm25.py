@@ -186,7 +186,6 @@ class LexicalIndex(Struct, frozen=True, eq=False, dict=True):
         return np.minimum(np.round(found, 9), 1.0)
 
     def has(self, term: str) -> bool:
-        """Return whether any item has a term."""
         number = hash(term)
         for group in self.groups:
             known = group.whole.vocabulary
@@ -305,8 +304,7 @@ def _saturated(x: NDArray[np.float32]) -> NDArray[np.float32]:
 class Postings(Struct, frozen=True, eq=False, dict=True):
     """Counts of each term in each field of some items, by term.
 
-    Terms are kept as their hash in this process, so that the counts of different sources need no common
-    vocabulary.
+    Terms are kept as their hash in this process, so that sources need no common vocabulary.
     """
 
     vocabulary: NDArray[np.int64]
@@ -353,7 +351,8 @@ class Postings(Struct, frozen=True, eq=False, dict=True):
     @property
     def terms(self) -> NDArray[np.intp]:
         """Position in the vocabulary of the term of each cell."""
-        return np.repeat(np.arange(self.vocabulary.size), np.diff(self.offsets))
+        # As np.repeat does, which would hold all other threads for 12 ms at a million cells.
+        return np.cumsum(np.bincount(self.offsets[1:-1], minlength=self.cells.size))
 
     def take(self, rows: NDArray[np.int64]) -> Postings:
         """Return the counts of some of the items, in this order."""
@@ -433,7 +432,6 @@ def _together(members: Sequence[TermCounts]) -> Postings:
 
 
 def count_terms(items: Iterable[Fields]) -> TermCounts:
-    """Tokenise and count some items."""
     occurring, lengths = list[int](), list[int]()
     for item in items:
         for field in FIELDS:

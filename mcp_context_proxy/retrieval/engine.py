@@ -265,7 +265,6 @@ class Engine:
         return self._known(snapshot) or self._read(snapshot.part_of or snapshot)
 
     def indexed(self, snapshot: Snapshot) -> bool:
-        """Return whether all of a snapshot is indexed."""
         index = self._known(snapshot)
         return index is not None and index.complete
 

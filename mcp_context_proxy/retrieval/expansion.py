@@ -103,7 +103,6 @@ class Expander:
         """Keys of the names in documents, by fingerprint."""
 
     def related(self, item: Item, snapshot: Snapshot, threshold: float, limit: int) -> list[Expanded]:
-        """Return the items nearest to one, nearest first."""
         graph = self._graph(snapshot)
         at = graph.position(item)
         neighbours = () if at is None else graph.of([at])[0]

@@ -14,7 +14,7 @@ one error as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -234,7 +234,6 @@ def is_arithmetic(kind: str) -> bool:
 
 
 def value_kind(token: str) -> str | None:
-    """Return the kind of value that a token is; None for a word."""
     if len(token) > LONGEST_VALUE or not _MAY_BE_VALUE.search(token):
         return None
     return next((kind for kind, pattern in _TOKENS if pattern.fullmatch(token)), None)
@@ -455,6 +454,11 @@ LIKELY = 11_000
 rarer one, as "forex" is to "fore", is rather a new word."""
 
 
+_ARTICLE: Final = pattern(r"\b(?:the|an?|my|our|your)\s+$", re.IGNORECASE)
+_NO_THINGS: Final = STOP_WORDS | listed("questions")
+"""Words that never stand after an article."""
+
+
 class WordList:
     """Words, the most likely first, among which the nearest to a misspelled one is found."""
 
@@ -467,7 +471,7 @@ class WordList:
         self._lengths = np.array([len(word) for word in self._words], np.int16)
         self._letters = _letter_counts(self._words)
 
-    def nearest(self, word: str, most: int = 2) -> tuple[str, int] | None:
+    def nearest(self, word: str, most: int = 2, but: Container[str] = ()) -> tuple[str, int] | None:
         """Return the nearest word within one or two errors, with their number; of equals the first."""
         if not self._words:
             return None
@@ -480,7 +484,8 @@ class WordList:
         for at in np.flatnonzero(near)[:CANDIDATES].tolist():
             candidate = self._words[at]
             # People rarely miss the first letter; a word that differs in it is mostly another word.
-            if candidate[0] != word[0] and word[:2] != candidate[1::-1] and word != candidate[1:]:
+            begins_otherwise = candidate[0] != word[0] and word[:2] != candidate[1::-1]
+            if candidate in but or (begins_otherwise and word != candidate[1:]):
                 continue
             if len(word) <= SHORT and len(candidate) <= len(word) and sorted(candidate) != sorted(word):
                 continue
@@ -490,17 +495,19 @@ class WordList:
         return found
 
 
-def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
+def correction(word: str, catalog: Callable[[], WordList], before: str = "") -> str | None:
     """Return the word that a misspelled word was probably meant to be; None for a right or a strange one.
 
     Words of the catalog go before others that are as near. Of the packaged ones only the likely are meant.
     Two words written as one ("backend", "rootkit") are often a new word, and letters without a vowel ("smth")
     short for something: only a word of the catalog with one error is then taken to be meant, or one of the
-    same letters ("histroy"). A word that is derived from a known one ("scalable") is right.
+    same letters ("histroy"). A word that is derived from a known one ("scalable") is right. After an article
+    no such word as "whether" is meant: "the wether" is the weather.
 
     Args:
         word: In lower case; none that the catalog has or that is known otherwise (`text.is_known`).
         catalog: Returns the words of its names.
+        before: What is written before the word.
     """
     if not SHORTEST <= len(word) <= LONGEST or not (word.isascii() and word.isalpha()):
         return None
@@ -510,7 +517,8 @@ def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
         swapped = likely().nearest(word, 1)
         found = [catalog().nearest(word, 1), swapped if swapped and is_swapped(word, swapped[0]) else None]
     else:
-        found = [catalog().nearest(word), likely().nearest(word)]
+        but = _NO_THINGS if _ARTICLE.search(before) else ()
+        found = [catalog().nearest(word), likely().nearest(word, but=but)]
     near = [one for one in found if one is not None]
     return min(near, key=lambda one: one[1])[0] if near else None
 
@@ -570,7 +578,6 @@ def errors(first: str, second: str) -> int:
 
 @cache
 def packaged() -> WordList:
-    """Return the words of `WORDS`."""
     return WordList(WORDS.read_text(encoding="ascii").split())
 
 

@@ -99,7 +99,6 @@ class Filters(Struct, frozen=True):
     """The only tools that are considered, by server and own name; None for all."""
 
     def allow(self, item: Item) -> bool:
-        """Return whether one item meets them."""
         tool = item if isinstance(item, Tool) else None
         source = item.server or f"{item.kind}s"
         if self.servers is not None and source not in self.servers:
@@ -152,7 +151,6 @@ class Reading(Struct, frozen=True, eq=False):
 
     @classmethod
     def joined(cls, readings: Sequence[Reading]) -> Reading:
-        """Join several."""
         known = np.concatenate([np.zeros(0, np.int64), *(one.known_labels for one in readings)])
         known, numbers = np.unique(known, return_inverse=True)
         numbered = np.split(numbers, np.cumsum([one.known_labels.size for one in readings]))
@@ -235,7 +233,6 @@ class Part(Struct, frozen=True, eq=False):
         return self.reading.texts[np.repeat(~self.ready, self.reading.sizes)]
 
     def texts_of(self, place: int) -> tuple[str, ...]:
-        """Return the texts of an item."""
         return self.texts[place] or item_text(self.reading.items[place], self.several_servers)[1]
 
 
@@ -296,7 +293,6 @@ class Index(Struct, frozen=True, eq=False):
         return sum(int(part.reading.sizes.sum()) for part in of_documents)
 
     def texts_of(self, item: int) -> tuple[str, ...]:
-        """Return the texts of an item, those that have vectors."""
         source = int(self.sources[item])
         part = next(islice(self.parts.values(), source, None))
         return part.texts_of(item - int(self.lexical.firsts[source]))
@@ -392,7 +388,6 @@ class Index(Struct, frozen=True, eq=False):
         return self.suspected.get(of.server) if isinstance(of, Tool) else None
 
     def has_label(self, label: str) -> bool:
-        """Return whether any item has a label (`item_metadata`)."""
         return any(hash(label) in group.whole.known_labels for group in self.readings)
 
     def allowed(self, filters: Filters) -> NDArray[np.bool_]:
@@ -463,7 +458,6 @@ class QueryWords(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, query: ReadQuery, index: Index) -> QueryWords:
-        """Look for the words of a query."""
         lexical = index.lexical.score(query.weights)
         return cls(
             lexical,

@@ -305,7 +305,6 @@ class ItemMetadata(Struct, frozen=True):
 
     @property
     def all_tags(self) -> frozenset[str]:
-        """Configured and derived tags."""
         return frozenset((*self.tags, *self.derived_tags))
 
     def labels(self) -> Iterator[str]:
@@ -318,12 +317,10 @@ class ItemMetadata(Struct, frozen=True):
 
 
 def category_label(category: str) -> str:
-    """Return the label of a category, for `Filters`."""
     return f"category:{category}"
 
 
 def tag_label(tag: str) -> str:
-    """Return the label of a tag, for `Filters`."""
     return f"tag:{tag}"
 
 

@@ -123,7 +123,6 @@ class Evidence(Struct, frozen=True, eq=False):
 
     @classmethod
     def joined(cls, parts: Sequence[Evidence]) -> Evidence:
-        """Join several."""
         return cls(
             np.concatenate([np.zeros((0, 2), np.int32), *(one.sentences for one in parts)]),
             np.concatenate([np.zeros(0, np.bool_), *(one.is_described for one in parts)]),
@@ -204,7 +203,6 @@ def _sentences(text: str) -> list[str]:
 
 
 def _beginnings(name: str) -> set[str]:
-    """Return the beginnings of the words of a name."""
     return {_beginning(word) for word in identifier_words(name[:NAME_LIMIT]).split()} - {""}
 
 

@@ -258,7 +258,6 @@ class Links(Struct, eq=False, dict=True):
         )
 
     def tool(self, at: int) -> Tool:
-        """Return the tool at a position in the index."""
         tool = self.index.items[at]
         assert isinstance(tool, Tool)
         return tool

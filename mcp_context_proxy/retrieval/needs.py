@@ -252,7 +252,6 @@ def divided(query: str) -> list[str]:
 
 
 def needs_of(query: str) -> list[Span]:
-    """Return where the needs of a query are, in order."""
     needs, at = list[Span](), 0
     for sentence in sentences(query):
         at = query.index(sentence, at)

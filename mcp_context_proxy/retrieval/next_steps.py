@@ -178,7 +178,6 @@ class CallResult(Struct, frozen=True):
 
     @classmethod
     def of(cls, tool: Tool, text: str) -> CallResult:
-        """Read the result of a call."""
         fields = (identifier_words(match[1]) for match in _FIELD.finditer(text))
         return cls(
             tool=tool,

@@ -47,7 +47,6 @@ class Purpose(Struct, frozen=True, eq=False):
     """Purpose of the tools that serve it where none is there that is made for it."""
 
     def is_served_by(self, tool: Tool) -> bool:
-        """Return whether a tool says that it serves this."""
         text = f"{tool.server}. {identifier_words(tool.name)}. {tool.description[:FIRST_CHARACTERS]}"
         return bool(self.said.search(text))
 

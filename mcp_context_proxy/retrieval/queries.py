@@ -440,7 +440,9 @@ class _Reader:
         if not is_known(word):
             corrected = sum(right is not None for right in found.values())
             may_be_wrong = len(found) < MOST_COMPARED and corrected < MOST_CORRECTED
-            found[word] = correction(word, self._catalog) if self._in_english and may_be_wrong else None
+            before = self._written[max(0, token.start - 8) : token.start]
+            meant = correction(word, self._catalog, before) if self._in_english and may_be_wrong else None
+            found[word] = meant
             if not self._in_english:
                 self.foreign.update(map(stem, words(word)))
         elif token.start in self._openings and (order := same_letters(word, ORDERS)):

@@ -89,6 +89,11 @@ DOUBT_OF_PURPOSE = 0.08
 """Evidence beyond what is needed below which a request of a general purpose may be one for such a tool: a
 question about the world for a web search."""
 
+FAR_FROM_MEANT = 0.45
+"""Score of the best item below which the same holds: "what is the capital of Peru" is near to no tool, and
+has words of those that search for places. Of 96 answers to questions about the world, four more show a web
+search then, for 0.04 tools each."""
+
 DOUBT_OF_SERVICE, NAMING_LOOKED_FOR = 1.1, 5
 """Evidence beyond the usual that is needed where a request names a service, and none of the nearest does."""
 
@@ -374,7 +379,10 @@ class QueryScores:
             self.query.purpose is None
             or bool(self.exact or self._firm_supports())
             or evidence is None
-            or evidence >= needed_evidence(self.allowed) + DOUBT_OF_PURPOSE
+            or (
+                evidence >= needed_evidence(self.allowed) + DOUBT_OF_PURPOSE
+                and self.fused.max(initial=-np.inf) >= FAR_FROM_MEANT
+            )
         )
 
     def serving(self) -> list[Result]:
@@ -577,7 +585,6 @@ def ages_of(items: Sequence[Item], index: Index) -> NDArray[np.float64]:
 
 
 def younger(ages: NDArray[np.float64]) -> bool:
-    """Return whether one of some ages is younger than another."""
     known = ages[~np.isnan(ages)]
     return bool(known.size and known.max() - known.min() >= YOUNGER_SECONDS)
 

@@ -24,8 +24,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self
 
@@ -38,11 +37,12 @@ from mcp_context_proxy.config import Config, Limits, RerankConfig
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.downstream import Ask
 from mcp_context_proxy.errors import RerankError
-from mcp_context_proxy.items import Item, Tool
+from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, clean, in_words, one_line
 from mcp_context_proxy.retrieval import Ranking, Result
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ SYSTEM: Final = (
     "Answer with the numbers of the tools only, best first, separated by commas, such as: 2, 1, 3"
 )
 
-FEW_CANDIDATES: Final = 5
-"""Tools that a general model is asked about: on public sets the right tool is among so many in 94 of 100
+CANDIDATES: Final = 5
+"""Tools that a model is asked about: on public sets the right tool is among so many in 94 of 100
 cases where it is among ten; more make a question longer and a small model worse."""
 
 MARK_BYTES: Final = 8
@@ -87,10 +87,6 @@ class CandidateItem:
 
     name: str
     description: str
-    score: float = 0.0
-    """Score of the search, for a model that adds to it; 0 for one that orders by itself."""
-    item: Item | None = field(default=None, compare=False)
-    """The tool; None in a question that tries a model."""
 
 
 class RerankerModel(Protocol):
@@ -100,10 +96,6 @@ class RerankerModel(Protocol):
     """The model and its place, for a person."""
     key: str
     """Identity of the model: after a failure it is left alone for a while."""
-    candidates: int
-    """Number of tools that it is asked about."""
-    reach: float | None
-    """Lead in the search's score that it cannot overcome; None for a model that orders by itself."""
 
     async def order(self, query: str, candidates: Sequence[CandidateItem]) -> Sequence[int]:
         """Return positions of candidates, best first; the caller sets the time limit.
@@ -184,8 +176,6 @@ class SamplingRerankerModel:
     """The model of a client that declared sampling, asked by ``sampling/createMessage``."""
 
     name = "the client's model"
-    candidates: int = FEW_CANDIDATES
-    reach: float | None = None
 
     def __init__(self, ask: Ask, client: str) -> None:
         """Ask through ``ask``, in the client's era; ``client`` tells it from other clients."""
@@ -269,28 +259,23 @@ class Reranker:
         """True if a search may ask the model of its client without being told to."""
         return self._model is None and self.mode != "never"
 
-    @property
-    def depth(self) -> int:
-        """Number of tools that a ranking needs to have."""
-        return FEW_CANDIDATES if self._model is None else self._model.candidates
-
     async def rerank(
         self, ranking: Ranking, client: RerankerModel | None = None, mode: RerankMode | None = None
     ) -> tuple[Ranking, Reranking | None]:
         """Return a ranking with its best tools in a better order, or unchanged, and the outcome.
 
-        It should have `depth` tools or more. ``client`` is the client's own model, if it can be asked.
+        It should have `CANDIDATES` tools or more. ``client`` is the client's own model, if it can be asked.
         ``mode`` overrides the configured mode; with "never" there is no outcome.
         """
         mode = mode or self.mode
         if mode == "never":
             return ranking, None
         model = self._model or client
-        asked = candidates(ranking, FEW_CANDIDATES if model is None else model.candidates)
-        skipped = reason_to_skip(ranking, asked, mode, None if model is None else model.reach)
+        asked = candidates(ranking)
+        skipped = reason_to_skip(ranking, asked, mode)
         if skipped is not None or model is None:
             return ranking, Reranking(False, f"skipped: {skipped or NO_MODEL}")
-        texts = tuple(_described(result, with_score=model.reach is not None) for result in asked)
+        texts = tuple(map(_described, asked))
         question = (model.key, ranking.query, texts)
         if (order := self._orders.get(question)) is not None:
             return reordered(ranking, asked, order), Reranking(True, f"ordered by {model.name}, as before")
@@ -307,9 +292,7 @@ class Reranker:
             logger.warning("%s. The order of the search stays.", error)
             return ranking, Reranking(False, one_line(str(error), LINE_CHARACTERS), now - began)
         self._failures.pop(model.key, None)
-        self._orders[question] = order
-        if len(self._orders) > ORDERS_KEPT:
-            self._orders.popitem(last=False)
+        keep_latest(self._orders, question, order, ORDERS_KEPT)
         outcome = Reranking(True, f"ordered by {model.name}", self._clock() - began)
         return reordered(ranking, asked, order), outcome
 
@@ -347,7 +330,6 @@ class Reranker:
 
 
 def reranker_for(config: Config) -> Reranker:
-    """Make the configured reranker."""
     return Reranker(config.rerank.mode, reranker_model_for(config.rerank, config.limits), config.limits)
 
 
@@ -361,14 +343,10 @@ def reranker_model_for(settings: RerankConfig, limits: Limits) -> RerankerModel 
     if settings.endpoint is not None:
         return models.ChatRerankerModel(settings, limits)
     assert settings.model is not None
-    folder = Path(settings.model)
-    with suppress(OSError):  # one that nobody may look into is reported when it is opened
-        if (folder / models.MANIFEST).is_file():
-            return models.SecondOpinionModel(folder)
-    return models.CrossEncoderModel(folder)
+    return models.CrossEncoderModel(Path(settings.model))
 
 
-def candidates(ranking: Ranking, most: int = FEW_CANDIDATES) -> tuple[Result, ...]:
+def candidates(ranking: Ranking) -> tuple[Result, ...]:
     """Return the results that a model may be asked about: the best, selected or just not selected.
 
     A tool whose exact name was given keeps its place, and so does the first one if it was used for requests
@@ -381,16 +359,11 @@ def candidates(ranking: Ranking, most: int = FEW_CANDIDATES) -> tuple[Result, ..
         if not (result.exact or (at == 0 and result.learned > 0))
     ]
     several = any(result.serves is not None for result in selected)
-    return tuple([*selected, *(() if several else ranking.others)][:most])
+    return tuple([*selected, *(() if several else ranking.others)][:CANDIDATES])
 
 
-def reason_to_skip(
-    ranking: Ranking, asked: Sequence[Result], mode: RerankMode, reach: float | None = None
-) -> str | None:
-    """Return why no model needs to be asked about the candidates of a ranking; None if one should be.
-
-    ``reach`` is the lead that the model cannot overcome; None for a model that orders by itself.
-    """
+def reason_to_skip(ranking: Ranking, asked: Sequence[Result], mode: RerankMode) -> str | None:
+    """Return why no model needs to be asked about the candidates of a ranking; None if one should be."""
     if not ranking.fits:
         return "nothing fits the query"
     if any(result.exact for result in ranking.results) and mode == "auto":
@@ -402,17 +375,15 @@ def reason_to_skip(
     if mode == "always":
         return None
     best = asked[0].score
-    if reach is None and best > CERTAIN:
+    if best > CERTAIN:
         return f"the best tool scores {best:.2f}"
-    other, enough = (min(2, len(asked) - 1), AHEAD) if reach is None else (1, reach)
-    lead = best - asked[other].score
-    return f"the best tool leads by {lead:.2f}" if lead > enough else None
+    lead = best - asked[min(2, len(asked) - 1)].score
+    return f"the best tool leads by {lead:.2f}" if lead > AHEAD else None
 
 
-def _described(result: Result, *, with_score: bool) -> CandidateItem:
-    item, score = result.item, result.score if with_score else 0.0
-    name = item.exposed_name if isinstance(item, Tool) else item.name
-    return CandidateItem(name, item.description, score, item)
+def _described(result: Result) -> CandidateItem:
+    item = result.item
+    return CandidateItem(item.exposed_name if isinstance(item, Tool) else item.name, item.description)
 
 
 def reordered(ranking: Ranking, asked: Sequence[Result], order: Sequence[int]) -> Ranking:

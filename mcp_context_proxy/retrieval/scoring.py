@@ -484,7 +484,6 @@ def calibration_for(embedding: EmbeddingConfig) -> Calibration:
 
 @cache
 def packaged_background(model: str = PACKAGED_MODELS[0]) -> Background:
-    """Return the background by a packaged model."""
     return PackagedBackground(model)
 
 
@@ -521,7 +520,6 @@ class Passage(Struct, frozen=True):
 
     @property
     def lexical(self) -> float:
-        """The sum of the terms."""
         return math.fsum(amount for _, _, amount in self.terms)
 
     @property

@@ -42,12 +42,10 @@ TABLES: Final[Mapping[str, Sequence[str]]] = _tables()
 
 
 def listed(table: str) -> frozenset[str]:
-    """Return the words of a table."""
     return frozenset(" ".join(TABLES[table]).split())
 
 
 def meanings(table: str) -> dict[str, str]:
-    """Return the meaning of each form of a table of meanings."""
     by_meaning = (line.split(" = ", 1) for line in TABLES[table])
     return {form: meaning for meaning, forms in by_meaning for form in forms.split("; ")}
 
@@ -253,7 +251,6 @@ _QUOTED = pattern("\"([^\"]{3,2000})\"|“([^“”]{3,2000})”|(?:(?<=\\s)|^)'
 
 
 def quotations(text: str) -> list[Span]:
-    """Return where a text has something in quotation marks."""
     if not any(mark in text for mark in _QUOTATION_MARKS):
         return []
     return [match.span() for match in _QUOTED.finditer(text)]

@@ -207,6 +207,15 @@ class Profiles:
         info = None if host is None else envelope.raw({"name": host})
         return self.of_client(replace(THE_USER, launched=folder), info)
 
+    def in_folder(self, principal: Principal, folder: str) -> Principal:
+        """Return a principal with the documents of the projects around a folder, of those that it has."""
+        if not self._roots:
+            return principal
+        around = self._projects((folder,))
+        if principal.projects is not None:
+            around = tuple(one for one in around if one in principal.projects)
+        return replace(principal, projects=around)
+
     def _of(self, principal: Principal, said: str) -> Principal:
         if principal.profile is not None:
             name = principal.profile.name

@@ -387,17 +387,20 @@ def tell_waiting(params: Members, notify: Notify, seconds: float, standing: str)
         notify(PROGRESS, {"progressToken": token, **waiting_facts(seconds, standing)})
 
 
+class NotAnObjectError(RequestError):
+    """A call whose arguments are no object."""
+
+
 def object_in_text(arguments: Raw) -> Raw:
     """Return arguments that a model sent as a string of JSON as the object in it; none of an empty string.
 
-    Raises:
-        RequestError: they are no object.
+    Raises `NotAnObjectError` if they are none.
     """
     text = "{}" if bytes(arguments) == b'""' else (envelope.text(arguments) or "").strip()
     try:
         envelope.members(text.encode())
     except (msgspec.DecodeError, RecursionError):
-        raise RequestError(INVALID_PARAMS, "arguments of tools/call must be an object") from None
+        raise NotAnObjectError(INVALID_PARAMS, "arguments of tools/call must be an object") from None
     return Raw(text.encode())
 
 

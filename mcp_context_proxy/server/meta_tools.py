@@ -41,7 +41,7 @@ from mcp_context_proxy.results import FAILED, ReadError, outcome_of, read, with_
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.consent import PendingInput
-from mcp_context_proxy.server.forwarding import tell_waiting
+from mcp_context_proxy.server.forwarding import NotAnObjectError, tell_waiting
 from mcp_context_proxy.server.meta_definitions import (
     CALL,
     CALL_READ_ONLY,
@@ -87,7 +87,7 @@ from mcp_context_proxy.server.search_answers import (
     search_text,
     shown_name,
 )
-from mcp_context_proxy.server.signatures import misfit
+from mcp_context_proxy.server.signatures import misfit, needs_object
 from mcp_context_proxy.server.tools_call import NO_ARGUMENTS, InteractionLog, ToolCalls, failure, unknown
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import Role, reaches
@@ -194,6 +194,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             result = _not_read_only(caller.name_of(tool), f"counts as {tool.tool_class}: {tool.class_reason}")
         except UnknownItemError as error:
             result = unknown(error)
+        except NotAnObjectError as error:
+            result = failure(needs_object(tool, caller.name_of(tool)) if tool else str(error))
         except (DownstreamError, RequestError) as error:
             refused = tool is not None and isinstance(error, RemoteError)
             differs = misfit(tool, caller.name_of(tool), arguments) if refused and tool else ""

@@ -132,6 +132,9 @@ async def ask_client(caller: Caller, ask: Ask, method: str, params: Members) -> 
     return await ask(method, params)
 
 
+ROLES: Final = ("user", "assistant")
+"""Roles that the messages of a sampling request may have."""
+
 ANSWERS: Final = ("accept", "decline", "cancel")
 """What a person may do with an elicitation."""
 
@@ -321,6 +324,7 @@ def checked(client: DownstreamClient, method: str, params: Members) -> Members:
         message = asked.get("message")
         asked["message"] = named(server, message if isinstance(message, str) else "", "asks")
     elif method == SAMPLING:
+        _check_roles(asked.get("messages"))
         _bound_sampling(asked, limits.sampling_tokens)
         system = asked.get("systemPrompt") or NO_SYSTEM_PROMPT
         asked["systemPrompt"] = named(server, system if isinstance(system, str) else "", "asks")
@@ -356,6 +360,15 @@ def _unchanged(value: str, key: str) -> str:
     if key != "pattern" and unmarked(value) != value:
         raise RequestError(INVALID_PARAMS, f"it writes the mark of a server in {where}")
     return value
+
+
+def _check_roles(messages: Any) -> None:
+    """Refuse messages that some hosts would give a model as those of its system or its developer."""
+    for message in messages if isinstance(messages, list) else [messages]:
+        for key, value in message.items() if isinstance(message, dict) else ():
+            if envelope.letters_of(key) == "role" and (key != "role" or value not in ROLES):
+                said = quoted(f"{key}: {value}")
+                raise RequestError(INVALID_PARAMS, f"a message has {said}; roles are {', '.join(ROLES)}")
 
 
 def _bound_sampling(asked: dict[str, Any], most: int) -> None:

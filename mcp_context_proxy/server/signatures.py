@@ -304,6 +304,17 @@ def misfit(tool: Tool, name: str, arguments: bytes) -> str:
     return " ".join([takes, *sentences, f"Search for {name} to see all about it."])
 
 
+def needs_object(tool: Tool, name: str) -> str:
+    """Return what to write for a model that has called a tool with something else than an object."""
+    told = ToolSignature(tool)
+    shown = [one for one in told.properties if one in told.needed][:MISFITS] or [*told.properties][:1]
+    example = ", ".join(f"{_literal(one)}: ..." for one in shown)
+    return (
+        f"{name} was not called: its arguments must be an object, {{{example}}}. "
+        f"It takes {told.text('', DETAIL_OF_MISFIT)}."
+    )
+
+
 def _may_be(value: Raw, schema: Any) -> bool:
     """Return whether a value has the type of a schema, and is one of its values, as far as that is plain."""
     values, kind = _list(schema, "enum"), _dict(schema).get("type")

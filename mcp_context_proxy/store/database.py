@@ -291,7 +291,6 @@ class FailureLog:
 
     @contextlib.contextmanager
     def logged(self) -> Iterator[None]:
-        """Log the failure of the work inside."""
         try:
             yield
         except StoreError as error:

@@ -83,7 +83,6 @@ class ChangeHints:
             return False
 
     def close(self) -> None:
-        """Stop listening."""
         self._closing.set()
         with self._lock:
             if self._connected is not None:

@@ -179,7 +179,6 @@ class DocumentUsage(Usage):
 
     @property
     def key(self) -> DocumentKey:
-        """Kind and name of the document."""
         return self.kind, self.name
 
 

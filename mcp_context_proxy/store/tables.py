@@ -63,7 +63,6 @@ def _checksum(model_id: str, key: bytes | None, blob: bytes) -> int:
 
 
 def is_vector(blob: object) -> bool:
-    """Return whether a blob is an array of float32."""
     return isinstance(blob, bytes) and len(blob) % STORED_BYTES == 0
 
 
@@ -267,7 +266,6 @@ class ToolSessionStore(Tables):
         return [ToolSessions(*row) for row in rows]
 
     def tools(self) -> list[ToolKey]:
-        """Return every tool that was used in a session."""
         rows = self._database.rows("SELECT DISTINCT server, tool FROM tool_sessions ORDER BY 1, 2")
         return [(server, tool) for server, tool in rows]
 

@@ -1,12 +1,13 @@
 """The process, the machine and its user: threads, signals, memory, descriptors, clocks.
 
 Here is the user's own: the place of the configuration, its first text, and the variables that servers
-inherit. Standard library only: the bridge reads it, too.
+inherit; locks of files; and a bound on what is remembered. Standard library only: the bridge reads it, too.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 from contextlib import contextmanager
@@ -17,7 +18,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
-    from typing import Final
+    from typing import IO, Final, TypeVar
+
+    K = TypeVar("K")
+    V = TypeVar("V")
 
 
 APP: Final = "mcp-context-proxy"
@@ -72,6 +76,35 @@ def begin(environ: Mapping[str, str]) -> str | None:
     except OSError:
         return None
     return f"{APP}: no server is configured yet, and {file} was written for them: {TO_BEGIN}"
+
+
+OWN_BYTES: Final = 64 * 1024 * 1024
+"""Size of the largest file of its own that the proxy reads whole."""
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file to read. A pipe in its place keeps nobody waiting for its other end.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(None, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_own(path: Path) -> bytes:
+    """Return the content of a file that the proxy keeps.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger than the proxy writes any.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > OWN_BYTES:
+            raise OSError(None, f"it is over {OWN_BYTES:,} bytes", str(path))
+        return file.read(OWN_BYTES)
 
 
 LEFT_SECONDS: Final = 3600.0
@@ -187,3 +220,12 @@ def lock(descriptor: int) -> None:
         import fcntl  # noqa: PLC0415 - not on Windows
 
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def keep_latest(kept: dict[K, V], key: K, value: V, most: int) -> V:
+    """Store a value as the latest one, and return it; of more than `most`, the oldest is dropped."""
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > most:
+        del kept[next(iter(kept))]
+    return value

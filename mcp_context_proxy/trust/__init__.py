@@ -39,11 +39,9 @@ class Profile(Struct, frozen=True):
     """Calls that are not simply made, by danger class."""
 
     def reaches(self, server: str) -> bool:
-        """Return whether its clients get a server."""
         return _matches(self.servers, server)
 
     def has(self, tool: Tool) -> bool:
-        """Return whether its clients get a tool."""
         allowed = self._allow(tool) != "never"
         return allowed and self.reaches(tool.server) and _matches(self.tools, f"{tool.server}__{tool.name}")
 
@@ -63,7 +61,6 @@ class Profile(Struct, frozen=True):
 
 
 def profile_of(name: str, settings: ClientConfig) -> Profile:
-    """Return the profile of a table of the configuration."""
     classes: Mapping[ToolClass, Allow] = {one: getattr(settings.classes, one) for one in ToolClass}
     return Profile(
         name,
@@ -78,7 +75,6 @@ def profile_of(name: str, settings: ClientConfig) -> Profile:
 
 
 def profile_in(principal: str | None) -> str | None:
-    """Return the profile in the name of a principal; None if it has none."""
     before, mark, name = (principal or "").rpartition(MARK)
     return name if mark and (not before or before.endswith(" ")) else None
 
@@ -93,7 +89,6 @@ PERSONS_SHARE: Final = 2
 
 
 def names_of(document: Document) -> Iterable[str]:
-    """Return the names by which a profile can name a document."""
     return filter(None, (document.name, document.full_name))
 
 
@@ -190,7 +185,6 @@ class Principal:
         return whole if self.is_admin else max(whole // PERSONS_SHARE, 1)
 
     def may(self, role: Role) -> bool:
-        """Return whether they have a role, or a higher one."""
         return self.role >= role
 
     def reaches(self, server: str) -> bool:

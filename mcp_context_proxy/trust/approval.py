@@ -41,6 +41,7 @@ from mcp_context_proxy.trust.fingerprints import (
     foreign,
     is_distinctive,
     list_digest,
+    output_schema,
     ruling_of,
     suspicion,
     withheld,
@@ -297,7 +298,8 @@ class Approvals:
         unknown = [one for one in candidates.values() if record.find(one) is None]
         owners = self._names_of_others(origin.server, own_names()) if unknown else {}
         signs = {one.name: sign for one in unknown if (sign := suspicion(one, owners)) is not None}
-        judgement = self._judge(record, origin, kind, candidates, signs)
+        outputs_known = self._outputs_known(record, unknown)
+        judgement = self._judge(record, origin, kind, candidates, signs, outputs_known)
         if not judgement.additions:
             return judgement.rulings
 
@@ -305,7 +307,7 @@ class Approvals:
             nonlocal judgement
             if record.waiting or kept != record.kept:
                 # Anew, because another process has decided about the same server meanwhile.
-                judgement = self._judge(Record(kept), origin, kind, candidates, signs)
+                judgement = self._judge(Record(kept), origin, kind, candidates, signs, outputs_known)
             return judgement.additions
 
         try:
@@ -315,7 +317,7 @@ class Approvals:
             self.first_seen = self._store.first_seen()
         except StoreError:
             # What was held in memory stays held, whatever the store has by then.
-            judgement = self._judge(record, origin, kind, candidates, signs)
+            judgement = self._judge(record, origin, kind, candidates, signs, outputs_known)
             record.add(judgement.additions)
             waiting, added = record.waiting, judgement.additions
             record.waiting = Additions(
@@ -367,6 +369,7 @@ class Approvals:
         kind: Approvable,
         candidates: Mapping[str, Candidate],
         signs: Mapping[str, str],
+        outputs_known: Collection[str],
     ) -> _Judgement:
         """Return the decisions about a list, and their additions to a record."""
         judgement, now = _Judgement(), time_of_day()
@@ -382,7 +385,14 @@ class Approvals:
             state = None
             if row is None:
                 sign = signs.get(name)
-                event = event_of(one, of_name, first=first, version_seen=seen, suspect=sign is not None)
+                event = event_of(
+                    one,
+                    of_name,
+                    first=first,
+                    version_seen=seen,
+                    suspect=sign is not None,
+                    output_known=name in outputs_known,
+                )
                 state = DECISIONS[event][origin.mode]
                 row = _row(one, origin, state, event, sign or "", now)
             elif row.state == State.HELD:
@@ -403,6 +413,33 @@ class Approvals:
             source = (origin.server, kind, origin.connection, origin.version)
             judgement.versions.append(VersionRow(*source, now, digest))
         return judgement
+
+    def _outputs_known(self, record: Record, unknown: Iterable[Candidate]) -> set[str]:
+        """Return the names of definitions that differ from a taken one, but in nothing that a model may see.
+
+        None do while the store cannot be read, or has lost the taken ones.
+        """
+        alike = {
+            one.name: [
+                row.key
+                for row in record.rows.get((one.kind, one.name), ())
+                if row.state in TAKEN and row.seen == one.fingerprint.seen
+            ]
+            for one in unknown
+        }
+        wanted = {key for keys in alike.values() for key in keys}
+        kept: Mapping[bytes, bytes] = {}
+        try:
+            if wanted:
+                kept = {**self._store.definitions(wanted), **record.waiting.definitions}
+        except StoreError:
+            kept = record.waiting.definitions
+        schemas = {key: output_schema(kept[key]) for key in wanted if key in kept}
+        return {
+            one.name
+            for one in unknown
+            if any(schemas.get(key) == output_schema(bytes(one.definition)) for key in alike[one.name])
+        }
 
     def _may_record(self, record: Record, server: str, one: Candidate) -> bool:
         name = one.kind, one.name

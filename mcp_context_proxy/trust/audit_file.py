@@ -24,7 +24,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from mcp_context_proxy.system import process
+from mcp_context_proxy.system import open_regular, process, read_own
 from mcp_context_proxy.trust import person_in
 
 NAME: Final = "audit"
@@ -137,7 +137,7 @@ class AuditFile:
             most = min(self._max_bytes, MERGED_BYTES)
             kept: Sequence[_Line] = ()
             for path in (*older, oldest := self._numbered(self._files - 1)):
-                with contextlib.suppress(FileNotFoundError), _opened(path) as file:
+                with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
                     while lines := list(itertools.islice(_lines(file), MERGED_LINES)):
                         # A killed rotation leaves a line in two files.
                         unique = {line.text: line for line in (*kept, *lines)}
@@ -174,7 +174,7 @@ class AuditFile:
 
     def _read_key(self, path: Path) -> bytes:
         process.make_private(path)
-        key = path.read_bytes()
+        key = read_own(path)
         if len(key) != KEY_BYTES:
             raise OSError(None, f"it does not have {KEY_BYTES} bytes; delete it for a new one", str(path))
         return key
@@ -188,7 +188,7 @@ class AuditFile:
             # The newest first: a file that is renamed meanwhile is met a second time, and none is missed.
             while True:
                 try:
-                    file = stack.enter_context(_opened(self._numbered(number)))
+                    file = stack.enter_context(open_regular(self._numbered(number)))
                 except FileNotFoundError:
                     if number:
                         break
@@ -210,7 +210,7 @@ class AuditFile:
         while True:
             if file is None:
                 with contextlib.suppress(FileNotFoundError):
-                    file = _opened(self.path)
+                    file = open_regular(self.path)
                     file.seek(0, os.SEEK_END if at_end else os.SEEK_SET)
                 at_end, rest = False, b""
             if file is not None:
@@ -224,15 +224,6 @@ class AuditFile:
                     file = None
                     continue
             yield None
-
-
-def _opened(path: Path) -> IO[bytes]:
-    """Open a file to read; a pipe in its place keeps nobody waiting for its other end."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(None, "it is not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
 
 
 def _id(status: os.stat_result) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """Fingerprints of definitions, the signs by which one is withheld, and the table of decisions about them.
 
-A definition is canonical JSON, split into two parts. *Seen* is what a model reads or a host decides by;
+A definition is canonical JSON, split into two parts. *Seen* is what every model reads or a host decides by;
 *rest* is everything else. Two definitions are the same if both parts are, in whatever order a server writes
-their members.
+their members. In the rest is the output schema, which some hosts show to models: a change of it is one of
+what is seen.
 
 The signs (`suspicion`) are few and hard: none of them occurs in the definitions of some thousand real tools.
 They are a reason to look, not a filter that a careful writer could not pass; the wall is the comparison with
@@ -48,7 +49,9 @@ SEEN: Final = {
     Approvable.PROMPT: frozenset({"name", "title", "description", "arguments"}),
     Approvable.TEMPLATE: frozenset({"uriTemplate", "name", "title", "description", "annotations"}),
 }
-"""Members of a definition that a model reads or a host decides by."""
+"""Members of a definition that every model reads or a host decides by.
+
+They stay as they are, because stored decisions have the fingerprints of both parts."""
 
 _NO_REST: Final = sha256().digest()
 
@@ -64,7 +67,6 @@ class Fingerprint(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> bytes:
-        """One digest of both."""
         return sha256(self.seen + self.rest).digest()
 
     def of(self, server: str) -> str:
@@ -76,6 +78,15 @@ def canonical(definition: bytes) -> bytes:
     """Return JSON without spaces and with sorted members; the bytes themselves where one would be lost."""
     seen, rest = _parts(definition, None)
     return seen or rest
+
+
+def output_schema(definition: bytes) -> bytes:
+    """Return the output schema of a definition in canonical form; all of one that cannot be read."""
+    try:
+        value = _decode(definition)
+        return _encode_sorted(value.get("outputSchema")) if isinstance(value, dict) else definition
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return definition
 
 
 def fingerprint(definition: bytes, kind: Approvable = Approvable.TOOL) -> Fingerprint:
@@ -469,7 +480,13 @@ APPROVED: Final = Ruling(State.APPROVED)
 
 
 def event_of(
-    candidate: Candidate, rows: Sequence[ApprovalRow], *, first: bool, version_seen: bool, suspect: bool
+    candidate: Candidate,
+    rows: Sequence[ApprovalRow],
+    *,
+    first: bool,
+    version_seen: bool,
+    suspect: bool,
+    output_known: bool,
 ) -> Event:
     """Return the way in which a definition came that has no row of its own.
 
@@ -479,6 +496,7 @@ def event_of(
         first: True if nothing of the server was seen before.
         version_seen: True if the server was seen in this version before.
         suspect: True if it has a sign of an attack.
+        output_known: True if its output schema is that of a taken definition that models see alike.
     """
     if suspect:
         return Event.SUSPECT
@@ -491,7 +509,7 @@ def event_of(
     if not taken:
         unseen = rows[-1].event in (Event.FIRST, Event.NEW)
         return Event(rows[-1].event) if unseen else Event.CHANGED
-    only_rest = any(row.seen == candidate.fingerprint.seen for row in taken)
+    only_rest = output_known and any(row.seen == candidate.fingerprint.seen for row in taken)
     loosened = candidate.hints.loosens(approved_hints(rows))
     if version_seen and not (only_rest and not loosened):
         return Event.CHANGED

@@ -18,10 +18,10 @@ The class is decided once, where the catalog is made, and is a field of the tool
 from __future__ import annotations
 
 import re
-import string
 import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from math import inf
 from typing import Final, TypeAlias
 from urllib.parse import unquote
@@ -30,9 +30,11 @@ from msgspec import Raw, Struct
 
 from mcp_context_proxy.config.programs import own_secrets_of, secrets_of
 from mcp_context_proxy.config.secrets import (
+    FORMS_KEPT,
     LEARNED,
     Redactor,
     Secret,
+    has_run,
     in_base64,
     in_json,
     in_urls,
@@ -70,11 +72,6 @@ _LINE_ENDS: Final = ("\\\\r", "\\\\n", "\\r", "\\n", "\r", "\n")
 ENCODINGS: Final = 4
 """Encodings around each other that are taken off: JSON in JSON in a link is three."""
 
-_OF_RUNS: Final = frozenset(f"{string.ascii_letters}{string.digits}_+/=%.~-".encode())
-_MARKS: Final = bytes(ord("x") if byte in _OF_RUNS else ord(" ") for byte in range(256))
-_RUN: Final = b"x" * 20
-"""A long run of characters without a space, as keys and everything in base64 have; words are shorter."""
-
 Params: TypeAlias = Mapping[str, Raw]
 
 
@@ -104,6 +101,9 @@ class KnownSecrets:
         self._foreign: dict[str, Forms] = {}
         """Forms of the secrets that each server was not given; made when they are needed."""
         self._redactor: Redactor | None = None
+        self._known: list[tuple[str | None, Secret]] | None = None
+        self.redactors: list[Redactor] = []
+        """Redactors of what is kept, which learn each secret that comes up while the proxy runs."""
         self.redacts_results = False
         """True if known secrets are removed from results, too."""
         if config is not None:
@@ -121,11 +121,16 @@ class KnownSecrets:
     def know_own(self, secret: Secret) -> None:
         """Add a secret of the proxy itself, which no server is given."""
         self._own.append(secret)
+        for redact in self.redactors:
+            redact.know([secret])
         self._forget_forms()
 
     def learn(self, server: str, secrets: Iterable[Secret]) -> None:
         """Add secrets that a server was given while the proxy runs, such as tokens; the latest are kept."""
-        self._learned.setdefault(server, deque(maxlen=LEARNED)).extend(secrets)
+        new = [*secrets]
+        self._learned.setdefault(server, deque(maxlen=LEARNED)).extend(new)
+        for redact in self.redactors:
+            redact.remember(new)
         self._forget_forms()
 
     def in_params(self, server: str, params: Params) -> KnownSecret | None:
@@ -156,10 +161,15 @@ class KnownSecrets:
         return self._redactor
 
     def _forget_forms(self) -> None:
-        self._foreign, self._redactor = {}, None
+        self._foreign, self._redactor, self._known = {}, None, None
 
-    def _all(self) -> Iterator[tuple[str | None, Secret]]:
-        """Yield each secret that counts, with a server that has it."""
+    def _all(self) -> list[tuple[str | None, Secret]]:
+        """Return each secret that counts, with a server that has it."""
+        if self._known is None:
+            self._known = list(self._counting())
+        return self._known
+
+    def _counting(self) -> Iterator[tuple[str | None, Secret]]:
         learned = ((server, one) for server, known in self._learned.items() for one in known)
         for server, (name, value) in (*self._configured, *learned, *((None, one) for one in self._own)):
             if name not in self._guards.public and is_secret(name, value):
@@ -168,7 +178,7 @@ class KnownSecrets:
     def _forms_for(self, server: str) -> Forms:
         if not self._guards.secrets:
             return Forms({})
-        known = [*self._all()]
+        known = self._all()
         given = {value for owner, (_, value) in known if owner == server}
         forms: dict[str, KnownSecret] = {}
         for owner, (name, value) in known:
@@ -188,8 +198,8 @@ class Forms:
     def __init__(self, forms: Mapping[str, KnownSecret]) -> None:
         self.shortest: float = min(map(len, forms), default=inf)
         """Length of the shortest form; shorter params need no search."""
-        self._long = tuple((form, secret) for form, secret in forms.items() if _has_run(form))
-        self._others = tuple((form, secret) for form, secret in forms.items() if not _has_run(form))
+        self._long = tuple((form, secret) for form, secret in forms.items() if has_run(form))
+        self._others = tuple((form, secret) for form, secret in forms.items() if not has_run(form))
 
     def first_in(self, written: Raw | str) -> KnownSecret | None:
         """Return the secret of the first form that is in encoded JSON or a name, however it is written."""
@@ -217,16 +227,11 @@ class Forms:
         for form, secret in self._others:
             if form in text:
                 return secret
-        if self._long and _has_run(text):
+        if self._long and has_run(text):
             for form, secret in self._long:
                 if form in text:
                     return secret
         return None
-
-
-def _has_run(text: str) -> bool:
-    # Two passes in C; a regular expression takes ten times as long.
-    return _RUN in text.encode("utf-8", "surrogatepass").translate(_MARKS)
 
 
 def unescaped(text: str) -> str:
@@ -251,7 +256,8 @@ def _unescaped(found: re.Match[str]) -> str:
     return chr(int(digits, 16)) if digits else _CONTROLS.get(found[3], found[3])
 
 
-def encoded_forms(value: str) -> list[str]:
+@lru_cache(FORMS_KEPT)
+def encoded_forms(value: str) -> tuple[str, ...]:
     """Return the ways in which a model would write a value: plain, in JSON, and encoded.
 
     A form that has another one in it is left out, since the other one is found in it.
@@ -261,7 +267,7 @@ def encoded_forms(value: str) -> list[str]:
     written = {value, *in_json(value), *in_urls(value), *in_base64(data), in_hex, in_hex.upper()}
     written |= {html.escape(value), html.escape(value, quote=False)}
     long = sorted((one for one in written if len(one) >= SHORTEST), key=lambda one: (len(one), one))
-    return [one for at, one in enumerate(long) if not any(shorter in one for shorter in long[:at])]
+    return tuple(one for at, one in enumerate(long) if not any(shorter in one for shorter in long[:at]))
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -23,6 +23,7 @@ from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, Session
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass, item_by
 from mcp_context_proxy.items import Item as CatalogItem
+from mcp_context_proxy.server import Profiles
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.rendering import PastRequests, RenderedRequest, ReplayedRequest, context_text
 from mcp_context_proxy.server.tools_call import InteractionLog
@@ -99,6 +100,8 @@ class TextWanted(Struct, frozen=True, forbid_unknown_fields=True):
 
     query: Words
     max_tokens: Tokens | None = None
+    folder: Name | None = None
+    """Folder in which it is asked: without one, the documents of all projects count."""
 
 
 class ExplanationWanted(Struct, frozen=True, forbid_unknown_fields=True):
@@ -235,11 +238,12 @@ class ContextsApi(Api):
         catalog: Catalog,
         changes: ChangeNotifier,
         past: PastRequests,
+        profiles: Profiles,
         log: InteractionLog | None = None,
     ) -> None:
         """Connect the parts; without ``log`` no query is remembered."""
         self._contexts, self._catalog, self._changes, self._log = contexts, catalog, changes, log
-        self._past = past
+        self._past, self._profiles = past, profiles
 
     @Operation("GET", "/requests", answer=RequestsResponse)
     async def _list_requests(self, given: Given, wanted: RequestsWanted) -> dict[str, Any]:
@@ -299,12 +303,16 @@ class ContextsApi(Api):
     @Operation("POST", "/context/text", answer=ContextText)
     async def _write_context(self, given: Given, body: TextWanted) -> dict[str, Any]:
         """The rules, references and tools for a query, as a text for a model."""
-        answer = await self._contexts.select(
-            body.query[:QUERY_CHARACTERS],
-            overrides=Overrides(max_tokens=body.max_tokens),
-            owner=given.principal.name,
-            deliver="prompt",
-        )
+        rights = given.principal
+        if body.folder is not None:
+            rights = self._profiles.in_folder(rights, body.folder)
+        with assigned(ACTING, rights):
+            answer = await self._contexts.select(
+                body.query[:QUERY_CHARACTERS],
+                overrides=Overrides(max_tokens=body.max_tokens),
+                owner=rights.name,
+                deliver="prompt",
+            )
         text = context_text(answer.context, answer.found.snapshot, answer.recalled, answer.told)
         return {"request": as_data(answer.context), "text": text}
 

@@ -27,7 +27,7 @@ from mcp_context_proxy.context import DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.fleet import failure
+from mcp_context_proxy.downstream.fleet import failure_and_remedy
 from mcp_context_proxy.items import Document, Kind, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
@@ -192,7 +192,7 @@ class RunningApi(Api):
             ServerStatus(
                 name=client.name,
                 state=client.standing,
-                cause=failure(client),
+                cause=failure_and_remedy(client),
                 tools=len(client.listing.tools),
                 calls=counts[client.name].calls if client.name in counts else 0,
                 errors=counts[client.name].errors if client.name in counts else 0,

@@ -218,6 +218,17 @@ def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:
     assert "the file does not exist" in flat(done.stdout)
 
 
+def test_text_is_wrapped_and_a_path_stays_whole_to_be_copied(run: Run, workshop: Workshop) -> None:
+    workshop.server("dies", at_start=[{"stderr": "y" * 300 + "\n"}, {"exit": 3}])
+    config = workshop.config()
+    lines = run("check", "--config", config, COLUMNS="60").stdout.splitlines()
+
+    assert any(str(config) in line for line in lines)
+    assert any("y" * 300 in line for line in lines), "so does a line of a server"
+    others = [line for line in lines if "/" not in line and "yyy" not in line]
+    assert max(map(len, others)) <= 60
+
+
 def test_each_failure_of_a_server_comes_with_a_remedy(
     run: Run, workshop: Workshop, forbidding_url: str
 ) -> None:
@@ -241,7 +252,7 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     assert "dies: it exited (code 3) | no SECRET_OF_SHELL given -> run it by hand to see why" in told
     assert "silent: it was not ready within 0.5 s" in told
     assert "raise connect_timeout under servers.silent. If it is no MCP server" in told
-    assert "(HTTP status 401) -> it needs credentials" in told
+    assert "run: mcp-context-proxy login closed -> if it takes a fixed token instead, set" in told
     assert "refuses: it answered with error -32000: no -> if it is no MCP server, correct the command" in told
     assert "usage: it exited (code 2) | stdout: Usage: tool [options] | stdout: --verbose loud" in told
     assert "| stdout: unknown option -> its output on stdout is no MCP message" in told

@@ -84,6 +84,21 @@ def test_context_reads_the_query_from_a_hooks_standard_input(
     assert context["tokens"] == sum(item["tokens"] for item in context["items"])
 
 
+def test_context_has_the_documents_of_the_folder_that_a_hook_names(run: Run, workshop: Workshop) -> None:
+    documents = []
+    for name in ("red", "blue"):
+        (workshop.folder / name).mkdir()
+        path = workshop.folder / name / "tone.md"
+        path.write_text(f"---\ninclude: always\n---\nBe {name}.\n", encoding="utf-8")
+        documents.append({"kind": "rule", "path": str(path), "roots": [str(path.parent)]})
+    config = workshop.config(documents=documents, store={"path": str(workshop.folder / "store.sqlite3")})
+    hook = {"prompt": QUERY, "cwd": str(workshop.folder / "red")}
+    done = run("context", "-", "--config", config, stdin=json.dumps(hook))
+
+    assert "Be red." in done.stdout
+    assert "Be blue." not in done.stdout
+
+
 def test_context_names_items_over_the_token_budget(run: Run, config: Path) -> None:
     done = run("context", QUERY, "--max-tokens", "5", "--config", config)
 

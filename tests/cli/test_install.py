@@ -39,7 +39,10 @@ def test_install_moves_servers_tries_them_and_uninstall_gives_the_file_back(
     done = run("install", "--yes")
     assert done.returncode == 0, done.stderr
     assert "k-0123456789" not in done.stdout + done.stderr
+    assert "1 server behind the proxy, for 1 host\n" in done.stdout
+    assert "Connected: Cursor" in done.stdout
     assert "ok       desk: " in done.stdout
+    assert "  Cursor  restart it" in done.stdout
     assert "uninstall" in done.stdout
     assert list(json.loads(cursor.read_bytes())["mcpServers"]) == ["context-proxy"]
     assert "desk" in configured(home)["servers"]  # type: ignore[operator]
@@ -109,6 +112,7 @@ def test_moved_server_that_does_not_start_is_told_and_can_be_given_back(run: Run
     done = run("install", "--yes")
     assert done.returncode == 1
     assert "PROBLEM  gone:" in done.stdout
+    assert "0 of 1 server work" in done.stdout
     assert "uninstall" in done.stdout
     run("uninstall", "--yes")
     assert cursor.read_bytes() == before
@@ -140,7 +144,8 @@ def test_host_whose_copy_cannot_be_kept_is_not_changed_and_not_called_connected(
     assert "Cursor: nothing was changed:" in done.stdout
     # The end of a line may be within a path, wherever the tests have their folders.
     assert str(file / "data") in done.stdout.replace("\n", "")
-    assert "restart Cursor" not in done.stdout
+    assert "Connected" not in done.stdout
+    assert "restart it" not in done.stdout
     assert cursor.read_bytes() == before
 
 
@@ -312,5 +317,5 @@ def test_purge_lists_and_removes_what_was_kept(run: Run, home: Path, cursor: Pat
     done = run("uninstall", "--purge", "--yes")
     assert done.returncode == 0, done.stderr
     assert "Removed." in done.stdout
-    assert "config.toml" in done.stdout
+    assert "The configuration stays in " in done.stdout
     assert (home / "mcp-context-proxy" / "config.toml").exists()

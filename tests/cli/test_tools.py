@@ -18,6 +18,7 @@ def test_tools_are_listed_by_server_under_their_exposed_names(run: Run, workshop
         "alarms__ring",
     ]
     assert "Write down a note" in done.stdout
+    assert lines[1] == ["Name", "Include", "Class", "Tokens", "Description"]
 
 
 def test_the_default_list_is_shown_beside_the_full_one(run: Run, workshop: Workshop) -> None:

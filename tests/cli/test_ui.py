@@ -65,8 +65,12 @@ def test_ui_says_how_to_start_a_proxy_if_none_answers(run: Run, workshop: Worksh
 
     assert done.returncode == 1
     assert "127.0.0.1:1 or 127.0.0.1:9" in done.stderr
+    assert "while a host is connected" in done.stderr
     assert "serve --http" in done.stderr
     assert done.stdout == ""
+
+    without = run("ui", "--config", served_at(workshop.folder, 9))
+    assert "write `api_port = 8766` under [http] in " in without.stderr
 
 
 def test_ui_accepts_another_port_than_the_configured_one(
@@ -102,5 +106,6 @@ def test_ui_leads_to_no_page_of_another_user_who_listens_at_the_port(run: Run, w
         other.kill()
 
     assert done.returncode == 1
-    assert f"another user of this machine listens at 127.0.0.1:{port}" in done.stderr
+    assert f"user nobody serves the page at 127.0.0.1:{port}" in done.stderr
+    assert "sudo -u nobody mcp-context-proxy ui" in done.stderr
     assert "token=" not in done.stdout

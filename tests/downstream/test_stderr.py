@@ -26,6 +26,20 @@ def test_the_last_lines_are_kept_in_order_including_an_unfinished_one() -> None:
     assert len(kept.stderr_lines()) == 20
 
 
+def test_no_more_of_a_flood_is_looked_at_than_is_shown() -> None:
+    looked_at = []
+
+    def redact(text: str) -> str:
+        looked_at.append(text)
+        return text
+
+    kept = tail(redact=redact)
+    kept.feed_stderr(b"x\n" * 500)
+
+    assert len(kept.stderr_lines()) == 20
+    assert len(looked_at) < 25
+
+
 def test_a_line_without_an_end_is_bounded() -> None:
     kept = tail()
     for _ in range(1000):

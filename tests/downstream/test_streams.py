@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import threading
 import time
 from collections import Counter
@@ -191,6 +192,54 @@ async def test_an_answer_that_is_compressed_twice_is_refused_unread(
 
     assert "compressed more than once" in (await called(workshop))["content"][0]["text"]
     assert odd.seen["tools/call"] == 1
+
+
+INTERIM = b"HTTP/1.1 103 Early Hints\r\nlink: </mcp>; rel=preload\r\n\r\n"
+
+
+async def test_interim_responses_without_end_end_the_call_and_not_the_connection_of_another(
+    workshop: Workshop, odd: OddServer, good: Server
+) -> None:
+    """They are parsed without a pause, so that a server could stop everybody else."""
+    sent = 0
+
+    def answer(handler: Handler, reply: str) -> None:
+        nonlocal sent
+        handler.connection.settimeout(5.0)
+        try:
+            while sent < 100_000:
+                handler.wfile.write(INTERIM)
+                sent += 1
+        except OSError:
+            handler.close_connection = True
+
+    odd.fault = answer
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        refused = await host.call(FAULTY)
+        beside = await host.call("good__fine")
+
+    assert "it sent more than 32 interim responses" in refused["content"][0]["text"]
+    assert "isError" not in beside
+    assert odd.seen["tools/call"] == 1
+    assert sent < 100_000
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1_000])
+async def test_a_few_interim_responses_change_nothing_however_they_arrive(
+    workshop: Workshop, odd: OddServer, at_once: int
+) -> None:
+    def answer(handler: Handler, reply: str) -> None:
+        handler.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        interim = INTERIM * 30
+        for start in range(0, len(interim), at_once):
+            handler.wfile.write(interim[start : start + at_once])
+        # Those in the answer are not counted.
+        as_stream(handler, b"HTTP/1.1 100 Continue\n" * 40 + event(reply))
+
+    odd.fault = answer
+
+    assert (await called(workshop))["content"][0]["text"] == "done"
 
 
 QUESTION = (

@@ -25,7 +25,7 @@ from mcp_context_proxy.embedding import (
     shipped_vectors,
     unit_rows,
 )
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, OnnxModel
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, OnnxModel, load_model
 from mcp_context_proxy.retrieval.item_metadata import item_text
 from mcp_context_proxy.store import IN_MEMORY, Store, open_store
 
@@ -163,6 +163,17 @@ def test_sketches_are_near_the_vectors_of_tools_that_the_map_was_not_fitted_on(
     # Each is nearer to its own text than to most others.
     places = (-(sketches @ vectors.T)).argsort(axis=1).argsort(axis=1).diagonal()
     assert np.median(places) <= 3
+
+
+def test_a_model_that_reads_fewer_tokens_changes_no_sketch(model: OnnxModel, store: Store) -> None:
+    texts, embedder = github()[:5], CachedEmbedder(LazyModel(lambda: model), store.vectors)
+    before = embedder.sketches(texts)
+    shorter = load_model(settings=EmbeddingConfig(max_tokens=8))
+
+    after = embedder.sketches(texts)
+
+    assert before is not None and after is not None
+    np.testing.assert_array_equal(before, after, err_msg=shorter.model_id)
 
 
 def test_a_text_without_words_has_a_sketch(model: OnnxModel, store: Store) -> None:

@@ -60,12 +60,9 @@ async def test_links_are_neither_followed_nor_listed(connect, tmp_path: Path):
         )
         listing = await client.call_tool("list_folder", {})
         found = await client.call_tool("search_in_files", {"pattern": "secret"})
-    async with connect("tables") as client:
-        table = await client.call_tool("describe_table", {"path": "file.csv"})
-        tables = await client.call_tool("list_tables", {})
 
-    assert all("links are not followed" in r.content[0].text for r in (through_folder, through_file, table))
-    for empty in (listing, found, tables):
+    assert all("links are not followed" in r.content[0].text for r in (through_folder, through_file))
+    for empty in (listing, found):
         assert empty.structured_content == {"result": []}
     assert (outside / "secret.txt").read_text(encoding="utf-8") == "secret"
 

@@ -281,6 +281,34 @@ def test_server_that_only_its_host_can_start_stays(put: Place, machine: Machine)
     assert set(entries("json", file.read_text(), ("mcpServers",))) == {"context-proxy", *done.staying}
 
 
+def test_server_that_its_host_runs_in_a_sandbox_or_as_a_client_of_its_own_stays(
+    put: Place, machine: Machine
+) -> None:
+    text = """{"servers": {
+      "caged": {"command": "x", "sandboxEnabled": true, "sandbox": {"network": {}}},
+      "slack": {"url": "https://a.example/mcp", "oauth": {"clientId": "1.2", "callbackPort": 3118}},
+      "sheets": {"url": "https://b.example/mcp", "auth": {"CLIENT_ID": "3", "CLIENT_SECRET": "s"}},
+      "free": {"command": "y", "sandboxEnabled": false},
+      "plain": {"url": "https://c.example/mcp", "oauth": {"callbackPort": 3118}}}}"""
+    put("vscode", text.encode())
+    done = machine.install("vscode")
+    assert set(done.staying) == {"caged", "slack", "sheets"}
+    assert "sandbox" in done.staying["caged"]
+    assert "[servers.NAME.oauth]" in done.staying["slack"]
+
+
+def test_tools_that_codex_asks_about_are_told_since_it_asks_no_longer(put: Place, machine: Machine) -> None:
+    text = """[mcp_servers.figma]
+command = "x"
+[mcp_servers.figma.tools.get_design]
+approval_mode = "prompt"
+"""
+    put("codex", text.encode())
+    done = machine.install("codex")
+    assert done.names == {"figma": "figma"}
+    assert any("not carried over" in note and "get_design" in note for note in done.notes)
+
+
 def test_variable_that_is_not_set_is_told(put: Place, machine: Machine) -> None:
     put("cursor", b'{"mcpServers": {"a": {"command": "x", "env": {"K": "${env:DESK_KEY}"}}}}')
     assert any("DESK_KEY is not set" in note for note in machine.install("cursor").notes)

@@ -1,6 +1,8 @@
 """JSON-RPC envelopes: only the routing members are decoded, the payload stays the bytes that came."""
 
+import gc
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -107,6 +109,16 @@ def test_without_a_recognisable_id_none_is_invented(frame: str) -> None:
 def test_text_that_is_no_message_is_malformed(frame: bytes) -> None:
     with pytest.raises(MalformedError):
         envelope.decode(frame)
+
+
+def test_what_is_malformed_leaves_nothing_for_the_garbage_collector() -> None:
+    gc.collect()
+
+    for _ in range(20):
+        with suppress(MalformedError):
+            envelope.decode_from_server(b'{"id":{}}')
+
+    assert gc.collect() == 0
 
 
 def test_the_kind_of_a_message_follows_from_its_members() -> None:

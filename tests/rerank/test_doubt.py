@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from mcp_context_proxy.retrieval.reranker import FEW_CANDIDATES, candidates, reason_to_skip, reordered
+from mcp_context_proxy.retrieval.reranker import CANDIDATES, candidates, reason_to_skip, reordered
 
 from .conftest import build_ranking, build_result, names
 
@@ -14,8 +14,8 @@ def scored(*scores: float):
     return build_ranking(*(build_result(f"t{at}", score) for at, score in enumerate(scores)))
 
 
-def skipped(ranking, mode, reach=None):
-    return reason_to_skip(ranking, candidates(ranking), mode, reach)
+def skipped(ranking, mode):
+    return reason_to_skip(ranking, candidates(ranking), mode)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_tool_named_in_the_query_stays_first():
 
 def test_the_next_best_tools_are_candidates_and_the_number_of_results_stays(close):
     assert names(candidates(close)) == list("abcde")
-    assert len(candidates(close)) == FEW_CANDIDATES
+    assert len(candidates(close)) == CANDIDATES
 
     after = reordered(close, candidates(close), [4, 0, 1, 2, 3])
     assert names(after.results) == ["e", "a", "b"]
@@ -68,18 +68,6 @@ def test_with_several_needs_only_selected_tools_are_reordered():
     ranking = build_ranking(first, second, build_result("c", 0.6), selected=2)
 
     assert names(candidates(ranking)) == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("scores", "reason"),
-    [
-        pytest.param((0.95, 0.94, 0.60), None, id="close, and the first is good"),
-        pytest.param((0.50, 0.34, 0.33), None, id="within reach"),
-        pytest.param((0.50, 0.33, 0.32), "the best tool leads by 0.17", id="out of reach"),
-    ],
-)
-def test_a_model_that_adds_to_scores_is_asked_only_where_it_can_change_the_first(scores, reason):
-    assert skipped(scored(*scores), "auto", reach=0.16) == reason
 
 
 def test_a_first_tool_that_was_used_for_such_requests_keeps_its_place():

@@ -8,6 +8,7 @@ from support.general_requests import GENERAL_REQUESTS
 
 from mcp_context_proxy.embedding.embeddings import load_model
 from mcp_context_proxy.examples.functions import server
+from mcp_context_proxy.retrieval import FITTING
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.scoring import (
@@ -244,6 +245,29 @@ def test_a_question_about_the_world_is_for_a_tool_that_searches_the_web(engine, 
     ranking = engine.search(query, snapshot(*tools, web))
     assert ranking.fits is fits
     assert not fits or ranking.results[0].item.name == "lookup"
+
+
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("what is the name of the highest mountain", ["search_places", "lookup"]),
+        ("which city has most streets", ["search_places"]),
+    ],
+)
+def test_a_search_of_the_web_is_shown_where_all_others_are_far_from_a_question(
+    engine, tool, snapshot, query, shown
+):
+    about = "Search for places: cities, streets, countries and what is the name of their capital."
+    catalog = snapshot(
+        tool("search_places", about, server="maps"),
+        tool("lookup", "Search the web and return the first ten pages.", server="web"),
+        tool("open_issue", "Open an issue.", server="code"),
+        tool("close_issue", "Close an issue.", server="code"),
+    )
+
+    ranking = engine.search(query, catalog, options=FITTING)
+
+    assert [one.item.name for one in ranking.results] == shown
 
 
 @pytest.fixture(scope="module")

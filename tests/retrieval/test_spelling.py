@@ -172,6 +172,11 @@ def test_a_wrong_word_of_the_catalog_is_corrected_though_it_looks_like_two() -> 
     assert read_as("show me the histroy", "history") == "show me the history"
 
 
+def test_what_stands_after_an_article_is_a_thing() -> None:
+    assert read_as("what's the wether in Oslo") == "what's the weather in Oslo"
+    assert read_as("check wether the tests passed") == "check whether the tests passed"
+
+
 def test_at_most_four_words_of_a_query_are_corrected() -> None:
     written = "serch isues comit chnages messsage delte"
     query = read_query(written, lambda _term: False, lambda: CATALOG, {})

@@ -60,7 +60,6 @@ async def real(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy]
         yield proxy
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 async def test_answers_over_real_tools_cost_400_tokens_on_average_and_700_at_most(real: Proxy) -> None:
     host = Host(real, "modern")
     impossible = ["recommend a red wine for grilled lamb", "teach me the chords of a folk song"]
@@ -494,6 +493,21 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
     )
     # Nothing is wrong with these arguments that could be seen from outside.
     assert "It takes" not in json.dumps(right)
+
+
+@pytest.mark.parametrize("given", ["UTC", [1]])
+async def test_a_call_without_an_object_is_told_the_tool_and_the_object_that_it_takes(
+    workshop: Workshop, given: object
+) -> None:
+    schema = {"type": "object", "properties": {"zone": {"type": "string"}}, "required": ["zone"]}
+    workshop.server("clock", tools=[tool("tell", "Tells time.", inputSchema=schema)])
+    async with inside(workshop.config()) as proxy:
+        answer = await Host(proxy, "modern").call("call_tool", {"name": "clock__tell", "arguments": given})
+
+    assert answer["isError"]
+    assert answer["content"][0]["text"] == (
+        'clock__tell was not called: its arguments must be an object, {"zone": ...}. It takes (zone: string).'
+    )
 
 
 async def test_a_name_that_several_servers_have_leads_to_the_names_to_choose_from(workshop: Workshop) -> None:

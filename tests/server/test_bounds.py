@@ -14,7 +14,12 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.context.search import SEARCHES_AT_ONCE
 from mcp_context_proxy.downstream import Party
-from mcp_context_proxy.downstream.inbound import ELICITATIONS_KEPT, NOTIFICATION_BYTES, Admission
+from mcp_context_proxy.downstream.inbound import (
+    ELICITATIONS_KEPT,
+    NOTIFICATION_BYTES,
+    NOTIFICATION_STRINGS,
+    Admission,
+)
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.eras import URI_CHARACTERS, covers
 from mcp_context_proxy.server.notifications import UPDATES_AT_ONCE
@@ -144,10 +149,15 @@ def test_the_elicitations_that_are_remembered_are_bounded_and_end_with_their_ses
     assert not known("e2")
 
 
+@pytest.mark.parametrize(
+    "data",
+    ["x" * NOTIFICATION_BYTES, ["\u200b"] * (NOTIFICATION_STRINGS + 1)],
+    ids=["bytes", "strings"],
+)
 async def test_a_log_message_that_is_too_large_is_left_out_and_the_log_says_so(
-    workshop: Workshop, era: str, caplog: pytest.LogCaptureFixture
+    workshop: Workshop, era: str, data: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    large = {"level": "error", "data": "x" * NOTIFICATION_BYTES}
+    large = {"level": "error", "data": data}
     calls = {"say": [{"notify": {"method": MESSAGE, "params": large}}, {"notify": END}]}
     workshop.server("loud", tools=[tool("say")], calls=calls)
     async with inside(workshop.config()) as proxy:

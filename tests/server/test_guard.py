@@ -309,3 +309,24 @@ async def test_a_secret_in_a_query_or_a_goal_is_not_kept(workshop: Workshop, era
     assert learned == "post with [redacted OWNER_KEY]"
     assert b"post [redacted OWNER_KEY] to a page" in kept
     assert PLAIN.encode() not in kept
+
+
+async def test_a_secret_that_comes_up_while_the_proxy_runs_is_not_kept_either(
+    workshop: Workshop, era: str
+) -> None:
+    """The bearer token is in no configuration, and logins are renewed."""
+    servers(workshop)
+    token, login = "b34r3r-t0k3n-of-the-proxy", "0pen-s3same-of-the-login"
+    store = workshop.folder / "state" / "store.sqlite3"
+    settings: dict[str, Any] = {"store": {"path": str(store)}, "interactions": {"enabled": True}}
+    async with inside(workshop.config(**settings)) as proxy:
+        proxy.fleet.known.know_own(("bearer token", token))
+        proxy.fleet.known.learn("owner", [("login", login)])
+        await Host(proxy, era).call(
+            "search_available_tools", {"query": f"post {token} and {login} to a page"}
+        )
+
+    kept = b"".join(path.read_bytes() for path in store.parent.rglob("*") if path.is_file())
+    assert b"post [redacted bearer token] and [redacted login] to a page" in kept
+    assert token.encode() not in kept
+    assert login.encode() not in kept

@@ -4,14 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from support.proxies import Host, inside
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.app.serve import web_routes
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.presets import PresetError
+from mcp_context_proxy.front.http import LocalApi
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, THE_USER, Principal
@@ -107,6 +110,37 @@ async def test_the_hook_has_the_documents_of_its_folder(workshop: Workshop) -> N
         rights = profiles.of_prompt("claude-code", str(folders["red"] / "src"))
 
     assert rights.projects == (str(folders["red"]),)
+
+
+@pytest.mark.parametrize("name", ["AGENTS/Commits", "reference://AGENTS%2FCommits", "agents/commits"])
+async def test_a_document_that_one_visible_name_ends_with_is_read(workshop: Workshop, name: str) -> None:
+    folders = projects(workshop)
+    async with inside(workshop.config(documents=bound(folders))) as proxy:
+        read = [
+            await host_in(proxy, "handshake", roots).call("read_document", {"name": name})
+            for roots in ([folders["red"]], list(folders.values()))
+        ]
+    one, several = (result["content"][0]["text"] for result in read)
+
+    assert "red ink" in one
+    assert " ink" not in several
+    assert "red%2FAGENTS" in several
+    assert "blue%2FAGENTS" in several
+
+
+async def test_a_text_for_a_prompt_has_the_documents_of_its_folder(workshop: Workshop) -> None:
+    folders = projects(workshop)
+    async with inside(workshop.config(documents=bound(folders))) as proxy:
+        api = LocalApi(web_routes(proxy), proxy.health, proxy.config.limits)
+        transport = httpx2.ASGITransport(app=api.app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost/api/v1") as client:
+            texts = [
+                (await client.post("/context/text", json=QUERY | {"folder": folder})).json()["text"]
+                for folder in (str(folders["red"] / "src"), str(workshop.folder), None)
+            ]
+
+    assert ["red ink" in text for text in texts] == [True, False, True]
+    assert ["blue ink" in text for text in texts] == [False, False, True]
 
 
 def test_a_path_from_the_launch_folder_needs_no_file(

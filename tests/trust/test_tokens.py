@@ -4,6 +4,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,12 +200,18 @@ async def test_a_running_front_takes_over_what_is_added_and_revoked(file: TokenF
     assert revoked[0] == 401
 
 
+def torn(path: Path) -> None:
+    path.write_text("{")
+
+
+@pytest.mark.parametrize("instead", [torn, os.mkdir, getattr(os, "mkfifo", os.mkdir)])
 async def test_a_file_that_cannot_be_read_accepts_no_named_token_and_is_said_once(
-    file: TokenFile, caplog: pytest.LogCaptureFixture
+    file: TokenFile, caplog: pytest.LogCaptureFixture, instead: Callable[[Path], None]
 ) -> None:
     token = file.add("anna")
     front = Front(file)
-    file.path.write_text("{")
+    file.path.unlink()
+    instead(file.path)
     for _ in range(3):
         front.book.load()
 

@@ -14,6 +14,7 @@ async function refresh() {
   open();
   const more = new Map(known.servers.map((one) => [one.name, one]));
   const servers = status.servers.map((one) => ({ ...more.get(one.name), ...one, memory: one.memory && megabytes(one.memory) }));
+  for (const one of servers) one.tools -= one.turned_off ?? 0;
   // First those that need somebody; the others in the order of the configuration.
   servers.sort((a, b) => Number(tone(b) === "bad") - Number(tone(a) === "bad"));
   summarize(status, servers);
