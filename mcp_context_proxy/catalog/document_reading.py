@@ -234,7 +234,7 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
             raise UnreadableDocumentError(f"several documents are named {one_line(name, 100)}: read {known}")
         if found:
             return found[0], name[end + 1 :]
-    plain = _plain(name)
+    plain = _bare(name)
     ending = [one for one in snapshot.documents.values() if one.name.casefold().endswith("/" + plain)]
     if len(ending) == 1:
         return ending[0], ""
@@ -248,12 +248,12 @@ def near_documents(snapshot: Snapshot, name: str) -> list[str]:
     uris: dict[str, list[str]] = {}
     for uri, document in snapshot.documents.items():
         uris.setdefault(document.name, []).append(uri)
-    sections = (known for known in uris if known.casefold().startswith(_plain(name) + "/"))
+    sections = (known for known in uris if known.casefold().startswith(_bare(name) + "/"))
     near = list(islice(sections, SECTIONS_SUGGESTED)) or names.nearest(unquote(_without_scheme(name)), uris)
     return [uri for known in near for uri in uris[known]]
 
 
-def _plain(name: str) -> str:
+def _bare(name: str) -> str:
     return unquote(_without_scheme(name)).casefold().removesuffix(".md")
 
 

@@ -444,8 +444,8 @@ def _show(console: Terminal, facts: Mapping[str, Any]) -> None:
             console.prose(Text(f"{title}: {', '.join(said)}", style="dim"), indent=2, hanging=len(title) + 4)
     most = facts["options"].get("max_tokens") or facts["preset_options"].get("max_tokens")
     if most is not None and (tokens := sum(one["tokens"] for one in facts["items"])) >= most:
-        told = f"its items have {tokens:,} tokens, so {most:,} leave no room for what queries find"
-        console.prose(Text(told, style="yellow"), indent=2)
+        short = f"its items have {tokens:,} tokens, so {most:,} leave no room for what queries find"
+        console.prose(Text(short, style="yellow"), indent=2)
 
 
 def _by(item: Mapping[str, Any], decided: set[tuple[str, str]]) -> str:
