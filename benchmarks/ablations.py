@@ -48,7 +48,7 @@ PARTS: Mapping[str, Callable[[], Replaced]] = {
     "synonyms": lambda: (patch.object(queries, "SYNONYM_SHARE", 0.0),),
     "needs": lambda: (patch.object(queries, "needs_of", undivided),),
     "actions": lambda: (patch.object(queries, "wanted", lambda _order: NO_ACTIONS),),
-    "typing errors": lambda: (patch.object(queries, "correction", lambda _word, _catalog: None),),
+    "typing errors": lambda: (patch.object(queries, "correction", lambda *_: None),),
     "short forms and commands": lambda: (
         patch.object(queries, "written_out", lambda _token: None),
         patch.object(queries, "shell_meaning", lambda _word, _query: None),

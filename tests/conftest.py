@@ -41,6 +41,10 @@ pytest_plugins = ["support.coverings"]
 pytest.register_assert_rewrite("support")
 
 # Only after their asserts are to be told in full:
+from support import measuring  # noqa: E402
+
+measuring.begin()
+
 from support.commands import end_fork_server, held_fork_server, share_fork_server  # noqa: E402
 from support.proxies import Host  # noqa: E402
 from support.servers import Workshop  # noqa: E402
@@ -53,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let the workers of pytest-xdist take the files in the order of the hook below."""
     if getattr(config.option, "loadscopereorder", False):
         config.option.loadscopereorder = False
+    if not hasattr(config, "workerinput"):
+        measuring.forget()
     if given := getattr(config, "workerinput", {}).get("fork_server"):
         share_fork_server(given)
 
@@ -110,9 +116,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_sessionfinish() -> None:
-    """End the fork server, so that its coverage is there when that of all processes is combined."""
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the fork server, and write what all processes have run if that is measured."""
     end_fork_server()
+    measuring.save()
+    if not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
+        measuring.write_data()
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,7 @@ from mcp_context_proxy.items import (
 )
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, quoted
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.trust import ACTING, Principal
 from mcp_context_proxy.trust.approval import Approvals, Origin
 from mcp_context_proxy.trust.fingerprints import (
@@ -169,9 +170,7 @@ class Catalog:
         key = whole.generation, principal
         part = self._parts.get(key)
         if part is None or part.part_of is not whole:
-            part = self._parts[key] = part_for(principal, whole)
-            if len(self._parts) > PARTS_KEPT:
-                self._parts.popitem(last=False)
+            part = keep_latest(self._parts, key, part_for(principal, whole), PARTS_KEPT)
         return part
 
     def refresh(self, check: Callable[[], object] = _go_on) -> Snapshot:

@@ -6,13 +6,9 @@ problem in a file becomes a finding; the usable part of the file is served, and 
 A name that two folders have gets that of its folder as a prefix, where it comes second. Every document is
 known by its name with the prefix as well, so that this URI stays valid when other folders come and go.
 
-The library replaces its documents whole; a reader that takes a value keeps a consistent one. Embeddings stay
-while their document does, and are dropped when it goes or changes.
-
-The watcher reloads the library when a file changes. It watches exactly the folders that were read, one by one
-and not recursively, so that it enters no link and no hidden tree. For a configured folder that does not exist
-it watches the nearest folder above it. Every start of the watcher is followed by a reload, so that no change
-is lost between reading and watching.
+The watcher watches exactly the folders that were read, one by one, so that it enters no link and no hidden
+tree; for a configured folder that does not exist, the nearest one above it. It reloads the library at every
+start and change, so that no change is lost between reading and watching.
 """
 
 from __future__ import annotations
@@ -83,8 +79,13 @@ _FENCE: Final = pattern(r"[ \t]*(`{3,}|~{3,})(.*)", re.DOTALL)
 """A fence of code at any depth: the blocks of a list are indented with it."""
 _IMPORT: Final = pattern(r"^@[\w./~-]+[ \t]*$", re.MULTILINE)
 """A line that has an agent read another file in its place."""
-_COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)
-"""A comment; one that is not closed goes to the end."""
+_COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # to the end where it is not closed
+_LINK: Final = pattern(r"!?\[([^\[\]\n]{0,300})\]\([^()\n]{0,500}\)")
+_DECORATION: Final = pattern(
+    r"\A\s*<.*|\A\s*\|.*|\[!\[[^\n]{0,300}?\]\([^()\n]{0,500}\)\]\([^()\n]{0,500}\)|" + _LINK.pattern
+)
+"""Markup, a row of a table, badges, pictures and links: none of it says what a text is about."""
+_UNDERLINE: Final = pattern(r" {0,3}(?:={3,}|-{3,})[ \t]*")
 _HEADING: Final = pattern(r" {0,3}#{1,6}[ \t]+(.*)")
 _SECTION_HEADING: Final = pattern(r" {0,3}(#{1,2})[ \t]+(.*)")
 """The end of a heading is stripped without an expression, which would try it anew at each character."""
@@ -250,7 +251,7 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     body = front.body.strip()
     if form is Format.AGENTS and body and not (body := _IMPORT.sub("", body).strip()):
         return unusable(None, "it only imports other files; configure those")
-    description = _titled(front.title, front.description or overview(body))
+    description = _titled(front.title or "", front.description or overview(body))
     if told := patterns_text(front.patterns):
         description = f"{description} (for files: {told})".lstrip()
     parts, undivided = [(name, description, body)], 0
@@ -286,13 +287,14 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     return documents, [Finding(file.path, *problem) for problem in problems]
 
 
-def _titled(title: str | None, description: str) -> str:
+def _titled(title: str, description: str) -> str:
     """Return a description that has the title of its document, which search would not know otherwise."""
-    if title is None or {*_WORD.findall(title.casefold())} <= {*_WORD.findall(description.casefold())}:
+    told, said = (_WORD.findall(text.casefold()) for text in (title, description))
+    if {*told} <= {*said}:
         return description
     # A heading such as "RefundPolicy" is the title without its spaces.
-    is_same = "".join(_WORD.findall(title.casefold())) == "".join(_WORD.findall(description.casefold()))
-    return title if is_same or not description else shorten(f"{title}: {description}", DESCRIPTION_LIMIT)
+    is_same = not said or "".join(told) == "".join(said)
+    return title if is_same else shorten(f"{title}: {description}", DESCRIPTION_LIMIT)
 
 
 def _skill_folder(file: MarkdownFile, folder: DocumentsConfig) -> SkillFolder:
@@ -371,15 +373,17 @@ def overview(text: str) -> str:
 
     Whichever comes first, since a heading far below says less about the whole than the words at its top.
     """
-    lines: list[str] = []
-    for line, code in with_code_marked(_COMMENT.sub("", text[:_LOOKED_AT])):
-        if not code and (lines or _LETTER.search(line)):
-            lines.append(line)
-    if not lines:
+    said = [line for line, code in with_code_marked(_COMMENT.sub("", text[:_LOOKED_AT])) if not code]
+    lettered = [at for at, line in enumerate(said) if _LETTER.search(line)]
+    # Many begin with a logo, badges or a way back, as every page beside them does.
+    telling = (at for at in lettered if _LETTER.search(_DECORATION.sub("", said[at])))
+    if (first := next(telling, lettered[0] if lettered else None)) is None:
         return ""
+    lines = [_LINK.sub(r"\1", line) for line in said[first:]]
     heading = _HEADING.match(lines[0])
-    if heading is not None:
-        return shorten(one_line(heading[1].rstrip(" \t#")), OVERVIEW_LIMIT)
+    if heading is not None or _UNDERLINE.fullmatch(lines[1] if len(lines) > 1 else ""):
+        title = lines[0] if heading is None else heading[1].rstrip(" \t#")
+        return shorten(one_line(title), OVERVIEW_LIMIT)
     paragraph = one_line(" ".join(takewhile(lambda line: line.strip() and not _HEADING.match(line), lines)))
     return shorten(_SENTENCE_END.split(_MARKER.sub("", paragraph, count=1), maxsplit=1)[0], OVERVIEW_LIMIT)
 

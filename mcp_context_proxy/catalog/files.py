@@ -45,6 +45,13 @@ SKILL_DEPTH: Final = 6
 SKILL_ENTRIES: Final = 5_000
 """Entries of a skill's folder that are looked at: more means that a package was installed there."""
 
+HIDDEN_PLACES: Final = (
+    *(".cursor/rules", ".claude/rules", ".claude/skills", ".agents/skills", ".github/instructions"),
+    *(".github/copilot-instructions.md", ".github/skills", ".windsurf/rules", ".kiro/steering"),
+    *(".continue/rules", ".clinerules", ".cursorrules", ".windsurfrules"),
+)
+"""Where agents and editors keep rules and skills in a project; hidden, and so not read with its folder."""
+
 _LINK: Final = "links are not followed; give what it leads to an entry of its own"
 
 _NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
@@ -299,6 +306,13 @@ def read_skill_file(
         if not folder.has_file(name):
             raise UnsafePathError("it is not a regular file; links are not followed")
         return _content(folder.file(name), most)
+
+
+def hidden_places(folders: Iterable[Path]) -> list[Path]:
+    """Return the places of `HIDDEN_PLACES` that exist in some folders and are none of them."""
+    configured = {*folders}
+    places = (folder / place for folder in sorted(configured) for place in HIDDEN_PLACES)
+    return [place for place in places if place not in configured and place.exists()]
 
 
 def _may_be_read(name: str) -> bool:

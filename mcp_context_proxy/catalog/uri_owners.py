@@ -227,8 +227,7 @@ class UriOwners:
 
         ``servers`` has the names of all servers: a skill under the name of one leads to no other.
         """
-        self._servers = servers
-        self._resources, self._listed_templates = resources, templates
+        self._resources, self._servers = resources, servers
         self._templates: dict[bytes, list[tuple[UriTemplate, Resource]]] = defaultdict(list)
         for resource in templates.values():
             template = UriTemplate.parse(resource.uri)

@@ -265,7 +265,7 @@ COMMANDS: Final = {
     "init": ("Set up", "configure", "Write a configuration to begin with."),
     "hook": ("Set up", "install", "Give a host's model what fits each prompt, by the host's prompt hook."),
     "serve": ("Daily use", "serve", "Serve hosts over stdio, or over HTTP with --http. The default command."),
-    "ui": ("Daily use", "serve", "Print the address of the page that shows requests and usage."),
+    "ui": ("Daily use", "serve", "Print the address of the pages: servers, tools, requests, usage."),
     "search": ("Daily use", "search", "Search the tools, rules and references behind the proxy."),
     "context": ("Daily use", "contexts", "Print the rules, references and tools for a query."),
     "tools": ("Daily use", "servers", "List all tools behind the proxy, with their cost in tokens."),
@@ -403,7 +403,11 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="mcp-context-proxy")
 @click.pass_context
 def cli(ctx: click.Context, config_path: Path | None, log_level: str | None) -> None:
-    """One MCP server in front of many: shows the model only the tools that the current request needs."""
+    """One MCP server in front of many: shows the model only the tools that the current request needs.
+
+    Begin with 'demo', which needs nothing, or with 'install', which connects your hosts. 'check' finds what
+    is wrong, and 'COMMAND --help' explains a command.
+    """
     serving = ctx.invoked_subcommand in {None, "serve"}
     level = log_level or (SERVING_LEVEL if serving else SILENT)
     if level.lower() not in (*LEVELS, SILENT):

@@ -19,6 +19,7 @@ import click
 from msgspec.structs import replace
 from rich.text import Text
 
+from mcp_context_proxy.catalog.files import hidden_places
 from mcp_context_proxy.cli import config_option, load_config, open_configured_store, pins, run, terminal
 from mcp_context_proxy.cli.pins import Level, Verdict, Versions, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
@@ -36,7 +37,7 @@ from mcp_context_proxy.downstream.fleet import (
 )
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError, some_of
 from mcp_context_proxy.installation.editing import EditError
-from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolClass, TurnedOffTool
+from mcp_context_proxy.items import Document, IncludeMode, Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from mcp_context_proxy.downstream.client import DownstreamClient
     from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 
+LOGIN: Final = "mcp-context-proxy login"
+
 VARIABLES_NAMED: Final = 3
 """Variables that a remedy names; a shell has dozens."""
 
@@ -58,9 +61,6 @@ APPLIES: Final = {IncludeMode.ALWAYS: "in every context", IncludeMode.MANUAL: "o
 
 TAKEN_DAYS: Final = 7
 """Days for which a change that was taken without a person is repeated."""
-
-STATUS_SECONDS: Final = 5.0
-"""Time limit of the request for the HTTP status of a failed server."""
 
 LEAST_FREE: Final = 64 * 1024
 """Free bytes below which a disk is full: SQLite needs half of it to begin."""
@@ -324,12 +324,17 @@ def _documents(proxy: Proxy) -> Iterator[Verdict]:
         rules = sum(document.kind is Kind.RULE for document in documents)
         found = f"{counted(rules, 'rule')}, {counted(len(documents) - rules, 'reference')}"
         yield Verdict(Level.OK if documents else Level.WARNING, "documents", found)
-        when: dict[str, list[str]] = {}
+        when: dict[str, list[Document]] = {}
         for one in documents:
             if said := APPLIES.get(one.include) or ("for files" if one.patterns else ""):
-                when.setdefault(said, []).append(one_line(one.name, NAME_CHARACTERS))
-        for said, names in when.items():
-            yield Verdict(Level.OK, "documents", f"{said}: {some_of(names)}")
+                when.setdefault(said, []).append(one)
+        for said, those in when.items():
+            tokens = sum(map(proxy.contexts.costs.of, those)) if said == APPLIES[IncludeMode.ALWAYS] else 0
+            names = some_of([one_line(one.name, NAME_CHARACTERS) for one in those])
+            yield Verdict(Level.OK, "documents", f"{said}{f' ({tokens:,} tokens)' * bool(tokens)}: {names}")
+    if hidden := hidden_places(folder.path.absolute() for folder in proxy.config.documents):
+        said = "hidden and so not read; give each that you want an entry"
+        yield Verdict(Level.OK, "documents", f"{said}: {some_of([*map(str, hidden)])}")
     for finding in proxy.library.loaded.findings:
         yield Verdict(Level.WARNING, "documents", str(finding))
 
@@ -387,9 +392,12 @@ async def _server(
 ) -> Verdict:
     config, stray = client.config, tuple(marked(strays(client)))
     if cause := failure(client):
+        from mcp_context_proxy.downstream.http_client import http_status
+
         status = await http_status(config) if config.url is not None else None
-        shown = f"{cause} (HTTP status {status})" if status is not None and status >= 300 else cause
-        remedy = client.remedy or remedy_for(config, client.fault, status, bool(stray))
+        said = status is None or status < 300 or LOGIN in cause
+        shown = cause if said else f"{cause} (HTTP status {status})"
+        remedy = client.remedy or remedy_for(config, client.fault, status, bool(stray), cause)
         return Verdict(Level.PROBLEM, client.name, shown, remedy, (*last_output(client), *stray))
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, but offers no tools")
@@ -508,14 +516,18 @@ def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
 
 
 def remedy_for(
-    config: ServerConfig, fault: Fault | None, status: int | None = None, strays: bool = False
+    config: ServerConfig,
+    fault: Fault | None,
+    status: int | None = None,
+    strays: bool = False,
+    cause: str = "",
 ) -> str:
-    """Return the remedy for a failed server; empty if the cause says it already.
+    """Return the remedy for a failed server beside what its cause says; empty if there is no other.
 
     `status` is the HTTP status of its URL. With `strays`, it printed something to stdout that is no message.
     """
     if status is not None and status >= 300:
-        return _remedy_for_status(config, status)
+        return _remedy_for_status(config, status, cause)
     if strays:
         return (
             "its output on stdout is no MCP message. If it is a help text or an error, correct command and "
@@ -543,12 +555,14 @@ def remedy_for(
     return "check that it is running and that the URL is right" if config.url is not None else ""
 
 
-def _remedy_for_status(config: ServerConfig, status: int) -> str:
+def _remedy_for_status(config: ServerConfig, status: int, cause: str) -> str:
     if status < 400:
         return "it has moved: configure the URL that it redirects to"
+    if status in CREDENTIALS_WANTED and LOGIN in cause:
+        return f"if it takes a fixed token instead, set headers.Authorization under servers.{config.name}"
     if status in CREDENTIALS_WANTED:
         return (
-            f"it needs credentials, or other ones: run mcp-context-proxy login {config.name}, "
+            f"it needs credentials, or other ones: run {LOGIN} {config.name}, "
             f"or set headers.Authorization under servers.{config.name}"
         )
     if status in {404, 405, 406}:
@@ -557,32 +571,3 @@ def _remedy_for_status(config: ServerConfig, status: int) -> str:
     if status == 429:
         return "it was asked too often: try again in a while"
     return "the server, or something in front of it, has a fault: ask its operator"
-
-
-async def http_status(config: ServerConfig) -> int | None:
-    """Return the HTTP status of a URL for a first message; None without a response.
-
-    The connection itself hides it: after one transport is refused, the next one is tried.
-    """
-    import httpx2
-
-    from mcp_context_proxy.protocol import envelope
-    from mcp_context_proxy.protocol.eras import HANDSHAKE_VERSION
-
-    hello = {
-        "protocolVersion": HANDSHAKE_VERSION,
-        "capabilities": {},
-        "clientInfo": {"name": "mcp-context-proxy", "version": "check"},
-    }
-    headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-    headers |= config.headers
-    body = None if config.transport == "sse" else envelope.request(1, "initialize", hello)
-    method, url = "GET" if body is None else "POST", config.url or ""
-    try:
-        async with (
-            httpx2.AsyncClient(timeout=STATUS_SECONDS) as client,
-            client.stream(method, url, content=body, headers=headers) as response,
-        ):
-            return response.status_code
-    except (httpx2.HTTPError, httpx2.InvalidURL):
-        return None

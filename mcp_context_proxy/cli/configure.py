@@ -7,6 +7,7 @@ programs of the machine could read.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
 import time
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.to_thread
@@ -32,6 +34,7 @@ from mcp_context_proxy.cli import (
     shown,
 )
 from mcp_context_proxy.cli.install import (
+    HOSTS_KNOWN,
     PROGRAM,
     InstallError,
     configuration_file,
@@ -139,6 +142,10 @@ async def _log_in(
             surprising = _print_offer(config, offer, before)
 
         async def show(address: str) -> None:
+            if not with_browser:
+                port = urlsplit(waiting.redirect_uri).port
+                there = f"ssh -L {port}:127.0.0.1:{port} {platform.node()}"
+                click.echo(f"If your browser is on another machine, run there first: {there}")
             click.echo(f"Open this address to log in to {config.name}:\n\n  {shown(address)}\n")
             if with_browser and not surprising:
                 await anyio.to_thread.run_sync(webbrowser.open, address)
@@ -381,7 +388,7 @@ def revoke(config: Config, name: str) -> None:
 _FORMS: Final[dict[str, Form]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 
-@click.command("import")
+@click.command("import", epilog=HOSTS_KNOWN)
 @click.argument("source", metavar="FILE|HOST")
 @config_option
 @project_option

@@ -59,6 +59,8 @@ class InstallError(ContextProxyError):
     """A command was asked for something that cannot be done; the message says why."""
 
 
+HOSTS_KNOWN: Final = f"HOST is one of: {', '.join(HOST_PLACES)}"
+
 hosts_argument = click.argument("names", metavar="[HOST]...", nargs=-1)
 yes_option = click.option("--yes", is_flag=True, help="Change the files without asking.")
 dry_option = click.option("--dry-run", is_flag=True, help="Show the changes, and change nothing.")
@@ -94,7 +96,7 @@ def own_command(file: Path) -> list[str]:
     return [*program, "serve", *([] if file == default_path(os.environ) else ["--config", str(file)])]
 
 
-@click.command("install")
+@click.command("install", epilog=HOSTS_KNOWN)
 @hosts_argument
 @config_option
 @project_option
@@ -322,7 +324,7 @@ def _try(console: Terminal, file: Path, names: Iterable[str], no_check: bool) ->
     return not broken
 
 
-@click.command("uninstall")
+@click.command("uninstall", epilog=HOSTS_KNOWN)
 @hosts_argument
 @dry_option
 @yes_option
@@ -400,7 +402,7 @@ def _purge(console: Terminal, dry_run: bool, yes: bool) -> None:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         console.say("Removed.")
     if (file := default_path(os.environ)).exists():
-        console.say(f"The configuration stays: {file}")
+        console.say(f"The configuration stays in {file.parent}")
 
 
 host_argument = click.argument("host", metavar="HOST", type=click.Choice(list(HOOK_PLACES)))

@@ -107,7 +107,7 @@ def serve_command(
 @click.option("--port", type=WholeNumber(1, 65535), help="Port of the proxy.  [default: as configured]")
 @click.pass_context
 def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -> None:
-    """Print the address of the page that shows requests and usage.
+    """Print the address of the pages: servers, tools, requests, usage.
 
     The address holds the token behind a `#`: that part is sent to no server, and the page removes it at
     once. It is printed and not opened, because other users of the machine can read the arguments of programs.
@@ -125,9 +125,14 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
     bases = [*beside, f"{host}:{settings.port}"]
     base = next(filter(_has_page, bases), None)
     if base is None:
+        if beside:
+            how = "It is there while a host is connected; if `api_port` is new, run mcp-context-proxy stop"
+        else:
+            file, stop = config.path or "your config.toml", "run mcp-context-proxy stop"
+            how = f"For one beside your hosts, write `api_port = 8766` under [http] in {file}, and {stop}"
         raise click.ClickException(
-            f"no proxy answers at {' or '.join(bases)}: start one with `serve --http`, set `http.api_port` "
-            "for the one that a host starts, or name another port with --port"
+            f"no page is served at {' or '.join(bases)}. {how}. `mcp-context-proxy serve --http` serves one "
+            "without a host; --port names another port"
         )
     if (other := _other_user_at(int(base.rpartition(":")[2]))) is not None:
         raise click.ClickException(

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeVar
 
 from msgspec.structs import replace
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -54,6 +56,9 @@ Cell = str | Text
 Data = TypeVar("Data", bound=Mapping[str, Any])
 
 
+_WORD: Final = re.compile(r"\S+\s*")
+
+
 class Terminal(Console):
     """A console on one of the standard streams."""
 
@@ -89,16 +94,20 @@ class Terminal(Console):
         self._line(indent, cut)
 
     def prose(self, text: Cell, indent: int = 0, hanging: int = 0) -> None:
-        """Print a wrapped paragraph; lines after the first are moved in by `hanging`."""
-        whole = _text(text)
-        first = whole.wrap(self, max(self.width - indent, USEFUL))[0]
-        first.rstrip()
-        self._line(indent, first)
-        rest = whole[len(first) :]
-        for part in rest.wrap(self, max(self.width - indent - hanging, USEFUL)):
-            part.rstrip()
-            if words := part[len(part.plain) - len(part.plain.lstrip()) :]:
-                self._line(indent + hanging, words)
+        """Print a wrapped paragraph; lines after the first are moved in by `hanging`.
+
+        A word that is longer than a line, such as a path, stays whole, so that it can be copied.
+        """
+        whole, breaks, used = _text(text), list[int](), 0
+        room = max(self.width - indent, USEFUL)
+        for word in _WORD.finditer(whole.plain):
+            if used and used + cell_len(word[0].rstrip()) > room:
+                breaks.append(word.start())
+                room, used = max(self.width - indent - hanging, USEFUL), 0
+            used += cell_len(word[0])
+        for number, line in enumerate(whole.divide(breaks)):
+            line.rstrip()
+            self._line(indent + (hanging if number else 0), line)
 
     def note(self, text: str, style: str = "yellow") -> None:
         self.prose(Text(text, style=style))

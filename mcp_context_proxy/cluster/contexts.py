@@ -48,6 +48,7 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.questions import input_required
 from mcp_context_proxy.server.tools_call import WINDOW_SECONDS, Unattributed
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -478,9 +479,7 @@ class StoredRequests:
             mine = {one.id: one for one in self._records.recent(WINDOW_SECONDS)}
             known = mine.keys() | self._read.keys()
             for one in await self._records.stored(since, until, limit, *key, known):
-                self._read[one.id] = one
-                if len(self._read) > KEPT_MOST:
-                    self._read.popitem(last=False)
+                keep_latest(self._read, one.id, one, KEPT_MOST)
             found = _Requests([*self._read.values(), *mine.values()], *key)
             for call in some:
                 call.attribute(found.likely(call.began))

@@ -70,6 +70,7 @@ from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import Seal, SealedRow
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.threads import in_task, in_thread
 
 logger = logging.getLogger(__name__)
@@ -247,10 +248,7 @@ class Homes:
                 found = await self._look_up(session_id, asked, scope, relayed=relayed)
                 if not isinstance(found, str):
                     break
-                home = found
-                self._moved[session_id] = home
-                if len(self._moved) > MOVED_KEPT:
-                    self._moved.popitem(last=False)
+                home = keep_latest(self._moved, session_id, found, MOVED_KEPT)
             if found is not None:
                 refusal = _undecided() if isinstance(found, str) else found
                 await refusal(scope, receive, send)

@@ -43,6 +43,7 @@ from mcp_context_proxy.front.streamable_http import STREAM_TYPE
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.store.credentials import mark_of
 from mcp_context_proxy.store.hints import ChangeHints
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -482,10 +483,7 @@ class Announcements:
             if method.endswith("/list_changed"):
                 self._hints.tell(_encode(_Hint(server)).decode())
             return
-        self._announced.pop((server, uri), None)
-        self._announced[server, uri] = self._loop.time()
-        if len(self._announced) > ANNOUNCED_KEPT:
-            self._announced.popitem(last=False)
+        keep_latest(self._announced, (server, uri), self._loop.time(), ANNOUNCED_KEPT)
         self._hints.tell(_encode(_Hint(server, uri)).decode())
 
     def _receive(self, message: str) -> None:

@@ -34,6 +34,7 @@ from mcp_context_proxy.retrieval.reranker import Reranking
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Arm
 from mcp_context_proxy.store import DocumentUsage, RequestRow, RequestStore, SearchRow
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import BatchWriter, in_thread
 from mcp_context_proxy.trust import ACTING
@@ -380,9 +381,7 @@ class RequestRecords:
     def add(self, context: RequestContext) -> None:
         """Record a request context. Does not block."""
         self.newest = time.monotonic()
-        self._recent[context.id] = self.newest, context
-        if len(self._recent) > min(IN_MEMORY, self._keep):
-            self._recent.popitem(last=False)
+        keep_latest(self._recent, context.id, (self.newest, context), min(IN_MEMORY, self._keep))
         if self._store is not None:
             self._writer.add(context)
         for added in self._added:

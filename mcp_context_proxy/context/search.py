@@ -36,6 +36,7 @@ from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import is_for
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import files_named, identifier_words
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import ACTING, reaches
@@ -214,10 +215,7 @@ class ResultCache(Generic[Answer]):
         with self._lock:
             if state != self._state:
                 return
-            self._answers[question] = self._clock(), answer
-            self._answers.move_to_end(question)
-            if len(self._answers) > ANSWERS:
-                self._answers.popitem(last=False)
+            keep_latest(self._answers, question, (self._clock(), answer), ANSWERS)
 
 
 EMBEDDING_SECONDS: Final = 1.0

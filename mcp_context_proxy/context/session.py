@@ -37,6 +37,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import Hello, covers, reaches
 from mcp_context_proxy.retrieval.text import identifier_words
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust import THE_USER, Principal
 
@@ -167,10 +168,7 @@ class SessionContext(Struct, eq=False, weakref=True):
 
         `reading` tells whether the result is read, unless the session has a setting of its own.
         """
-        self.used.pop(tool.exposed_name, None)
-        self.used[tool.exposed_name] = self.requests
-        if len(self.used) > USED_KEPT:
-            del self.used[next(iter(self.used))]
+        keep_latest(self.used, tool.exposed_name, self.requests, USED_KEPT)
         self.history.appendleft(identifier_words(tool.name))
         own, text = self.overrides.expand_results, None
         if (own or reading.enabled) and reading.covers(tool.exposed_name, own):
@@ -415,11 +413,7 @@ class NotedClients:
         begun, noted = self._of.get(key, (-math.inf, {}))
         if now - begun < NOTED_SECONDS:
             return noted
-        self._of.pop(key, None)
-        self._of[key] = now, {}
-        if len(self._of) > NOTED_CLIENTS:
-            self._of.popitem(last=False)
-        return self._of[key][1]
+        return keep_latest(self._of, key, (now, {}), NOTED_CLIENTS)[1]
 
 
 QUERY_CHARACTERS = 4000

@@ -59,6 +59,9 @@ KEPT_ALIVE_SECONDS = 4.0
 Most servers close idle connections after 5 s or more, and a request that is sent at that moment is lost:
 nobody knows whether it was read. A shorter time costs agents a new connection for nearly each call."""
 
+STATUS_SECONDS: Final = 5.0
+"""Time limit of the request for the HTTP status of a server that failed."""
+
 STREAM_WATCH: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
@@ -477,3 +480,27 @@ def header_map(definition: bytes) -> tuple[str, HeaderMap, str | None]:
     except (ValueError, RecursionError):
         # A number beyond all bounds, or a nesting: nothing else of the definition can be relied on.
         return "", {}, "its x-mcp-header cannot be read"
+
+
+async def http_status(config: ServerConfig) -> int | None:
+    """Return the HTTP status of a URL for a first message; None without a response.
+
+    A connection hides it: after one transport is refused, the next one is tried.
+    """
+    hello = {
+        "protocolVersion": eras.HANDSHAKE_VERSION,
+        "capabilities": {},
+        "clientInfo": {"name": "mcp-context-proxy", "version": "check"},
+    }
+    sent = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    sent |= config.headers
+    body = None if config.transport == "sse" else envelope.request(1, "initialize", hello)
+    method, url = "GET" if body is None else "POST", config.url or ""
+    try:
+        async with (
+            httpx2.AsyncClient(timeout=STATUS_SECONDS) as client,
+            client.stream(method, url, content=body, headers=sent) as response,
+        ):
+            return response.status_code
+    except (httpx2.HTTPError, httpx2.InvalidURL):
+        return None

@@ -48,6 +48,7 @@ from mcp_context_proxy.protocol.strangers import (
     stranger_text,
     unmarked,
 )
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
@@ -187,9 +188,10 @@ class Admission:
 
     def admits(self, method: str, params: Members) -> bool:
         """Return whether a notification is small enough, and not one too many."""
-        if sum(len(raw) for raw in params.values()) > NOTIFICATION_BYTES:
+        size, quotes = sum(map(len, params.values())), 2 * NOTIFICATION_STRINGS
+        if size > NOTIFICATION_BYTES:
             return self._drop(method, f"over {NOTIFICATION_BYTES:,} bytes")
-        if sum(bytes(raw).count(b'"') for raw in params.values()) > 2 * NOTIFICATION_STRINGS:
+        if size > quotes and sum(bytes(raw).count(b'"') for raw in params.values()) > quotes:
             return self._drop(method, f"over {NOTIFICATION_STRINGS:,} strings")
         if method == LOG_MESSAGE and not self._logs.take():
             return self._drop(method, f"more than {LOGS_PER_SECOND} a second")
@@ -206,9 +208,7 @@ class Admission:
             return
         # The modern era has no notification for the request that it was asked in.
         if party is not None and party.lasting:
-            self._elicitations[elicitation_id] = party
-            if len(self._elicitations) > ELICITATIONS_KEPT:
-                self._elicitations.popitem(last=False)
+            keep_latest(self._elicitations, elicitation_id, party, ELICITATIONS_KEPT)
 
     def expect_completions(self, data: object, party: Party | None) -> None:
         """Note the elicitations in the data of an error that sends a person to URLs."""

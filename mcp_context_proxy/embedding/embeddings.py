@@ -50,6 +50,7 @@ from mcp_context_proxy.embedding import (
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Document, Item, Snapshot, Tool, Vector
 from mcp_context_proxy.store import VectorStore
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import np, pattern
 
 logger = logging.getLogger(__name__)
@@ -569,9 +570,7 @@ class Costs:
                 text = item.text
             else:
                 text = bytes(self._definition(item)).decode("utf-8", "replace")
-            known = self._known[item.fingerprint] = self.count(text)
-            if len(self._known) > ITEMS_KEPT:
-                self._known.popitem(last=False)
+            known = keep_latest(self._known, item.fingerprint, self.count(text), ITEMS_KEPT)
         return known
 
     def know(self, tokens: Mapping[str, int]) -> None:

@@ -212,12 +212,8 @@ def _requested(request: Request, known: dict[str, Declared], kind: str) -> tuple
     name, arguments = request.params.get("name"), request.params.get("arguments") or {}
     if not isinstance(name, str) or name not in known:
         raise RpcError(INVALID_PARAMS, f"unknown {kind} {name!r}")
-    declared = known[name]
-    if isinstance(arguments, dict):
-        required = declared.parameters["required"]
-        arguments = {key: value for key, value in arguments.items() if value is not None or key in required}
-    problems: list[str] = []
-    checked = _check(declared.parameters, arguments, "", problems)
+    declared, problems = known[name], list[str]()
+    checked = _check_arguments(declared.parameters, arguments, problems)
     if problems:
         raise ToolError(f"{name}: {'; '.join(problems)}")
     return declared, checked
@@ -243,7 +239,7 @@ def schema_of_parameters(function: Callable[..., object]) -> Schema:
 
 
 def schema_of(annotation: Any) -> Schema:
-    """The schema of one annotation; ``object`` stands for any JSON value."""
+    """The schema of one annotation."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         schema = schema_of(args[0])
@@ -263,20 +259,40 @@ def schema_of(annotation: Any) -> Schema:
     if typing.is_typeddict(annotation):
         properties = {name: schema_of(hint) for name, hint in annotation.__annotations__.items()}
         return {"type": "object", "properties": properties, "required": list(properties)}
-    return {} if annotation is object else {"type": JSON_TYPES[annotation]}
+    return {"type": JSON_TYPES[annotation]}
+
+
+def _check_arguments(parameters: Schema, arguments: Any, problems: list[str]) -> Schema:
+    """The arguments as Python wants them; whatever does not fit the schema is added to ``problems``."""
+    if not isinstance(arguments, dict):
+        problems.append(f"arguments must be of type object, not {JSON_TYPES[type(arguments)]}")
+        return {}
+    known: Schema = parameters["properties"]
+    checked: Schema = {}
+    for name, value in arguments.items():
+        if value is None and name not in parameters["required"]:
+            continue
+        if name in known:
+            checked[name] = _check(known[name], value, name, problems)
+            continue
+        from difflib import get_close_matches  # noqa: PLC0415 - seldom needed
+
+        nearest = get_close_matches(name, known, 1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"allowed: {', '.join(known) or 'none'}"
+        problems.append(f"{name} is not an argument of this tool; {hint}")
+    for name in parameters["required"]:
+        if name not in arguments:
+            problems.append(f"{name} is missing ({known[name].get('description', 'required')})")
+    return checked
 
 
 def _check(schema: Schema, value: Any, where: str, problems: list[str]) -> Any:
-    """The value as Python wants it; whatever does not fit the schema is added to ``problems``."""
-    expected = schema.get("type")
+    expected = schema["type"]
     if expected == "integer" and isinstance(value, float) and value.is_integer():
         value = int(value)
     actual = JSON_TYPES[type(value)]
-    fits = expected in (None, actual) or (expected == "number" and actual == "integer")
-    if not fits:
-        problems.append(f"{where or 'arguments'} must be of type {expected}, not {actual}")
-    elif expected == "object":
-        return _check_object(schema, value, where, problems)
+    if expected != actual and (expected, actual) != ("number", "integer"):
+        problems.append(f"{where} must be of type {expected}, not {actual}")
     elif expected == "array":
         return [_check(schema["items"], item, f"{where}[{i}]", problems) for i, item in enumerate(value)]
     elif "enum" in schema and value not in schema["enum"]:
@@ -284,25 +300,6 @@ def _check(schema: Schema, value: Any, where: str, problems: list[str]) -> Any:
     elif "minimum" in schema and not schema["minimum"] <= value <= schema["maximum"]:
         problems.append(f"{where} must be from {schema['minimum']} to {schema['maximum']}; got {value}")
     return value
-
-
-def _check_object(schema: Schema, value: Schema, where: str, problems: list[str]) -> Schema:
-    known, others = schema.get("properties", {}), schema.get("additionalProperties")
-    prefix = f"{where}." if where else ""
-    checked = {}
-    for name, item in value.items():
-        if name in known or isinstance(others, dict):
-            checked[name] = _check(known.get(name, others), item, prefix + name, problems)
-            continue
-        from difflib import get_close_matches  # noqa: PLC0415 - seldom needed
-
-        nearest = get_close_matches(name, known, 1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"allowed: {', '.join(known) or 'none'}"
-        problems.append(f"{prefix}{name} is not an argument of this tool; {hint}")
-    for name in schema.get("required", ()):
-        if name not in value:
-            problems.append(f"{prefix}{name} is missing ({known[name].get('description', 'required')})")
-    return checked
 
 
 def server(name: str) -> Server:

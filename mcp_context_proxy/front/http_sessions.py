@@ -36,6 +36,7 @@ from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, Request
 from mcp_context_proxy.protocol.framing import Bucket, on_one_line
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import Negotiation
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.threads import in_task
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ ENDED = RequestError(INTERNAL_ERROR, "the session was ended meanwhile; the reque
 
 
 PRINCIPALS_KEPT = 1000
-"""People whose guesses are counted; of more, the one who guessed first begins anew."""
+"""People whose guesses are counted; of more, the one whose last guess is longest ago begins anew."""
 
 
 class UnknownSessions:
@@ -74,12 +75,8 @@ class UnknownSessions:
         return _too_many() if self._bucket_of(person).is_empty else None
 
     def _bucket_of(self, person: str | None) -> Bucket:
-        bucket = self._buckets.get(person)
-        if bucket is None:
-            if len(self._buckets) >= PRINCIPALS_KEPT:
-                del self._buckets[next(iter(self._buckets))]
-            bucket = self._buckets[person] = Bucket(GUESSES_PER_SECOND, GUESSES)
-        return bucket
+        bucket = self._buckets.get(person) or Bucket(GUESSES_PER_SECOND, GUESSES)
+        return keep_latest(self._buckets, person, bucket, PRINCIPALS_KEPT)
 
 
 def _too_many() -> Response:

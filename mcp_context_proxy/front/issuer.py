@@ -36,6 +36,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.tables import AuthConfig, is_encrypted
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.threads import in_task, load_oauth
 from mcp_context_proxy.trust import EVERYTHING, NOTHING, Principal, Reach, Role
 
@@ -379,11 +380,7 @@ class IssuedTokens:
         claims = self._claims(token, algorithm, await self.keys.fitting(kid, algorithm))
         # The library reads it so, too, however large it is.
         until = min(int(claims["exp"]), FOR_EVER) + self._settings.leeway_seconds
-        issued = Issued(self._principal(claims), until)
-        self._known[digest] = issued
-        if len(self._known) > KEPT:
-            self._known.popitem(last=False)
-        return issued
+        return keep_latest(self._known, digest, Issued(self._principal(claims), until), KEPT)
 
     def _forget(self) -> None:
         self._known.clear()

@@ -151,6 +151,7 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
 _ONLY_THERE: Final = {
     "envFile": "its envFile is not read here; name its variables in env",
     "authProviderType": "its host signs in there with credentials of its own",
+    "headersHelper": "its host runs a program for its headers, which is not done here",
     "sandboxEnabled": "its host runs it in a sandbox, which there is not here",
 }
 """Keys of entries with which only their host can start or reach a server, and the reason."""

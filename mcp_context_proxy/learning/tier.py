@@ -53,6 +53,7 @@ from mcp_context_proxy.store import (
     Taught,
     UseRow,
 )
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import BatchWriter, in_thread
@@ -540,9 +541,7 @@ class UseRecorder:
         """Learn from a use soon, unless it was taken before. Does not block."""
         if use in self._taken:
             return
-        self._taken[use] = None
-        if len(self._taken) > TAKEN_KEPT:
-            self._taken.popitem(last=False)
+        keep_latest(self._taken, use, None, TAKEN_KEPT)
         self._uses.add(use)
 
     async def flush(self) -> None:

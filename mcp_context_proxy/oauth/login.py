@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 import anyio
 import httpx2
 from anyio.abc import SocketAttribute, SocketStream
-from mcp.client.auth import OAuthClientProvider, OAuthFlowError
+from mcp.client.auth import OAuthClientProvider, OAuthFlowError, OAuthRegistrationError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.auth.oauth2 import OAuthContext
 from mcp.shared.auth import (
@@ -391,7 +391,13 @@ async def _drive(
         raise
     except Exception as error:
         # boundary: the SDK's flow, the network, and any response of the authorization server
-        raise AuthorizationError(config.name, explained(error)) from None
+        cause = explained(error)
+        if isinstance(error, OAuthRegistrationError):
+            cause += (
+                f". Have its operator register a client for http://{HOST}:PORT{PATH}, with a port of your "
+                f"choice, and set oauth.client_id and oauth.redirect_port under servers.{config.name}"
+            )
+        raise AuthorizationError(config.name, cause) from None
     return _credentials(config, provider.context, kept.tokens, destinations)
 
 

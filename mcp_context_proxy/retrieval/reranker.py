@@ -42,6 +42,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, clean, in_words, one_line
 from mcp_context_proxy.retrieval import Ranking, Result
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
@@ -291,9 +292,7 @@ class Reranker:
             logger.warning("%s. The order of the search stays.", error)
             return ranking, Reranking(False, one_line(str(error), LINE_CHARACTERS), now - began)
         self._failures.pop(model.key, None)
-        self._orders[question] = order
-        if len(self._orders) > ORDERS_KEPT:
-            self._orders.popitem(last=False)
+        keep_latest(self._orders, question, order, ORDERS_KEPT)
         outcome = Reranking(True, f"ordered by {model.name}", self._clock() - began)
         return reordered(ranking, asked, order), outcome
 

@@ -44,6 +44,7 @@ from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.threads import Cancellable, in_task, in_thread
 from mcp_context_proxy.trust import ACTING, Principal
 
@@ -409,10 +410,8 @@ class Quota:
         if not self._rate:
             return True
         person = rights.person
-        bucket = self._buckets.pop(person, None) or Bucket(self._rate, max(math.ceil(self._rate), 1))
-        self._buckets[person] = bucket
-        if len(self._buckets) > PRINCIPALS_KEPT:
-            self._buckets.popitem(last=False)
+        bucket = self._buckets.get(person) or Bucket(self._rate, max(math.ceil(self._rate), 1))
+        keep_latest(self._buckets, person, bucket, PRINCIPALS_KEPT)
         return bucket.take(max(self.replicas(), 1) if spread else 1)
 
     @property

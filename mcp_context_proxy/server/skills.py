@@ -49,6 +49,7 @@ from mcp_context_proxy.protocol.strangers import compact, named, one_line
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
 from mcp_context_proxy.server.tools_list import encoded_list
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import ACTING, reaches
 
@@ -110,10 +111,7 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
             why = one_line(str(error), REASON_CHARACTERS)
             text = f"server {client.name!r}: its entry of {uri!r} is refused: {why}"
             raise RequestError(INTERNAL_ERROR, text, {"server": client.name}) from None
-        self._held[uri] = client.listing.skills, skill
-        self._held.move_to_end(uri)
-        if len(self._held) > ENTRIES_HELD:
-            self._held.popitem(last=False)
+        keep_latest(self._held, uri, (client.listing.skills, skill), ENTRIES_HELD)
         return skill
 
     async def directory(self, params: Members, caller: Caller) -> Members:

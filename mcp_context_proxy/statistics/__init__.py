@@ -27,6 +27,7 @@ from mcp_context_proxy.store import (
     ToolUsage,
     UsageSlot,
 )
+from mcp_context_proxy.system import keep_latest
 
 ERROR: Final = 0.02
 """Largest relative error of a percentile: nobody decides by less."""
@@ -201,10 +202,7 @@ class Batch:
 
     def keep(self, row: SearchRow) -> None:
         """Keep a search as it is now, without counting it."""
-        self.rows.pop(row.id, None)
-        self.rows[row.id] = row
-        if len(self.rows) > ROWS:
-            del self.rows[next(iter(self.rows))]
+        keep_latest(self.rows, row.id, row, ROWS)
 
 
 def count_call(usage: ToolUsage, ms: float | None, failed: bool, result_bytes: int, now: float) -> None:

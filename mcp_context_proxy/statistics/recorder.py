@@ -37,6 +37,7 @@ from mcp_context_proxy.store import (
     ToolSessionStore,
     ToolUsage,
 )
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import LAST_SECONDS, BatchWriter, in_thread
 
@@ -168,9 +169,7 @@ class UsageRecorder:
                 self._records.add(lambda batch: batch.keep(further))
             return
         row = replace(row, uses=1)
-        self._used[row.id] = row, {row.chosen}
-        if len(self._used) > USED_KEPT:
-            self._used.popitem(last=False)
+        keep_latest(self._used, row.id, (row, {row.chosen}), USED_KEPT)
         self._records.add(lambda batch: batch.add_use(row))
         self.counters.used += 1
         self.counters.top_used += row.rank == 1
@@ -418,9 +417,7 @@ class SessionRecorder:
         of_session = session or f"day {datetime.fromtimestamp(now, UTC).date().isoformat()}"
         if (tool, of_session) in self._seen:
             return
-        self._seen[tool, of_session] = None
-        if len(self._seen) > SESSIONS_SEEN:
-            self._seen.popitem(last=False)
+        keep_latest(self._seen, (tool, of_session), None, SESSIONS_SEEN)
         self._uses.add(ToolSession(*tool, of_session, now))
 
     async def run(self) -> None:

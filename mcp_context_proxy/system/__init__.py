@@ -1,7 +1,7 @@
 """The process, the machine and its user: threads, signals, memory, descriptors, clocks.
 
 Here is the user's own: the place of the configuration, its first text, and the variables that servers
-inherit. Standard library only: the bridge reads it, too.
+inherit; locks of files; and a bound on what is remembered. Standard library only: the bridge reads it, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
-    from typing import IO, Final
+    from typing import IO, Final, TypeVar
+
+    K = TypeVar("K")
+    V = TypeVar("V")
 
 
 APP: Final = "mcp-context-proxy"
@@ -217,3 +220,12 @@ def lock(descriptor: int) -> None:
         import fcntl  # noqa: PLC0415 - not on Windows
 
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def keep_latest(kept: dict[K, V], key: K, value: V, most: int) -> V:
+    """Store a value as the latest one, and return it; of more than `most`, the oldest is dropped."""
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > most:
+        del kept[next(iter(kept))]
+    return value

@@ -23,7 +23,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
 from types import FrameType
@@ -66,8 +66,8 @@ GROWN_BYTES = 32 * 1024 * 1024
 USEFUL_BYTES = 4 * 1024 * 1024
 """Memory that one trim must return; with less, the growth is in use and the next attempt waits longer."""
 
-SMAPS = Path("/proc/self/smaps")
-"""Memory of this process by mapping, on Linux."""
+MAPS, SMAPS = Path("/proc/self/maps"), Path("/proc/self/smaps")
+"""Memory of this process by mapping, on Linux; the second looks at each page: 14 ms for 500 MB."""
 
 TRIM_SECONDS, TRIM_MAX_SECONDS = 5.0, 600.0
 """Shortest and longest wait between two looks at the memory of the process."""
@@ -242,6 +242,7 @@ def trim_now() -> None:
         trim(0)
 
 
+_FILE = pattern(rb"^[0-9a-f]+-[0-9a-f]+ r-[x-][ps] \S+ \S+ [1-9]\d* .*\n", re.MULTILINE)
 _CLEAN = pattern(
     rb"^([0-9a-f]+)-([0-9a-f]+) r-[x-][ps] \S+ \S+ [1-9]\d* .*\n"
     rb"(?:[A-Z].*\n)*?Anonymous: +0 kB\n(?:[A-Z].*\n)*?Swap: +0 kB\n",
@@ -260,11 +261,18 @@ def unmap_files() -> None:
     if advise is None:
         return
     with contextlib.suppress(OSError):
-        mappings = set(_CLEAN.findall(SMAPS.read_bytes()))
-        # A library that another thread is just loading is not yet mapped as it will be.
-        for begin, end in mappings.intersection(_CLEAN.findall(SMAPS.read_bytes())):
+        for begin, end in _clean_among(frozenset(_FILE.findall(MAPS.read_bytes()))):
             start = int(begin, 16)
             advise(ctypes.c_void_p(start), ctypes.c_size_t(int(end, 16) - start), mmap.MADV_DONTNEED)
+
+
+@lru_cache(maxsize=1)
+def _clean_among(files: frozenset[bytes]) -> frozenset[tuple[bytes, bytes]]:
+    """Return the mappings that were never written to; they stay so while the mapped files are the same."""
+    del files
+    mappings = frozenset(_CLEAN.findall(SMAPS.read_bytes()))
+    # A library that another thread is just loading is not yet mapped as it will be.
+    return mappings.intersection(_CLEAN.findall(SMAPS.read_bytes()))
 
 
 async def trim_periodically() -> None:

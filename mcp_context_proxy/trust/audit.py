@@ -37,6 +37,7 @@ from mcp_context_proxy.items import JSON, Tool
 from mcp_context_proxy.protocol.envelope import nests_deeper
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS
 from mcp_context_proxy.store.opening import IN_MEMORY, default_path
+from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import PERSONS_SHARE, person_in
 from mcp_context_proxy.trust.approval import ApprovalEvent, Observer
@@ -334,9 +335,8 @@ class AuditLog:
     def _names(self, tool: Tool) -> frozenset[str]:
         found = self._declared.get(tool.fingerprint)
         if found is None:
-            found = self._declared[tool.fingerprint] = declared_names(tool.definition)
-            if len(self._declared) > SCHEMAS_KEPT:
-                self._declared.popitem(last=False)
+            names = declared_names(tool.definition)
+            found = keep_latest(self._declared, tool.fingerprint, names, SCHEMAS_KEPT)
         return found
 
 

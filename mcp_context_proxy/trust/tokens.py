@@ -29,7 +29,7 @@ from mcp_context_proxy.errors import ContextProxyError, StoreError
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.store.credentials import NEVER, TOKEN, Credential, SharedCredentials
-from mcp_context_proxy.system import locked, process, read_own
+from mcp_context_proxy.system import keep_latest, locked, process, read_own
 from mcp_context_proxy.system.later import pattern, platformdirs
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Principal, Reach, Role
@@ -453,20 +453,15 @@ class Guesses:
     def right(self, client: Client | None) -> None:
         """Note that a connection has sent the right token."""
         if client is not None and client not in self._proven:
-            self._proven[client] = None
-            if len(self._proven) > CONNECTIONS_KEPT:
-                self._proven.popitem(last=False)
+            keep_latest(self._proven, client, None, CONNECTIONS_KEPT)
 
     def wrong(self, client: Client | None) -> None:
         if client is not None:
             # The port may be that of an earlier connection by now.
             self._proven.pop(client, None)
         address = address_of(client)
-        bucket = self._by_address.pop(address, None) or Bucket(WRONG_PER_SECOND, WRONG_AT_ONCE, self._clock)
-        self._by_address[address] = bucket
-        if len(self._by_address) > ADDRESSES_KEPT:
-            self._by_address.popitem(last=False)
-        bucket.take()
+        bucket = self._by_address.get(address) or Bucket(WRONG_PER_SECOND, WRONG_AT_ONCE, self._clock)
+        keep_latest(self._by_address, address, bucket, ADDRESSES_KEPT).take()
         self._all.take()
 
 

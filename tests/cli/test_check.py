@@ -93,10 +93,27 @@ def test_it_tells_which_rules_come_always_with_files_and_only_by_hand(run: Run, 
 
     assert [line.split("documents: ")[1] for line in done.stdout.splitlines() if "documents: " in line] == [
         "4 rules, 0 references",
-        "in every context: house",
+        "in every context (4 tokens): house",
         "only by hand: old",
         "for files: sql",
     ]
+
+
+def test_it_names_the_rules_in_hidden_places_of_a_folder_that_no_entry_has(
+    run: Run, workshop: Workshop
+) -> None:
+    workshop.server("good", tools=[tool("a")])
+    project = workshop.folder / "project"
+    for name in (".cursor/rules/a.mdc", ".github/instructions/b.instructions.md", ".windsurfrules", "c.md"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("Be kind.\n", encoding="utf-8")
+    entries = [{"path": str(project)}, {"path": str(project / ".cursor" / "rules")}]
+    told = flat(run("check", "--config", workshop.config(documents=entries)).stdout)
+
+    said = "hidden and so not read; give each that you want an entry: "
+    places = f"{project}/.github/instructions, {project}/.windsurfrules"
+    assert said in told
+    assert places.replace(" ", "") in told.replace(" ", "")
 
 
 def test_it_tells_which_entries_of_a_hosts_file_are_left_out(run: Run, tmp_path: Path) -> None:
@@ -201,6 +218,17 @@ def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:
     assert "the file does not exist" in flat(done.stdout)
 
 
+def test_text_is_wrapped_and_a_path_stays_whole_to_be_copied(run: Run, workshop: Workshop) -> None:
+    workshop.server("dies", at_start=[{"stderr": "y" * 300 + "\n"}, {"exit": 3}])
+    config = workshop.config()
+    lines = run("check", "--config", config, COLUMNS="60").stdout.splitlines()
+
+    assert any(str(config) in line for line in lines)
+    assert any("y" * 300 in line for line in lines), "so does a line of a server"
+    others = [line for line in lines if "/" not in line and "yyy" not in line]
+    assert max(map(len, others)) <= 60
+
+
 def test_each_failure_of_a_server_comes_with_a_remedy(
     run: Run, workshop: Workshop, forbidding_url: str
 ) -> None:
@@ -224,7 +252,7 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     assert "dies: it exited (code 3) | no SECRET_OF_SHELL given -> run it by hand to see why" in told
     assert "silent: it was not ready within 0.5 s" in told
     assert "raise connect_timeout under servers.silent. If it is no MCP server" in told
-    assert "(HTTP status 401) -> it needs credentials" in told
+    assert "run: mcp-context-proxy login closed -> if it takes a fixed token instead, set" in told
     assert "refuses: it answered with error -32000: no -> if it is no MCP server, correct the command" in told
     assert "usage: it exited (code 2) | stdout: Usage: tool [options] | stdout: --verbose loud" in told
     assert "| stdout: unknown option -> its output on stdout is no MCP message" in told

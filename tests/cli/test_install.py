@@ -317,5 +317,5 @@ def test_purge_lists_and_removes_what_was_kept(run: Run, home: Path, cursor: Pat
     done = run("uninstall", "--purge", "--yes")
     assert done.returncode == 0, done.stderr
     assert "Removed." in done.stdout
-    assert "config.toml" in done.stdout
+    assert "The configuration stays in " in done.stdout
     assert (home / "mcp-context-proxy" / "config.toml").exists()

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from support.proxies import http_proxy
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.cli.terminal import duration
@@ -131,3 +132,17 @@ def test_a_tool_of_a_server_that_fails_is_not_called_unknown(
     assert refused.returncode == 2
     assert "unknown tool" not in refused.stderr
     assert ("no key given" if "__" in named else "Not connected: desk") in refused.stderr
+
+
+def test_status_tells_each_failure_once_and_its_remedy(
+    run: Run, workshop: Workshop, environment: dict[str, str]
+) -> None:
+    said = "AttributeError: 'Server' object has no attribute 'list_tools'\n"
+    workshop.server("old", at_start=[{"stderr": said}, {"exit": 1}])
+    with http_proxy(workshop.config(), env=environment):
+        status = ""
+        while "it exited" not in status:  # the proxy has its socket, and the server has failed
+            status = run("status", "--config", workshop.config(), COLUMNS="400").stdout
+
+    assert status.count("it exited (code 1)") == 1
+    assert '"mcp<2"' in status

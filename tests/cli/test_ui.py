@@ -65,8 +65,12 @@ def test_ui_says_how_to_start_a_proxy_if_none_answers(run: Run, workshop: Worksh
 
     assert done.returncode == 1
     assert "127.0.0.1:1 or 127.0.0.1:9" in done.stderr
+    assert "while a host is connected" in done.stderr
     assert "serve --http" in done.stderr
     assert done.stdout == ""
+
+    without = run("ui", "--config", served_at(workshop.folder, 9))
+    assert "write `api_port = 8766` under [http] in " in without.stderr
 
 
 def test_ui_accepts_another_port_than_the_configured_one(

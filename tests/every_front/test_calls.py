@@ -10,7 +10,7 @@ from support.servers import Server
 
 from mcp_context_proxy.front.conversation import MOST_VALUES
 
-pytestmark = [pytest.mark.anyio, pytest.mark.pairwise, pytest.mark.no_cover]
+pytestmark = [pytest.mark.anyio, pytest.mark.pairwise]
 
 ARGUMENTS = {
     "big": 123456789012345678901234567890,

@@ -13,7 +13,7 @@ from support.proxies import command
 from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Workshop, tool
 
-pytestmark = [pytest.mark.anyio, pytest.mark.pairwise, pytest.mark.no_cover]
+pytestmark = [pytest.mark.anyio, pytest.mark.pairwise]
 
 INVALID = [
     pytest.param("tools/call", {"name": 42}, id="a name that is a number"),

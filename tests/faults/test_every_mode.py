@@ -31,7 +31,7 @@ from support.wires import http, stdio
 
 from mcp_context_proxy.config.programs import INHERITED
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.no_cover]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SECRET = "s3cr3t value+123"
 CASES = [*(("stdio", case) for case in STDIO), *(("http", case) for case in HTTP)]

@@ -17,7 +17,7 @@ from support.wires import http
 from mcp_context_proxy.catalog.skills import SKILLS_PER_SERVER
 from mcp_context_proxy.downstream.listing import UNVERIFIED_KEPT
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.no_cover]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 KINDS = (
     "log",

@@ -15,7 +15,7 @@ from support.raw_client import RawClient
 from support.servers import Workshop
 from support.wires import http
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.no_cover]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 LARGE_BYTES = 15 << 20
 """Just below what a message may have by default."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from faults.soak import soak
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow(times=10), pytest.mark.no_cover]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow(times=10)]
 
 SECONDS = [pytest.param(5.0, marks=pytest.mark.smaller), pytest.param(10.0, marks=pytest.mark.full_cross)]
 CALLS = 101

@@ -31,7 +31,7 @@ MARGIN_SECONDS = 10.0
 STOP_WORK_SECONDS = 3.0
 """Processor time of a stop."""
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.no_cover]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 class Setup:

@@ -29,7 +29,7 @@ from mcp_context_proxy.store import open_store
 from mcp_context_proxy.trust.decisions import decide
 from mcp_context_proxy.trust.fingerprints import State
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.no_cover]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NAMESPACES = (
     sys.platform == "linux"

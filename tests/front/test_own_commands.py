@@ -17,7 +17,7 @@ from support.servers import Workshop
 
 from mcp_context_proxy.bridge import ask, running
 
-pytestmark = [pytest.mark.no_cover, pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
 
 OPENING = (
     b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},'

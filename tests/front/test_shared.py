@@ -21,7 +21,6 @@ from mcp_context_proxy.bridge.meeting import Meeting, meeting
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.no_cover,
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
 ]
 

@@ -28,7 +28,6 @@ from mcp_context_proxy.bridge.session import LAST_LINES_SECONDS
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.no_cover,
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
 ]
 

@@ -25,7 +25,6 @@ from mcp_context_proxy.system import locked
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.no_cover,
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
 ]
 

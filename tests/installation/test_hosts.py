@@ -281,18 +281,19 @@ def test_server_that_only_its_host_can_start_stays(put: Place, machine: Machine)
     assert set(entries("json", file.read_text(), ("mcpServers",))) == {"context-proxy", *done.staying}
 
 
-def test_server_that_its_host_runs_in_a_sandbox_or_as_a_client_of_its_own_stays(
+def test_server_that_its_host_runs_in_a_sandbox_or_logs_in_to_in_a_way_of_its_own_stays(
     put: Place, machine: Machine
 ) -> None:
     text = """{"servers": {
       "caged": {"command": "x", "sandboxEnabled": true, "sandbox": {"network": {}}},
       "slack": {"url": "https://a.example/mcp", "oauth": {"clientId": "1.2", "callbackPort": 3118}},
       "sheets": {"url": "https://b.example/mcp", "auth": {"CLIENT_ID": "3", "CLIENT_SECRET": "s"}},
+      "signed": {"url": "https://d.example/mcp", "headersHelper": "/opt/headers.sh"},
       "free": {"command": "y", "sandboxEnabled": false},
       "plain": {"url": "https://c.example/mcp", "oauth": {"callbackPort": 3118}}}}"""
     put("vscode", text.encode())
     done = machine.install("vscode")
-    assert set(done.staying) == {"caged", "slack", "sheets"}
+    assert set(done.staying) == {"caged", "slack", "sheets", "signed"}
     assert "sandbox" in done.staying["caged"]
     assert "[servers.NAME.oauth]" in done.staying["slack"]
 

@@ -75,7 +75,6 @@ def ranking(engine: Engine, snapshot: Snapshot, query: str) -> list[tuple[str, s
 
 
 @pytest.mark.slow
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 @pytest.mark.parametrize("uses", USES)
 def test_thousands_of_uses_for_all_sorts_of_queries_bring_a_tool_into_no_unrelated_top_five(
     snapshot: Snapshot, uses: int

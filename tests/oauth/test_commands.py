@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import msgspec
@@ -35,6 +36,8 @@ async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path)
             said += chunk.decode()
         assert await process.wait() == 0
     assert f"Logged in to locked at {protected.issuer.url}" in said
+    port = parse_qs(urlsplit(address).query)["redirect_uri"][0].split(":")[2].split("/")[0]
+    assert f"ssh -L {port}:127.0.0.1:{port} " in said, "the way for a browser on another machine"
     (token,) = protected.issuer.access
     assert token not in said
 

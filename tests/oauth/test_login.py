@@ -49,6 +49,18 @@ async def test_a_refusal_is_reported_in_its_own_words(protected: Protected) -> N
         await logged_in(server_config(protected))
 
 
+async def test_where_no_client_is_registered_a_person_is_told_what_to_ask_for_and_to_set(
+    protected: Protected,
+) -> None:
+    protected.issuer.registers = False
+    with pytest.raises(AuthorizationError) as refused:
+        await logged_in(server_config(protected))
+
+    assert "clients are registered by its operator" in str(refused.value)
+    assert "http://127.0.0.1:PORT/callback" in str(refused.value)
+    assert "set oauth.client_id and oauth.redirect_port under servers.locked" in str(refused.value)
+
+
 async def test_the_words_of_a_refusal_hide_nothing_and_stay_on_one_line(protected: Protected) -> None:
     protected.issuer.refuses = True
     protected.issuer.refusal = "not\x1b]0;owned\x07\u202e\u2800 you\n" + "\n" * 200 + "x" * 10_000

@@ -172,7 +172,6 @@ def test_no_letters_that_are_drawn_alike_make_the_mark_of_a_server(drawn: str, o
     assert json.loads(stranger_json(data, bytes)) == {f"({forged[1:]}": f"({forged[1:]}"}
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_a_crowd_of_brackets_is_read_in_time_in_proportion_to_its_length() -> None:
     for hostile in ("[", "[ ", "[server ", "[server x", "\uff3b\u0455erver "):
         short, long = (hostile * (size // len(hostile)) for size in (50_000, 1_000_000))

@@ -164,7 +164,6 @@ def changed() -> frozenset[int]:
     return frozenset(found)
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_every_code_point_is_visible_or_a_space_or_removed(changed: frozenset[int]) -> None:
     for code in range(CODES):
         character = chr(code)
@@ -181,7 +180,6 @@ def test_every_code_point_is_visible_or_a_space_or_removed(changed: frozenset[in
             assert not kept, hex(code)
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_only_blank_letters_and_marks_are_removed(changed: frozenset[int]) -> None:
     removed = {
         code
@@ -213,7 +211,6 @@ def test_every_ignorable_character_is_removed() -> None:
         pytest.param("\ue000\U000e0041", id="removed characters"),
     ],
 )
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_the_time_is_in_proportion_to_the_text(hostile: str) -> None:
     short, long = (hostile * (characters // len(hostile)) for characters in (50_000, 1_000_000))
 

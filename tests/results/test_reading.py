@@ -133,7 +133,6 @@ def test_what_cannot_be_read_is_refused_in_words(
         ("0,", "[*]", None),
     ],
 )
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_hostile_text_is_read_in_time_in_proportion_to_its_length(
     unit: str, path: str | None, pattern: str | None
 ) -> None:

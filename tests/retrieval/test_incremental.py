@@ -32,7 +32,6 @@ COUNTS = st.lists(
 )
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(versions=st.lists(CATALOGS, min_size=2, max_size=4), query=DESCRIPTIONS)
 def test_after_any_changes_every_result_is_that_of_a_new_index(
@@ -171,7 +170,6 @@ def test_unused_vectors_are_dropped(
 
 
 @pytest.mark.slow
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_an_incrementally_updated_large_index_equals_a_new_one(
     tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:
@@ -195,7 +193,6 @@ def test_an_incrementally_updated_large_index_equals_a_new_one(
 
 
 @pytest.mark.slow
-@pytest.mark.no_cover
 def test_tools_that_serve_whatever_is_asked_are_found_among_very_many(
     tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:

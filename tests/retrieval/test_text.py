@@ -55,7 +55,6 @@ def test_a_word_over_the_limit_is_divided_anywhere() -> None:
     assert chunks("x" * 25, 10) == ("x" * 10, "x" * 10, "x" * 5)
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 @pytest.mark.parametrize("flood", [" ", "\n", ". ", "a ", "A", "\n \n"])
 def test_a_huge_text_is_chunked_in_linear_time(flood: str) -> None:
     """A pattern that backtracks would not come back from this one."""
@@ -150,7 +149,6 @@ def test_endless_nesting_is_cut(depth: int) -> None:
     assert len(read.top) + len(read.nested) <= MAX_PARAMETERS
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_very_many_parameters_are_cut() -> None:
     schema = {"properties": {f"p{i}": {"description": "x" * 5_000} for i in range(10_000)}}
     read = read_parameters(json.dumps({"inputSchema": schema}).encode())

@@ -143,7 +143,6 @@ def computed(
     return found
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_in_a_large_catalog_the_best_ten_equal_those_of_an_exact_search(large: Large) -> None:
     index, found = large.indexed(), 0
     for query, words in zip(large.queries, large.words, strict=True):

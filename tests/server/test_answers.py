@@ -60,7 +60,6 @@ async def real(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy]
         yield proxy
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 async def test_answers_over_real_tools_cost_400_tokens_on_average_and_700_at_most(real: Proxy) -> None:
     host = Host(real, "modern")
     impossible = ["recommend a red wine for grilled lamb", "teach me the chords of a folk song"]

@@ -528,7 +528,6 @@ def test_a_message_about_a_secret_without_a_field_to_write_in_is_passed_on() -> 
     assert secret_field(schema, "Do you want to send the password to ada?") == ""
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 @given(st.text(max_size=200), st.recursive(st.none() | st.text(), st.lists))
 def test_any_text_and_any_schema_can_be_checked(text: str, schema: Any) -> None:
     secret_field({"properties": {text: schema, "x": {"title": text, "enum": schema}}}, text)

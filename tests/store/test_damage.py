@@ -115,7 +115,6 @@ def test_truncated_at_any_page_the_store_works(folder: Path, sound: Files, name:
         survive(folder, damaged(checkpointed(sound), name, sound[name][:size]))
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 @pytest.mark.parametrize("name", [STORE, LOG])
 def test_with_any_page_zeroed_the_store_works(folder: Path, sound: Files, name: str) -> None:
     for at in range(0, len(sound[name]), PAGE):

@@ -15,7 +15,6 @@ from mcp_context_proxy.store import open_store
 
 pytestmark = [
     pytest.mark.slow(times=10),
-    pytest.mark.no_cover,
     pytest.mark.skipif(sys.platform == "win32", reason="needs processes that fork"),
 ]
 

@@ -27,6 +27,7 @@ from mcp.server.auth.provider import (
     AuthorizationCode,
     AuthorizationParams,
     RefreshToken,
+    RegistrationError,
     TokenError,
     construct_redirect_uri,
 )
@@ -58,6 +59,7 @@ class Issuer:
     failed: list[str] = field(default_factory=list)
     lifetime: int = 3600
     wrong_state: bool = False
+    registers: bool = True
     refuses: bool = False
     refusal: str | None = None
     """The words in which it refuses."""
@@ -81,6 +83,8 @@ class Issuer:
         return self.clients.get(client_id)
 
     async def register_client(self, client_info: OAuthClientInformationFull) -> None:
+        if not self.registers:
+            raise RegistrationError("invalid_client_metadata", "clients are registered by its operator")
         self.clients[client_info.client_id] = client_info
 
     async def authorize(self, client: OAuthClientInformationFull, params: AuthorizationParams) -> str:

@@ -18,11 +18,6 @@ from pathlib import Path
 from mcp_context_proxy.__main__ import joins
 
 PROGRAMS = Path(__file__).with_name("forking")
-MEASURED = ("tests/cli/", "tests/cluster/", "tests/front/", "tests/support/", "tests/web/")
-"""Folders of the tests whose commands enter branches that no test enters in its own process.
-
-Where all commands are measured, 4 in 1,000 branches more are covered, and each takes twice as long.
-"""
 PATIENCE = 60
 """Seconds until a command that hangs is killed; far more than any takes."""
 
@@ -42,8 +37,7 @@ def forked_command(*arguments: str | Path) -> list[str]:
     """Return the command line of a small process that has the proxy run in a forked one."""
     if sys.platform == "win32":
         return real_command(*arguments)
-    launcher = [sys.executable, "-I", "-S", str(PROGRAMS / "launch.py"), fork_server()]
-    return [*launcher, "measured" if is_measured() else "not measured", *map(str, arguments)]
+    return [sys.executable, "-I", "-S", str(PROGRAMS / "launch.py"), fork_server(), *map(str, arguments)]
 
 
 _running = ExitStack()
@@ -89,7 +83,7 @@ def _start_fork_server(folder: Path, path: Path) -> None:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     # Newer Pythons warn of its thread, which does nothing that a forked process would miss.
     options = ["-W", "ignore::DeprecationWarning:__main__"]
-    command = [sys.executable, *options, str(PROGRAMS / "server.py"), str(path), *coverage_data()]
+    command = [sys.executable, *options, str(PROGRAMS / "server.py"), str(path)]
     with (folder / "held").open("rb") as held:  # it ends when its standard input does
         process = subprocess.Popen(command, stdin=held, env=environment, start_new_session=True)
     _started.append(process)
@@ -108,17 +102,3 @@ def _wait_for_its_end() -> None:
 def end_fork_server() -> None:
     """End the fork server that this process holds, if there is one, with all processes that it forked."""
     _running.close()
-
-
-def is_measured() -> bool:
-    """Return whether commands of the test that runs are measured if the tests are."""
-    return os.environ.get("PYTEST_CURRENT_TEST", "").startswith(MEASURED)
-
-
-def coverage_data() -> list[str]:
-    """Return the path of coverage data if the tests are measured: then forked processes are, too."""
-    try:
-        from coverage import Coverage
-    except ImportError:
-        return []
-    return [] if Coverage.current() is None else [str(Path(__file__).parents[2] / ".coverage")]

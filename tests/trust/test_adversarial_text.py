@@ -304,7 +304,6 @@ GROWTH = 8
 """Multiple of the length. The time may grow by twice as much; where it is the square, it grows by 64."""
 
 
-@pytest.mark.no_cover  # the time of the code itself counts, and other tests cover it
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str) -> None:
     function = FUNCTIONS[name]
@@ -323,7 +322,6 @@ def test_a_query_of_spaces_is_divided_at_once() -> None:
     assert not costs_more(40, needs.divided, "a" + " " * 80_000 + "b", "a" + " " * 8_000 + "b")
 
 
-@pytest.mark.no_cover  # as above
 @pytest.mark.parametrize("part", QUERY_PARTS)
 def test_the_longest_query_is_read_at_once(part: str) -> None:
     """Half of it gives the time to compare with, so that no machine is too slow for this test."""
@@ -389,7 +387,6 @@ def test_front_matter_of_brackets_is_refused_at_once(part: str) -> None:
     assert not costs_more(40, read_front_matter, written, shorter)
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_a_thousand_texts_in_another_order_are_compared_at_once() -> None:
     words = [str(word) for word in range(149)]
 
@@ -418,7 +415,6 @@ def test_entries_are_counted_in_parts_as_in_one(part: int) -> None:
     assert not has_more_entries(written, 3, part)
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_the_nearest_of_many_equal_names_are_found_at_once() -> None:
     known = ["a" * 60 + str(at) for at in range(10_000)]
 

@@ -324,7 +324,6 @@ def flood(file: AuditFile, count: int, first: int = 0, **facts: Any) -> None:
             del lines[: file.append(lines)]
 
 
-@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 @pytest.mark.parametrize("files", [1, 2, 3])
 def test_no_flood_of_calls_pushes_out_what_others_or_its_caller_did_before(
     tmp_path: Path, files: int

@@ -27,7 +27,7 @@ from trust.test_adversarial_text import UNITS
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.protocol.envelope import LARGE_MESSAGE_BYTES
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.no_cover]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PROGRAM = Path(__file__).with_name("watched_proxy.py")
 LIMITS = Limits()

@@ -14,7 +14,7 @@ from support.servers import Workshop, tool
 from trust.test_adversarial_text import UNITS
 from trust.test_event_loop import LIMITS, PATIENCE, hostile_tools, text_of, units, watched
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow(times=30), pytest.mark.no_cover]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow(times=30)]
 
 SEARCH = "search_available_tools"
 

@@ -15,7 +15,7 @@ import pytest
 import mcp_context_proxy
 from mcp_context_proxy import library
 
-pytestmark = [pytest.mark.slow, pytest.mark.no_cover]
+pytestmark = [pytest.mark.slow]
 
 HERE = Path(__file__).parent
 EXAMPLES = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,6 +1,6 @@
 """Runs a command of the proxy in a process that the fork server forks.
 
-Its command line is ``launch.py SOCKET MEASURED ARGUMENT...``. It passes its standard streams, environment,
+Its command line is ``launch.py SOCKET ARGUMENT...``. It passes its standard streams, environment,
 folder and signals on, and exits as the command does. If it is killed, so is the command.
 """
 
@@ -15,13 +15,12 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> None:
-    path, measured, *arguments = sys.argv[1:]
+    path, *arguments = sys.argv[1:]
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     for number in FORWARDED:
         signal.signal(number, lambda number, frame: connection.send(bytes([number])))
-    request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
-    data = marshal.dumps({"measured": measured == "measured", **request})
+    data = marshal.dumps({"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()})
     streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [0, 1, 2]))]
     connection.sendmsg([len(data).to_bytes(4, "big")], streams)
     connection.sendall(data)

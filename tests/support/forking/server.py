@@ -1,9 +1,8 @@
-"""Forks a process for each command of the proxy, and passes signals to it: ``server.py SOCKET [COVERAGE]``.
+"""Forks a process for each command of the proxy, and passes signals to it: ``server.py SOCKET``.
 
 It imports the package once. A forked process gets the standard streams, the environment, the folder and the
 arguments of its launcher, and otherwise is like one that was just started. The server ends, with all the
-processes that it forked, when its standard input ends. With the path of coverage data, the import is
-measured, and each process whose launcher asks for it.
+processes that it forked, when its standard input ends.
 """
 
 from __future__ import annotations
@@ -25,17 +24,12 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-import mcp_context_proxy
-from mcp_context_proxy.app.serve import local_api, open_proxy
-from mcp_context_proxy.config import load
-from mcp_context_proxy.embedding.embeddings import OnnxModel, load_model
-from mcp_context_proxy.server.meta_definitions import Setup, definitions
-from mcp_context_proxy.system.threads import trusted_certificates
-from mcp_context_proxy.web.search import LookWanted, look
+if TYPE_CHECKING:
+    from mcp_context_proxy.embedding.embeddings import OnnxModel
 
 NOT_OF_THE_PROXY = ("mcp_context_proxy.__main__", "mcp_context_proxy.bridge", "mcp_context_proxy.examples")
 """Modules of other programs in the package, with those below them."""
@@ -63,8 +57,7 @@ NEEDED_LATER = (
 class Server:
     """Forks processes and waits for all of them at once."""
 
-    def __init__(self, path: str, measured: str | None) -> None:
-        self._measured = measured
+    def __init__(self, path: str) -> None:
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"{path}.new")
@@ -108,10 +101,7 @@ class Server:
                 if descriptor != 0:
                     os.close(descriptor)
             launcher.close()
-            wanted = marshal.loads(request)
-            if self._measured is not None and wanted["measured"]:
-                measuring(self._measured).start()
-            run_command(wanted, streams)
+            run_command(marshal.loads(request), streams)
         self._children.add(child)
         for descriptor in (alive, *streams):
             os.close(descriptor)
@@ -177,6 +167,11 @@ def prepare() -> OnnxModel:
     The packaged model is shared with each command as long as the answer is kept. The thread that onnxruntime
     starts does nothing that a forked process would miss.
     """
+    import mcp_context_proxy
+    from mcp_context_proxy.embedding.embeddings import load_model
+    from mcp_context_proxy.server.meta_definitions import Setup, definitions
+    from mcp_context_proxy.system.threads import trusted_certificates
+
     for module in pkgutil.walk_packages(mcp_context_proxy.__path__, "mcp_context_proxy."):
         if not module.name.startswith(NOT_OF_THE_PROXY):
             importlib.import_module(module.name)
@@ -198,6 +193,10 @@ def prepare() -> OnnxModel:
 
 async def run_once() -> None:
     """Run a proxy without servers and search, so that settings, routes and expressions are compiled."""
+    from mcp_context_proxy.app.serve import local_api, open_proxy
+    from mcp_context_proxy.config import load
+    from mcp_context_proxy.web.search import LookWanted, look
+
     with tempfile.TemporaryDirectory() as folder:
         rule, config = Path(folder) / "loans.md", Path(folder) / "config.toml"
         rule.write_text("# Loans\n\nRound the payment.\n", encoding="utf-8")
@@ -210,30 +209,13 @@ async def run_once() -> None:
             assert found["results"], found
 
 
-def measuring(path: str, **options: Any) -> Any:
-    """Return what measures coverage in this process from its start to its end, beside all other processes.
+def main(path: str) -> None:
+    sys.path.append(str(Path(__file__).parents[2]))
+    from support import measuring
 
-    A process is measured from its fork: one that began with the data of the server would take ten times as
-    long to write them again.
-    """
-    from coverage import Coverage
-
-    settings = Path(__file__).with_name("coverage.toml")
-    made = Coverage(data_file=path, data_suffix=True, config_file=str(settings))
-    for name, value in options.items():
-        made.set_option(f"run:{name}", value)
-    return made
-
-
-def main(path: str, measured: str | None = None) -> None:
-    if measured is None:
-        model = prepare()
-    else:
-        own = measuring(measured, patch=[])  # else each forked process would write them, too
-        with own.collect():
-            model = prepare()
-        own.save()
-    Server(path, measured).serve()
+    measuring.begin()  # before anything imports the package
+    model = prepare()
+    Server(path).serve()
     del model
 
 

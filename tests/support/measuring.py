@@ -1,0 +1,202 @@
+"""Measures which lines and branches of the package run, for coverage.py to report.
+
+Before Python 3.12, coverage.py is called for each line that any library runs, which doubles what the tests
+take. Here each statement of the package is preceded by one that marks it, which takes some nanoseconds, and
+nothing else is slower. ``conftest.py`` begins it before it imports the package if the environment has
+`WANTED`, and forked processes go on with it. All processes add to one file, of which pytest at its end makes
+the data for ``coverage report``.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import contextlib
+import marshal
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+WANTED = "MEASURE_COVERAGE"
+MARKS = "__passed__"
+"""Name, in each module, of its list of marks: one for each line, and one for the branch past its body."""
+
+COMPILED = ".marked-1.pyc"
+"""End of the names of compiled modules with marks; another number makes those of other marks useless."""
+
+REPOSITORY = Path(__file__).parents[2]
+GATHERED = REPOSITORY / ".coverage-marks"
+"""What all processes have passed: for each module, a byte for each of its marks."""
+
+_passed: dict[str, list[int]] = {}
+"""The marks of this process, by the path of the module."""
+
+
+def begin() -> None:
+    """Mark what runs of the package from now on, if that is wanted; nothing of it may be imported yet."""
+    if WANTED in os.environ:
+        sys.meta_path.insert(0, Finder())
+        atexit.register(save)
+
+
+def forget() -> None:
+    """Forget what processes before have passed."""
+    GATHERED.unlink(missing_ok=True)
+
+
+class Finder(MetaPathFinder):
+    """Finds the modules of the package."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.partition(".")[0] != "mcp_context_proxy":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = Loader(name, spec.loader.path, _passed)
+        return spec
+
+
+class Loader(SourceFileLoader):
+    """Compiles a module with its marks, and keeps what it compiled beside what is compiled without."""
+
+    def __init__(self, name: str, path: str, passed: dict[str, list[int]]) -> None:
+        super().__init__(name, path)
+        self._passed = passed
+
+    def exec_module(self, module: ModuleType) -> None:
+        lines = _lines(self.get_data(self.path))
+        vars(module)[MARKS] = self._passed.setdefault(self.path, [0] * 2 * lines)
+        super().exec_module(module)
+
+    def source_to_code(self, data: Any, path: Any) -> Any:  # type: ignore[override]
+        tree = Marking(_lines(data)).visit(ast.parse(data))
+        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+
+    def get_data(self, path: str) -> bytes:
+        return super().get_data(path.replace(".pyc", COMPILED))
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        super().set_data(path.replace(".pyc", COMPILED), data, _mode=_mode)
+
+
+def _lines(source: bytes) -> int:
+    return source.count(b"\n") + 2
+
+
+class Marking(ast.NodeTransformer):
+    """Puts a mark before each statement, and where a branch leads past the body."""
+
+    def __init__(self, lines: int) -> None:
+        self._lines = lines
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, None)
+            if isinstance(statements, list):  # that of a lambda or a conditional expression is none
+                setattr(node, field, [*self._marked(statements)])
+        match node:
+            case ast.Match() if not _takes_all(node.cases[-1]):
+                node.cases.append(ast.match_case(ast.MatchAs(), None, [self._mark(node, self._lines)]))
+            case ast.If(orelse=[]) | ast.For(orelse=[]) | ast.AsyncFor(orelse=[]) | ast.While(orelse=[]):
+                node.orelse = [self._mark(node, self._lines)]
+        return node
+
+    def _marked(self, statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+        for statement in statements:
+            match statement:
+                case ast.Expr(ast.Constant()):
+                    yield statement  # a docstring comes first, and does nothing
+                case ast.ImportFrom(module="__future__"):
+                    yield from (statement, self._mark(statement))
+                case _:
+                    yield from (self._mark(statement), statement)
+
+    def _mark(self, node: ast.stmt, offset: int = 0) -> ast.stmt:
+        (mark,) = ast.parse(f"{MARKS}[{node.lineno + offset}] = 1").body
+        for part in ast.walk(mark):
+            ast.copy_location(part, node)
+        return mark
+
+
+def _takes_all(case: ast.match_case) -> bool:
+    return case.guard is None and isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
+
+
+def save() -> None:
+    """Add the marks of this process to those of all, unless a test has taken the disk from it."""
+    if not _passed:
+        return
+    import fcntl  # not on Windows
+
+    with contextlib.suppress(OSError), GATHERED.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known: dict[str, bytes] = marshal.loads(GATHERED.read_bytes()) if GATHERED.exists() else {}
+        for path, passed in _passed.items():
+            former = int.from_bytes(known.get(path, b""), "big")
+            known[path] = (former | int.from_bytes(bytes(passed), "big")).to_bytes(len(passed), "big")
+        new = GATHERED.with_suffix(".new")
+        new.write_bytes(marshal.dumps(known))
+        new.replace(GATHERED)
+
+
+def write_data() -> None:
+    """Write what all processes have passed as data of coverage.py."""
+    if not GATHERED.exists():
+        return
+    from coverage import CoverageData
+
+    package = REPOSITORY / "mcp_context_proxy"
+    written = CoverageData(str(REPOSITORY / ".coverage"))
+    written.erase()
+    gathered: dict[str, bytes] = marshal.loads(GATHERED.read_bytes())
+    written.add_arcs({path: arcs(Path(path), marks) for path, marks in gathered.items()})
+    written.touch_files([*map(str, package.rglob("*.py"))])
+    written.write()
+
+
+def arcs(path: Path, marks: bytes) -> set[tuple[int, int]]:
+    """Return the lines that ran, and the branches from one to another, as coverage.py names them."""
+    from coverage.parser import PythonParser
+
+    parser = PythonParser(filename=str(path))
+    parser.parse_source()
+    ways = defaultdict[int, set[int]](set)
+    for one, other in parser.arcs():
+        ways[one].add(other)
+    offset = len(marks) // 2
+    ran = {line for line in range(offset) if marks[line]}
+    taken = set[tuple[int, int]]()
+
+    def branch(start: ast.expr | ast.pattern, body: Sequence[ast.stmt], past: bool) -> None:
+        """Note which ways were taken from where a branch starts: into its body, or past it."""
+        line, inside = parser.first_line(start.lineno), parser.first_line(body[0].lineno)
+        if body[0].lineno in ran:
+            taken.add((line, inside))
+        if past:
+            taken.update((line, way) for way in ways[line] - {inside})
+
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        past = isinstance(node, ast.stmt) and bool(marks[node.lineno + offset])
+        match node:
+            case ast.If() | ast.While() | ast.For() | ast.AsyncFor():
+                start = node.iter if isinstance(node, ast.For | ast.AsyncFor) else node.test
+                branch(start, node.body, past or bool(node.orelse and node.orelse[0].lineno in ran))
+            case ast.Match():
+                for case in reversed(node.cases):
+                    branch(case.pattern, case.body, past)
+                    past = past or case.body[0].lineno in ran
+                    ran.update([case.pattern.lineno] if past else [])
+            case ast.ExceptHandler() if node.body[0].lineno in ran:
+                ran.add(node.lineno)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() if node.lineno in ran:
+                ran.update(decorator.lineno for decorator in node.decorator_list)
+    return taken | {(-1, parser.first_line(line)) for line in ran}
