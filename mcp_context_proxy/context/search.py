@@ -33,9 +33,9 @@ from mcp_context_proxy.retrieval import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.links import is_for
+from mcp_context_proxy.retrieval.links import is_about_files, is_for
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
-from mcp_context_proxy.retrieval.text import files_named, identifier_words
+from mcp_context_proxy.retrieval.text import files_named, identifier_words, without_files
 from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task, in_thread
@@ -443,8 +443,9 @@ class Searcher:
         if against is None:
             return documents
         results = tuple(one for one in candidates if against(one) is None)
-        misses = () if results else candidates
-        return replace(documents, results=results, fits=bool(results), near_misses=misses)
+        return replace(
+            documents, results=results, fits=bool(results), near_misses=() if results else candidates
+        )
 
     def judge(
         self, query: str, snapshot: Snapshot, documents: Ranking, tools: Ranking
@@ -474,8 +475,9 @@ class Searcher:
         elsewhere = -math.inf if nearest is None else nearest + WORDS_ELSEWHERE
         nearer = NEARER_BY_PASSAGES * math.log(max(self._engine.passages(snapshot) / FEW_PASSAGES, 1.0))
         least, about = max(here, elsewhere) + nearer, max(min(here, REPEATED), elsewhere) + nearer
-        share = (DOCUMENT_SHARE + nearer) * max(one.score for one in candidates)
         files = files_named(query)
+        by_name = self._near_by_name(files, query, snapshot, candidates) if files else set[ItemKey]()
+        share = (DOCUMENT_SHARE + nearer) * max(one.score for one in candidates)
 
         def against(one: Result) -> str | None:
             assert isinstance(one.item, Document)
@@ -483,6 +485,8 @@ class Searcher:
                 return None
             if files and one.item.patterns and not any(is_for(one.item.patterns, file) for file in files):
                 return "it is for other files than those named"
+            if key_of(one.item) in by_name:
+                return "only the name of a file brings it near, and it is not about such files"
             if one.score < share:
                 return f"its score is {one.score:.2f}, and beside the best document {share:.2f} are needed"
             score = _plain_score(one)
@@ -498,6 +502,19 @@ class Searcher:
             return None if self._expander.is_about(one.item, best.item, snapshot, query) else too_far
 
         return against
+
+    def _near_by_name(
+        self, files: list[str], query: str, snapshot: Snapshot, found: Iterable[Result]
+    ) -> set[ItemKey]:
+        """Return the documents that a query would be less near to without its files."""
+        led = {key_of(one.item): _plain_score(one) for one in found if not is_about_files(one.item, files)}
+        if led and (rest := without_files(query)):
+            documents, many = Filters(kinds=DOCUMENT_KINDS), SearchOptions(depth=FEW)
+            ranked = self._engine.search(rest, snapshot, documents, many, wait=False)
+            for one in (*ranked.results, *ranked.near_misses, *ranked.others):
+                if _plain_score(one) >= led.get(key_of(one.item), math.inf):
+                    del led[key_of(one.item)]
+        return set(led)
 
     def confidence(self, query: str, snapshot: Snapshot) -> float | None:
         """Return how much use has taught about such requests; None if it is unknown. Blocks."""

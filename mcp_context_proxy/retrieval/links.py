@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct, field
 
-from mcp_context_proxy.items import Tool
+from mcp_context_proxy.items import Document, Item, Tool
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, RIVALS, Background
 from mcp_context_proxy.retrieval.text import identifier_words, name_key, sentences, terms
@@ -76,6 +76,19 @@ PATTERNS_TRIED: Final = 64
 """Alternatives in the braces of one pattern."""
 
 _BRACES = pattern(r"\{([^{}]*)\}")
+
+_LANGUAGES: Final = dict(
+    re.findall(
+        r"(\w+)=(\S+)",
+        "py=python pyi=python ipynb=python js=javascript mjs=javascript ts=typescript jsx=react tsx=react"
+        " rb=ruby rs=rust go=golang kt=kotlin cs=csharp cpp=c++ sh=bash pl=perl ex=elixir hs=haskell jl=julia"
+        " md=markdown yml=yaml tf=terraform docx=word xlsx=excel pptx=slide-presentation-powerpoint",
+    )
+)
+"""The languages and programs of files with these endings."""
+
+BEGINNING: Final = 200
+"""Characters of a description that say what a document is about; later ones say what it is not for."""
 
 Matrix: TypeAlias = "NDArray[np.float32]"
 
@@ -150,6 +163,15 @@ def is_for(patterns: Iterable[str], file: str) -> bool:
             if any(_fits(wanted, parts[start:]) for start in starts):
                 return True
     return False
+
+
+def is_about_files(item: Item, files: Collection[str]) -> bool:
+    """Return whether an item has patterns of files, or says that it is about such a language or path."""
+    if isinstance(item, Document) and item.patterns:
+        return True
+    endings = (file.rpartition(".")[2] for file in files)
+    paths = terms(" ".join((*files, *(_LANGUAGES.get(ending, "") for ending in endings))))
+    return not frozenset(paths).isdisjoint(terms(f"{item.name} {item.description[:BEGINNING]}"))
 
 
 def _alternatives(written: str) -> list[str]:

@@ -527,16 +527,23 @@ _MAIL = pattern(r"[^/\\@]+@(?!\dx\.)[\w-]+(?:\.[\w-]+)+")
 
 def files_named(text: str) -> list[str]:
     """Return the paths and names of files in a text, with ``/`` between folders, in lower case."""
-    found: dict[str, None] = {}
-    for word in text.split():
-        if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
-            continue
-        match = _FILE.fullmatch(word.lstrip(_AROUND_FILES).rstrip(f"{_AROUND_FILES}."))
-        if match is None or _LIBRARY.fullmatch(match[1]) or _MAIL.fullmatch(match[1]):
-            continue
-        file = match[1].replace("\\", "/").casefold()
-        bare, dot, suffix = file.rpartition("/")[2].rpartition(".")
-        has_suffix = bool(dot) and suffix[:1].isalpha() and len(bare + suffix) > 2
-        if has_suffix or file.count("/") > 1:
-            found[file] = None
-    return list(found)[:FILES_NAMED]
+    return list(dict.fromkeys(filter(None, map(_file, text.split()))))[:FILES_NAMED]
+
+
+def without_files(text: str) -> str:
+    """Return a text without the files that it names; nothing where the rest has no word that is searched."""
+    rest = " ".join(word for word in text.split() if _file(word) is None)
+    return rest if terms(rest) else ""
+
+
+def _file(word: str) -> str | None:
+    """Return the path that a word of a text is."""
+    if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
+        return None
+    match = _FILE.fullmatch(word.lstrip(_AROUND_FILES).rstrip(f"{_AROUND_FILES}."))
+    if match is None or _LIBRARY.fullmatch(match[1]) or _MAIL.fullmatch(match[1]):
+        return None
+    file = match[1].replace("\\", "/").casefold()
+    bare, dot, suffix = file.rpartition("/")[2].rpartition(".")
+    has_suffix = bool(dot) and suffix[:1].isalpha() and len(bare + suffix) > 2
+    return file if has_suffix or file.count("/") > 1 else None

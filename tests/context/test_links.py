@@ -328,6 +328,30 @@ async def test_rules_for_a_named_file_come_nearest_to_the_request_first(tmp_path
     assert {one.name for one in colors.of(Kind.RULE)} == set(texts)
 
 
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("fix src/app.py", []),
+        ("type the functions in src/app.py", ["python"]),
+        ("the layout of the slides in talk.pptx", ["slides"]),
+        ("find the root cause of the bug in src/app.rb", ["debugging"]),
+    ],
+)
+async def test_the_name_of_a_file_finds_no_document_that_is_not_about_such_files(
+    query: str, shown: list[str]
+) -> None:
+    scripts = "Run `python scripts/layout.py` on the file, then fix it with `python scripts/fix.py`."
+    documents = [
+        reference("slides", scripts, description="Create, read and edit slides of presentations"),
+        reference("python", "Type every function of the file.", description="Conventions for Python code"),
+        reference("debugging", "Find the root cause of a bug before you fix it.", description="Debugging"),
+    ]
+    with ContextEngine(Catalog([*TOOLS, *documents])) as engine:
+        found = await engine.build(query)
+
+    assert [one.name for one in found.of(Kind.REFERENCE)] == shown
+
+
 async def test_a_rule_for_other_files_than_the_request_names_is_not_found_for_its_patterns(
     tmp_path: Path,
 ) -> None:
