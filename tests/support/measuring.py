@@ -119,7 +119,7 @@ def _takes_all(case: ast.match_case) -> bool:
 def save() -> None:
     """Add the marks of this process to those of all, unless a test has taken the disk from it."""
     passed = {
-        module.__file__: vars(module)[MARKS]
+        str(module.__file__): vars(module)[MARKS]
         for name, module in [*sys.modules.items()]
         if name.startswith("mcp_context_proxy") and MARKS in vars(module)
     }
