@@ -445,6 +445,10 @@ def _show(console: Terminal, facts: Mapping[str, Any]) -> None:
             said += [f"{domain} {name} {value}" for name, value in changed.get(domain, {}).items()]
         if said:
             console.prose(Text(f"{title}: {', '.join(said)}", style="dim"), indent=2, hanging=len(title) + 4)
+    most = facts["options"].get("max_tokens") or facts["preset_options"].get("max_tokens")
+    if most is not None and (tokens := sum(one["tokens"] for one in facts["items"])) >= most:
+        short = f"its items have {tokens:,} tokens, so {most:,} leave no room for what queries find"
+        console.prose(Text(short, style="yellow"), indent=2)
 
 
 def _by(item: Mapping[str, Any], decided: set[tuple[str, str]]) -> str:

@@ -316,8 +316,17 @@ class DownstreamClient(ServerLifecycle):
         """
         if party is not None and party.lasting:
             self._admission.expect_completion(envelope.text(params.get(eras.ELICITATION_ID)), party)
-        answer = await ask(method, params)
-        sent, large = {"answer": Raw(answer)}, len(answer) > REDACTED_IN_LOOP_BYTES
+        try:
+            answer = await ask(method, params)
+        except RequestError as error:
+            data = {} if error.data is None else {"data": envelope.raw(error.data)}
+            await self._check_answer(method, {"message": envelope.raw(error.message), **data})
+            raise
+        await self._check_answer(method, {"answer": Raw(answer)})
+        return answer
+
+    async def _check_answer(self, method: str, sent: Members) -> None:
+        large = sum(map(len, sent.values())) > REDACTED_IN_LOOP_BYTES
         fault = await in_thread(_unsendable, sent, self._limits) if large else _unsendable(sent, self._limits)
         if fault is not None:
             raise RequestError(INTERNAL_ERROR, f"the answer was not sent: {fault}")
@@ -325,7 +334,6 @@ class DownstreamClient(ServerLifecycle):
             await self.refuse_secrets(sent, f"the answer to {method}")
         except SecretRefusedError as error:
             raise RequestError(INTERNAL_ERROR, "the answer has a secret of the user") from error
-        return answer
 
     async def _without_secrets(self, method: str, result: bytes) -> bytes:
         """Return a result without known secrets; that of a tool says that something was removed."""

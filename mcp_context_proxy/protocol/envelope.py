@@ -14,7 +14,7 @@ import sys
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -76,7 +76,7 @@ def misread(names: Collection[str], known: Collection[str] = DECIDED_BY) -> tupl
 class Error(msgspec.Struct):
     """The ``error`` member of a reply."""
 
-    code: int = INTERNAL_ERROR
+    code: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] = INTERNAL_ERROR  # as many read it
     message: str = ""
     data: Raw | UnsetType = UNSET
 

@@ -14,6 +14,7 @@ from mcp_context_proxy.catalog.documents import load_documents
 from mcp_context_proxy.config import Config, DocumentsConfig, Limits
 from mcp_context_proxy.context import Mode, RequestContext
 from mcp_context_proxy.context.session import ResultReading
+from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.library import (
     Catalog,
@@ -319,6 +320,25 @@ async def test_a_rule_for_other_files_than_the_request_names_is_not_found_for_it
         }
 
     assert list(found.values()) == [[], ["api"], ["api"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "AGENTS",
+            "unknown tool 'AGENTS'; did you mean reference://AGENTS%2FStyle or reference://AGENTS%2FTests",
+        ),
+        ("vacation", "unknown tool or document 'vacation'"),
+    ],
+)
+def test_a_name_that_only_sections_have_is_answered_with_them(name: str, told: str) -> None:
+    documents = [reference("AGENTS/Style", "Be brief."), reference("AGENTS/Tests", "Run them.")]
+    with (
+        ContextEngine(Catalog([*TOOLS, *documents])) as engine,
+        pytest.raises(UnknownItemError, match=re.escape(told)),
+    ):
+        engine.add(Session(), Kind.TOOL, name)
 
 
 async def test_a_budget_is_filled_with_more_that_fits_and_never_exceeded(engine: ContextEngine) -> None:

@@ -197,8 +197,10 @@ async def test_a_lone_surrogate_escaped_in_a_result_does_no_harm(workshop: Works
     assert "isError" not in good
 
 
-async def test_a_malformed_error_is_still_an_error(workshop: Workshop) -> None:
-    steps = [{"raw": '{"jsonrpc":"2.0","id":ID,"error":"broken"}'}, {"answered": True}]
+@pytest.mark.parametrize("error", ['"broken"', '{"code":2147483648,"message":"m"}', '{"code":1e3}'])
+async def test_a_malformed_error_is_still_an_error(workshop: Workshop, error: str) -> None:
+    """Some hosts end over a code of more than 32 bits."""
+    steps = [{"raw": f'{{"jsonrpc":"2.0","id":ID,"error":{error}}}'}, {"answered": True}]
     workshop.server("odd", tools=[tool("bad")], calls={"bad": steps})
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake")

@@ -7,12 +7,14 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec import Raw
 from support.proxies import Host, inside
 from support.questions import as_shown
 from support.raw_client import PREFIX, RpcError
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.config.tables import Limits
+from mcp_context_proxy.protocol.envelope import RequestError
 
 pytestmark = pytest.mark.anyio
 
@@ -105,6 +107,21 @@ async def test_an_answer_that_some_servers_cannot_read_is_not_sent(
                 await host.request("tools/call", again)
 
     assert ("of the person" in "".join(server.ledger.lines())) is sent
+
+
+@pytest.mark.parametrize("data", [b"1e999", b"[" * 130 + b"]" * 130, b'"s3cr3t-0f-the-proxy-itself"'])
+async def test_an_error_in_place_of_an_answer_has_the_same_bounds(workshop: Workshop, data: bytes) -> None:
+    server = asking(workshop)
+
+    def refuse(params: Any) -> Any:
+        raise RequestError(-1, "of the person", Raw(data))
+
+    async with inside(workshop.config()) as proxy:
+        proxy.fleet.known.know_own(("bearer token", "s3cr3t-0f-the-proxy-itself"))
+        host = Host(proxy, "handshake", CAPABLE, {"elicitation/create": refuse})
+        await host.call("curious__elicit")
+
+    assert "of the person" not in "".join(server.ledger.lines())
 
 
 async def test_a_call_may_ask_its_client_a_limited_number_of_times(workshop: Workshop) -> None:
