@@ -152,7 +152,7 @@ def build(config: Config, store: Store) -> Proxy:
     pending_input = PendingInput(config.limits.parked_calls, config.limits.ask_seconds)
     forwarder = Forwarder(pending_input)
     forwarder.audit = audit
-    redact = contexts.redact = Redactor(all_secrets_of(config))
+    redact = contexts.redact = audit.redact = Redactor(all_secrets_of(config))
     fleet.known.redactors.append(redact)
     if interactions is not None:
         interactions.memory.redact = redact

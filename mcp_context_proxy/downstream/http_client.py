@@ -18,10 +18,9 @@ import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from http.cookiejar import Cookie, CookieJar
-from typing import Any, Final
+from typing import Final
 
 import anyio
-import httpcore2
 import httpx2
 from msgspec import UNSET, Raw
 
@@ -35,13 +34,13 @@ from mcp_context_proxy.errors import (
     DownstreamError,
     ServerUnavailableError,
 )
+from mcp_context_proxy.oauth.bearer import bounded
 from mcp_context_proxy.protocol import envelope, eras, headers
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members, RequestId
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import EventFramer, OversizedEventError, ServerSentEvent, gate
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS
 from mcp_context_proxy.system import threads
-from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task, in_thread
 
 logger = logging.getLogger(__name__)
@@ -94,9 +93,6 @@ REST = 3
 PIECES = 128
 """Pieces without a pause, however little work they are here: receiving each takes some work, too."""
 
-INTERIM: Final = 32
-"""Interim responses, such as 103, of one request: a server has use for one or two."""
-
 PASSING = frozenset({408, 425, 429, 502, 503, 504})
 """Statuses of a condition that passes sooner or later."""
 
@@ -127,65 +123,7 @@ async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | No
             "response": [_redirects_within_origin(config.name), _packed_once(config.name), _watched]
         },
     )
-    # The library has no parameter for it that keeps the proxies of the environment.
-    for transport in (client._transport, *client._mounts.values()):
-        if isinstance(transport, httpx2.AsyncHTTPTransport):
-            transport._pool._network_backend = _Network()
-    return client
-
-
-class _Network(httpcore2.AnyIOBackend):
-    """The network, over which no request gets interim responses without end."""
-
-    async def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
-        return _Connection(await super().connect_tcp(*arguments, **options))
-
-
-_STATUS_LINE: Final = pattern(rb"(?<=\n)HTTP/\d\.\d ([1-5])[^\n]*\n")
-_LINE_START: Final = 16
-"""Bytes of a line that tell whether it begins a response."""
-
-
-class _Connection(httpcore2.AsyncNetworkStream):
-    """A connection that breaks off if a request gets more than `INTERIM` interim responses.
-
-    The library parses and drops them without a pause, so that a server could keep the event loop busy.
-    """
-
-    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
-        self._stream = stream
-        self._interim = 0
-        self._line: bytes | None = None
-        """What was read of an unfinished line; None once the response has begun."""
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        data = await self._stream.read(max_bytes, timeout)
-        if self._line is not None:
-            self._count(self._line + data)
-        return data
-
-    def _count(self, read: bytes) -> None:
-        for status in _STATUS_LINE.finditer(read):
-            if status[1] != b"1":
-                self._line = None
-                return
-            self._interim += 1
-            if self._interim > INTERIM:
-                raise httpcore2.RemoteProtocolError(f"it sent more than {INTERIM} interim responses")
-        self._line = read[read.rfind(b"\n") :][:_LINE_START]
-
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._interim, self._line = 0, b"\n"
-        await self._stream.write(buffer, timeout)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    async def start_tls(self, *arguments: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
-        return _Connection(await self._stream.start_tls(*arguments, **options))
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
+    return bounded(client)
 
 
 class _FewCookies(CookieJar):
@@ -498,7 +436,7 @@ async def http_status(config: ServerConfig) -> int | None:
     method, url = "GET" if body is None else "POST", config.url or ""
     try:
         async with (
-            httpx2.AsyncClient(timeout=STATUS_SECONDS) as client,
+            bounded(httpx2.AsyncClient(timeout=STATUS_SECONDS)) as client,
             client.stream(method, url, content=body, headers=sent) as response,
         ):
             return response.status_code

@@ -54,7 +54,8 @@ RETRY_SECONDS, LONGEST_SECONDS = 2.0, 60.0
 """Wait before a list whose fetch failed is fetched again; it doubles each time, up to the second value."""
 
 OTHERS_SECONDS = 5.0
-"""Time for the lists beside the first of a new connection: nobody waits longer for the tools."""
+"""Time for the lists beside the first of a new connection, and for each later page of the first: nobody waits
+longer for the tools."""
 
 FAR_TOO_MANY = 4
 """Multiple of the entries that are taken from which on a page is not read; with fewer, its first ones are."""
@@ -219,6 +220,8 @@ class Lists:
         """Lists to fetch again."""
         self._missing: set[str] = set()
         """Lists that this connection has not delivered at all."""
+        self._partial: set[str] = set()
+        """Lists of which a later page could not be fetched."""
         self._notice = anyio.Event()
         self.read_ahead: Callable[[tuple[Encoded, ...]], None] | None = None
         """Takes a long list of tools apart in a thread before it counts; None where nothing does."""
@@ -234,17 +237,16 @@ class Lists:
     async def fetch_first(self, connected: Connected) -> None:
         """Fetch all lists of a new connection.
 
-        Only the first list must succeed; the others are retried later. Nothing of the listing shows before
-        all is done, so every tool that is listed can be called.
+        Only the first page of the first list must succeed; the rest is retried later. Nothing of the listing
+        shows before all is done, so every tool that is listed can be called.
 
         Raises:
-            DownstreamError: the first list that the server offers cannot be fetched, or the connection is
-                lost.
+            DownstreamError: the first page cannot be fetched, or the connection is lost.
         """
         names = [name for name, kind in LISTS.items() if kind.offered_by(connected.introduction)]
         found = self.current
         for name in names[:1]:
-            found = await self._fetched(connected, name, found)
+            found = await self._fetched(connected, name, found, OTHERS_SECONDS)
         self._missing = set(names[1:])
         causes = dict.fromkeys(names, f"not within {OTHERS_SECONDS:g} s")
         with anyio.move_on_after(OTHERS_SECONDS):
@@ -260,8 +262,8 @@ class Lists:
             logger.warning("server %s: %s", self._server, message)
             found = _with_finding(found, name, message)
         self._replace(found)
-        if self._missing:
-            self.mark_stale(self._missing)
+        if again := self._missing | self._partial:
+            self.mark_stale(again)
 
     def take_change_notice(self, method: str) -> bool:
         """Note that a list has changed; return False if `method` is no such notification."""
@@ -303,6 +305,7 @@ class Lists:
                     failed.add(name)
                     if name not in self._missing:
                         self._mark_outdated(error)
+            failed |= names & self._partial
             self._stale |= failed
             failures = failures + 1 if failed else 0
             self.publish()
@@ -310,18 +313,31 @@ class Lists:
                 await on_fetched()
             await anyio.sleep(REFRESH_SECONDS)
 
-    async def _fetched(self, connected: Connected, name: str, known: ServerListing) -> ServerListing:
-        """Fetch a list if the server offers it; return the known listing with this one replaced."""
+    async def _fetched(
+        self, connected: Connected, name: str, known: ServerListing, page_seconds: float = float("inf")
+    ) -> ServerListing:
+        """Fetch a list if the server offers it; return the known listing with this one replaced.
+
+        Of a list with a later page that fails, the first pages are taken, unless more entries are known.
+        """
         self._stale.discard(name)
+        self._partial.discard(name)
         listing = known
         if LISTS[name].offered_by(connected.introduction):
-            entries, cuts = await _fetch_pages(connected.link, LISTS[name], self.limits)
-            versions = {key: version for key, version in known.versions.items() if key != name}
-            if connected.version:
-                versions[name] = connected.version
-            listing = replace(
-                known, **{name: entries}, findings={**known.findings, name: cuts}, versions=versions
-            )
+            pages = _Pages(connected.link, LISTS[name], self.limits, page_seconds)
+            try:
+                cuts, kept = await pages.fetch(), False
+            except DownstreamError as error:
+                if not pages.entries or connected.loss.happened.is_set():
+                    raise
+                kept = len(pages.entries) <= len(getattr(known, name))
+                cuts = (self._partly(name, len(pages.entries), len(getattr(known, name)), error),)
+            listing = replace(known, findings={**known.findings, name: cuts})
+            if not kept:
+                versions = {key: version for key, version in known.versions.items() if key != name}
+                if connected.version:
+                    versions[name] = connected.version
+                listing = replace(listing, **{name: tuple(pages.entries)}, versions=versions)
         self._missing.discard(name)
         outdated = {STALE} if listing.skills == known.skills else {STALE, UNVERIFIED}
         findings = {name: found for name, found in listing.findings.items() if name not in outdated}
@@ -333,6 +349,16 @@ class Lists:
             # Once it counts, the next snapshot waits for it, and with it the lists of all other servers.
             await in_thread(self.read_ahead, listing.tools)
         return listing
+
+    def _partly(self, name: str, fetched: int, known: int, cause: DownstreamError) -> str:
+        """Note that a later page of a list failed; return the finding about it."""
+        reason = one_line(stranger_text(str(cause), self._redact, LINE_CHARACTERS))
+        kept = f"the last known {known:,} stay" if fetched <= known else "the others are missing"
+        message = f"{LISTS[name].method}: no more than {fetched:,} entries can be fetched, {kept}: {reason}"
+        if self.current.findings.get(name) != (message,):
+            logger.warning("server %s: %s", self._server, message)
+        self._partial.add(name)
+        return message
 
     def _mark_outdated(self, cause: DownstreamError) -> None:
         """Note in the listing that it is kept although it has changed."""
@@ -385,50 +411,62 @@ def _header_maps(
     return maps, tuple(usable), tuple(problems)
 
 
-async def _fetch_pages(
-    link: Link, listed: Listed, limits: Limits
-) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
-    """Fetch a list page by page; return its entries, and the reason if some are missing."""
-    client_info = envelope.raw(CLIENT_INFO)
-    give_up_at = anyio.current_time() + limits.list_seconds
-    entries: list[bytes] = []
-    seen: set[bytes] = set()
-    size = 0
-    params: Members = {}
-    for _ in range(limits.pages):
-        left = max(0.0, give_up_at - anyio.current_time())
-        try:
-            outgoing = Outgoing(listed.method, left, client_info=client_info)
-            result = await link.request(listed.method, params, outgoing)
-        except RemoteError as error:
-            if error.code == envelope.METHOD_NOT_FOUND and not entries:
-                # Declared the capability but not this list: templates are often missing.
-                return (), ()
-            raise
-        try:
-            taken = result, listed.member, limits.tools_per_server
-            large = len(result) > envelope.TAKEN_APART_BYTES
-            page, found = await in_thread(_page, *taken) if large else _page(*taken)
-        except (msgspec.DecodeError, RecursionError):
-            return tuple(entries), (f"{listed.method}: stopped, a result has no list of {listed.member}",)
-        if found is None:
-            return tuple(entries), (f"{listed.method}: stopped, a page has far too many entries",)
-        for entry in found:
-            size += len(entry)
-            if size > limits.listing_bytes or len(entries) >= limits.tools_per_server:
-                return tuple(entries), (f"{listed.method}: cut after {len(entries)} entries, {size:,} bytes",)
-            entries.append(entry)
-        cursor = page.get("nextCursor")
-        if cursor is None or bytes(cursor) == b"null":
-            return tuple(entries), ()
-        if len(cursor) > CURSOR_BYTES:
-            return tuple(entries), (f"{listed.method}: stopped, a cursor is over {CURSOR_BYTES:,} bytes",)
-        if bytes(cursor) in seen:
-            shown = quoted(bytes(cursor).decode("utf-8", "replace"))
-            return tuple(entries), (f"{listed.method}: stopped, the server repeats the cursor {shown}",)
-        seen.add(bytes(cursor))
-        params = {"cursor": cursor}
-    return tuple(entries), (f"{listed.method}: stopped after {limits.pages} pages",)
+class _Pages:
+    """A list that is fetched page by page; ``entries`` are those of the pages so far."""
+
+    def __init__(self, link: Link, listed: Listed, limits: Limits, page_seconds: float) -> None:
+        """Fetch nothing yet; each page after the first must come within ``page_seconds``."""
+        self.entries: Sequence[bytes] = []
+        self._link, self._listed, self._limits, self._page_seconds = link, listed, limits, page_seconds
+
+    async def fetch(self) -> tuple[str, ...]:
+        """Fetch the list; return the reason if some entries are missing.
+
+        Raises:
+            DownstreamError: a page cannot be fetched.
+        """
+        listed, limits = self._listed, self._limits
+        client_info = envelope.raw(CLIENT_INFO)
+        give_up_at = anyio.current_time() + limits.list_seconds
+        self.entries = entries = list[bytes]()
+        seen: set[bytes] = set()
+        size = 0
+        params: Members = {}
+        for _ in range(limits.pages):
+            left = max(0.0, give_up_at - anyio.current_time())
+            try:
+                seconds = min(left, self._page_seconds) if seen else left
+                outgoing = Outgoing(listed.method, seconds, client_info=client_info)
+                result = await self._link.request(listed.method, params, outgoing)
+            except RemoteError as error:
+                if error.code == envelope.METHOD_NOT_FOUND and not entries:
+                    # Declared the capability but not this list: templates are often missing.
+                    return ()
+                raise
+            try:
+                taken = result, listed.member, limits.tools_per_server
+                large = len(result) > envelope.TAKEN_APART_BYTES
+                page, found = await in_thread(_page, *taken) if large else _page(*taken)
+            except (msgspec.DecodeError, RecursionError):
+                return (f"{listed.method}: stopped, a result has no list of {listed.member}",)
+            if found is None:
+                return (f"{listed.method}: stopped, a page has far too many entries",)
+            for entry in found:
+                size += len(entry)
+                if size > limits.listing_bytes or len(entries) >= limits.tools_per_server:
+                    return (f"{listed.method}: cut after {len(entries)} entries, {size:,} bytes",)
+                entries.append(entry)
+            cursor = page.get("nextCursor")
+            if cursor is None or bytes(cursor) == b"null":
+                return ()
+            if len(cursor) > CURSOR_BYTES:
+                return (f"{listed.method}: stopped, a cursor is over {CURSOR_BYTES:,} bytes",)
+            if bytes(cursor) in seen:
+                shown = quoted(bytes(cursor).decode("utf-8", "replace"))
+                return (f"{listed.method}: stopped, the server repeats the cursor {shown}",)
+            seen.add(bytes(cursor))
+            params = {"cursor": cursor}
+        return (f"{listed.method}: stopped after {limits.pages} pages",)
 
 
 def _page(result: bytes, member: str, most: int) -> tuple[Members, list[bytes] | None]:

@@ -138,8 +138,8 @@ class InteractionMemory:
         """Return an interaction as it is kept: without secrets, and of a bounded length."""
         return replace(
             interaction,
-            agent_name=agent_named(interaction.agent_name),
-            interaction_type=one_line(interaction.interaction_type, TYPE_CHARACTERS),
+            agent_name=agent_named(self.redact(clean(interaction.agent_name))),
+            interaction_type=one_line(self.redact(clean(interaction.interaction_type)), TYPE_CHARACTERS),
             content=plain(interaction.content, self.redact, self._characters),
             time=min(interaction.time, self._clock()),
         )

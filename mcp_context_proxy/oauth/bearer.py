@@ -2,6 +2,8 @@
 
 The SDK's provider does this, too, but holds a lock while it waits for a response, so that one slow call would
 delay all others, and it does not remember over a restart when a token expires.
+
+Clients of servers and of authorization servers also get their bound on interim responses here.
 """
 
 from __future__ import annotations
@@ -9,15 +11,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio
+import httpcore2
 import httpx2
 import msgspec
 
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError, StoreError
 from mcp_context_proxy.oauth import CredentialFile, Login, OAuthCredentials
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread, load_oauth
 
@@ -226,3 +230,70 @@ class BearerAuth(httpx2.Auth):
             logger.warning("the new token of %s cannot be stored yet: %s", self._config.name, error)
             self._login.write_later(new, old)
         return True
+
+
+INTERIM: Final = 32
+"""Interim responses, such as 103, of one request: a server has use for one or two."""
+
+
+def bounded(client: httpx2.AsyncClient) -> httpx2.AsyncClient:
+    """Return the client, whose requests now get few interim responses: for servers that may be hostile."""
+    # The library has no parameter for it that keeps the proxies of the environment.
+    for transport in (client._transport, *client._mounts.values()):
+        if isinstance(transport, httpx2.AsyncHTTPTransport):
+            transport._pool._network_backend = _Network()
+    return client
+
+
+class _Network(httpcore2.AnyIOBackend):
+    """The network, over which no request gets interim responses without end."""
+
+    async def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
+        return _Connection(await super().connect_tcp(*arguments, **options))
+
+
+_STATUS_LINE: Final = pattern(rb"(?<=\n)HTTP/\d\.\d ([1-5])[^\n]*\n")
+_LINE_START: Final = 16
+"""Bytes of a line that tell whether it begins a response."""
+
+
+class _Connection(httpcore2.AsyncNetworkStream):
+    """A connection that breaks off if a request gets more than `INTERIM` interim responses.
+
+    The library parses and drops them without a pause, so that a server could keep the event loop busy.
+    """
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self._interim = 0
+        self._line: bytes | None = None
+        """What was read of an unfinished line; None once the response has begun."""
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = await self._stream.read(max_bytes, timeout)
+        if self._line is not None:
+            self._count(self._line + data)
+        return data
+
+    def _count(self, read: bytes) -> None:
+        for status in _STATUS_LINE.finditer(read):
+            if status[1] != b"1":
+                self._line = None
+                return
+            self._interim += 1
+            if self._interim > INTERIM:
+                raise httpcore2.RemoteProtocolError(f"it sent more than {INTERIM} interim responses")
+        self._line = read[read.rfind(b"\n") :][:_LINE_START]
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._interim, self._line = 0, b"\n"
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(self, *arguments: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
+        return _Connection(await self._stream.start_tls(*arguments, **options))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)

@@ -41,6 +41,7 @@ from pydantic import AnyUrl, ValidationError
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import OAuthCredentials
+from mcp_context_proxy.oauth.bearer import bounded
 from mcp_context_proxy.oauth.token_endpoint import (
     REASON_SHOWN,
     REQUEST_SECONDS,
@@ -430,8 +431,8 @@ async def _challenge(destinations: Destinations, request: httpx2.Request) -> htt
     """Return the server's refusal of a request without a token; made up if it does not refuse."""
     answer = None
     with anyio.move_on_after(REQUEST_SECONDS):
-        async with httpx2.AsyncClient(
-            timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates()
+        async with bounded(
+            httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates())
         ) as client:
             answer = await client.send(request, stream=True)
             destinations.heard_from(answer)

@@ -35,6 +35,7 @@ from pydantic import ValidationError
 from mcp_context_proxy.config import AuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import OAuthCredentials
+from mcp_context_proxy.oauth.bearer import bounded
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system import threads
 from mcp_context_proxy.system.process import time_of_day
@@ -349,8 +350,8 @@ async def _exchange(destinations: Destinations, request: httpx2.Request, most: i
     request.headers["accept-encoding"] = "identity"
     *others, last = (await destinations.pinned(request))[:ADDRESSES_TRIED]
     # A client for each request: two names of one address must not share a connection that proved only one.
-    async with httpx2.AsyncClient(
-        timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates()
+    async with bounded(
+        httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates())
     ) as client:
         for pinned in others:
             with contextlib.suppress(httpx2.ConnectError, httpx2.ConnectTimeout):

@@ -157,6 +157,8 @@ class AuditLog:
     def __init__(self, file: AuditFile | None, *, waiting: int = WAITING) -> None:
         """Record into a file, or nothing at all; `waiting` entries wait at most."""
         self._file, self._most = file, waiting
+        self.redact: Callable[[str], str] = str
+        """Removes secrets from the names that clients give themselves; may be replaced."""
         self._queue: deque[AuditedCall | _Note] = deque()
         self._queued_of: Counter[str] = Counter()
         self._bytes = 0
@@ -290,7 +292,7 @@ class AuditLog:
         called: dict[str, JSON] = {
             "principal": entry.principal,
             "subject": entry.subject,
-            "client": _client_name(entry.client_info),
+            "client": _client_name(entry.client_info, self.redact),
             "session": entry.session,
             "server": tool.server,
             "tool": tool.name,
@@ -353,12 +355,12 @@ def _cut(fact: JSON) -> JSON:
     return [_cut(each) for each in fact[:SHAPE_NAMES]] if isinstance(fact, list) else fact
 
 
-def _client_name(client_info: Raw | None) -> str | None:
+def _client_name(client_info: Raw | None, redact: Callable[[str], str]) -> str | None:
     try:
         name = None if client_info is None else msgspec.json.decode(client_info).get("name")
     except (msgspec.DecodeError, AttributeError, RecursionError):
         return None
-    return name[:NAME_CHARACTERS] if isinstance(name, str) else None
+    return redact(name)[:NAME_CHARACTERS] if isinstance(name, str) else None
 
 
 def declared_names(definition: bytes) -> frozenset[str]:

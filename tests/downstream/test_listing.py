@@ -116,6 +116,81 @@ async def test_a_list_that_cannot_be_fetched_costs_a_new_server_none_of_the_othe
         assert len(server.ledger.entries("start")) == 1
 
 
+BROKEN_PAGES = """
+import json, sys
+from pathlib import Path
+kind, member, method, mended = sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4])
+entry = {"uri": "note://{}", "name": "e_{}", "inputSchema": {"type": "object"}}
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    answer, asked = {"result": {}}, message["method"]
+    if asked == "initialize":
+        answer["result"] = {"protocolVersion": "2025-06-18", "capabilities": {kind: {"listChanged": True}},
+                            "serverInfo": {"name": "p", "version": "1"}}
+    elif asked == method:
+        second = "cursor" in message["params"]
+        page = [{k: v.format(n) if k != "inputSchema" else v for k, v in entry.items()}
+                for n in ((3, 4) if second else (1, 2))]
+        answer["result"] = {member: page} if second else {member: page, "nextCursor": "2"}
+        if second and not mended.exists():
+            answer = {"error": {"code": -32603, "message": "no index for s3cr3t-value"}}
+    elif asked.endswith("/list"):
+        answer = {"error": {"code": -32601, "message": "unknown"}}
+    elif asked == "tools/call":
+        mended.unlink()
+        print('{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}', flush=True)
+        answer["result"] = {"content": []}
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
+"""
+
+
+def broken_pages(workshop: Workshop, kind: str, method: str) -> Path:
+    """Add a server whose second page fails until the file that is returned exists."""
+    program, mended = workshop.folder / "broken_pages.py", workshop.flag("mended")
+    program.write_text(BROKEN_PAGES, encoding="utf-8")
+    arguments = [str(program), kind, kind, method, str(mended)]
+    settings = {"command": sys.executable, "args": arguments, "env": {"API_TOKEN": "s3cr3t-value"}}
+    workshop.server("odd").settings = {**settings, "era": "handshake"}
+    return mended
+
+
+@pytest.mark.parametrize("kind", ["tools", "resources", "prompts"])
+async def test_a_later_page_that_fails_costs_none_of_the_pages_before_it(
+    workshop: Workshop, kind: str
+) -> None:
+    mended = broken_pages(workshop, kind, f"{kind}/list")
+    async with inside(workshop.config()) as proxy:
+        client = proxy.fleet.clients["odd"]
+        await until(lambda: len(getattr(client.listing, kind)) == 2)
+        (finding,) = client.listing.remarks
+        told = [one for one in proxy.catalog.snapshot.findings if finding in one]
+        mended.touch()
+        await until(lambda: len(getattr(client.listing, kind)) == 4)
+
+        assert len(told) == 1
+        assert finding.startswith(
+            f"{kind}/list: no more than 2 entries can be fetched, the others are missing"
+        )
+        assert finding.endswith("no index for [redacted API_TOKEN]")
+        assert not list(client.listing.remarks)
+
+
+async def test_a_later_page_that_fails_leaves_a_longer_list_that_is_known(workshop: Workshop) -> None:
+    mended = broken_pages(workshop, "tools", "tools/list")
+    mended.touch()
+    async with inside(workshop.config()) as proxy:
+        client = proxy.fleet.clients["odd"]
+        await until(lambda: len(client.listing.tools) == 4)
+        await Host(proxy, "handshake").call("odd__e_1")
+        await until(lambda: list(client.listing.remarks))
+        (finding,) = client.listing.remarks
+
+        assert len(client.listing.tools) == 4
+        assert "the last known 4 stay" in finding
+
+
 async def test_the_tools_of_a_new_server_are_not_listed_before_they_can_be_called(workshop: Workshop) -> None:
     held, later = workshop.flag("held"), workshop.flag("later")
     slow = workshop.server(

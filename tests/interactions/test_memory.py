@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_context_proxy.errors import ModelError, StoreError
-from mcp_context_proxy.interactions import CALL, InteractionMemory, Recall
+from mcp_context_proxy.interactions import CALL, Interaction, InteractionMemory, Recall
 from mcp_context_proxy.store import InteractionScope, Store, open_store
 
 from .conftest import DAY, NOW, QUERY, SECRET, Clock, Words, memory_in, remembered, said
@@ -204,6 +204,13 @@ def test_configured_secrets_are_redacted_before_they_are_stored(memory: Interact
 
     assert kept.content == "log in with [redacted PASSWORD] and [redacted]"
     assert SECRET.encode() not in b"".join(file.read_bytes() for file in path.parent.glob("store.sqlite3*"))
+
+
+def test_secrets_in_the_names_of_agents_and_types_are_redacted(memory: InteractionMemory) -> None:
+    (kept,) = memory.add([Interaction(f"agent {SECRET}", f"note {SECRET}", "hello", NOW)])
+
+    assert kept.agent_name == "agent [redacted PASSWORD]"
+    assert kept.interaction_type == "note [redacted PASSWORD]"
 
 
 def test_a_secret_at_the_end_of_a_cut_text_is_redacted(memory: InteractionMemory) -> None:

@@ -81,6 +81,23 @@ async def test_a_server_that_sends_one_byte_after_the_other_delays_nobody_for_lo
         group.cancel_scope.cancel()
 
 
+async def test_an_authorization_server_that_sends_interim_responses_without_end_is_left_at_once() -> None:
+    async def flood(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            with suppress(anyio.BrokenResourceError):
+                for _ in range(10_000):
+                    await stream.send(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    request = httpx2.Request("GET", f"http://127.0.0.1:{port}/")
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, flood)
+        with pytest.raises(httpx2.RemoteProtocolError, match="more than 32 interim responses"):
+            await exchange(Destinations(PUBLIC, NetworkReach.LOOPBACK), request)
+        group.cancel_scope.cancel()
+
+
 @contextmanager
 def refused() -> Iterator[None]:
     with pytest.raises(OAuthFlowError, match=NEARER):

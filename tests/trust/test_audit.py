@@ -152,6 +152,17 @@ async def test_no_value_and_no_query_is_in_the_files(proxy: Proxy, era: str) -> 
         assert value.encode() not in written
 
 
+async def test_a_secret_in_the_name_of_a_client_is_redacted(workshop: Workshop, era: str) -> None:
+    workshop.server("work", tools=[tool("echo")], settings={"env": {"API_TOKEN": SECRET_VALUE}})
+    async with inside(workshop.config(store={"path": str(workshop.folder / "state" / "s.db")})) as proxy:
+        host = Host(proxy, era)
+        host.client_info = Raw(json.dumps({"name": f"host {SECRET_VALUE}", "version": "1"}).encode())
+        await host.call("work__echo")
+
+        (entry,) = await entries(proxy, "call")
+    assert entry["client"] == "host [redacted API_TOKEN]"
+
+
 async def test_equal_arguments_have_one_hash_in_any_order_and_another_in_another_folder(
     tmp_path: Path,
 ) -> None:
