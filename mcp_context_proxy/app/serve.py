@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import math
 import os
+import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,7 @@ from mcp_context_proxy.config.programs import all_secrets_of, first_wave
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import redact_logs
 from mcp_context_proxy.context.presets import no_preset
-from mcp_context_proxy.errors import ServeError
+from mcp_context_proxy.errors import ConfigError, ServeError
 from mcp_context_proxy.protocol.strangers import one_line, shown_json
 from mcp_context_proxy.server.negotiation import Negotiation, Subscriptions
 from mcp_context_proxy.store import open_store
@@ -44,10 +46,14 @@ from mcp_context_proxy.trust.audit import KeptLogs, audit_file, keep_messages, k
 from mcp_context_proxy.trust.tokens import TokenBook, tokens_of
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+    from starlette.requests import Request
+    from starlette.responses import Response
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp
 
     from mcp_context_proxy.cluster.member import Member
+    from mcp_context_proxy.front.auth import BearerToken
     from mcp_context_proxy.front.http import LocalApi, Readiness
     from mcp_context_proxy.front.issuer import IssuedTokens
     from mcp_context_proxy.web import Operation
@@ -254,26 +260,83 @@ async def stdio_front(
     """Serve one host over stdin and stdout, and the REST API beside it if configured."""
     rights = proxy.gateway.profiles.started(profile, presets, launch_folder())
     async with anyio.create_task_group() as group:
-        group.start_soon(_serve_api, proxy)
-        group.start_soon(_answer_commands, proxy)
+        group.start_soon(_answer_commands, proxy, Pages(proxy, group))
         await _serve_streams(proxy, negotiation, rights)
         group.cancel_scope.cancel()
 
 
-async def _serve_api(proxy: Proxy) -> None:
-    settings, limits = proxy.config.http, proxy.config.limits
-    if settings.api_port is not None:
+LOOPBACK: Final = "127.0.0.1"
+
+PAGES_REQUEST: Final = "/api/v1/page"
+"""Path, on the socket alone, at which a command asks for the port of the pages."""
+
+UNUSED_SECONDS: Final = 3600.0
+"""Time without a request after which a port that a person has asked for is closed."""
+
+
+class Pages:
+    """The API and the pages on a port of this machine, beside hosts over standard streams or a socket.
+
+    The port is that of the configuration. Where it names none, a free one is opened once a person asks over
+    the socket; it has a token of its own, which is nowhere but here and in the answer.
+    """
+
+    def __init__(self, proxy: Proxy, group: TaskGroup) -> None:
+        """Serve the pages of a proxy in a task group, and at once if the configuration names a port."""
+        self._proxy, self._group, self._opening = proxy, group, anyio.Lock()
+        self._place: tuple[int, str | None] | None = None
+        """Port that is open, and its token if that is its own."""
+        if proxy.config.http.api_port is not None:
+            group.start_soon(self._open, proxy.config.http.api_port)
+
+    async def ask(self, _request: Request) -> Response:
+        """Answer with the port that is open, and open one if there is none."""
+        from starlette.responses import JSONResponse  # noqa: PLC0415 - seldom asked for
+
+        async with self._opening:
+            if self._place is None:
+                await self._open(0, secrets.token_urlsafe(32))
+        if self._place is None:
+            return JSONResponse({"detail": "No port can be opened; the log says why."}, 503)
+        port, token = self._place
+        return JSONResponse({"port": port, "token": token})
+
+    async def _open(self, port: int, own: str | None = None) -> None:
+        """Open a port, with a token of its `own` or the usual one.
+
+        Only one of several proxies can have the port of the configuration: if it is taken, or there is no
+        token, the log says so and nothing else suffers.
+        """
         # In a thread, as its modules and its document take a tenth of a second in which hosts are served.
-        routes = await in_thread(web_routes, proxy)
+        routes = await in_thread(web_routes, self._proxy)
+        from mcp_context_proxy.front import auth, http  # noqa: PLC0415 - a stdio front alone needs none of it
+
+        try:
+            credentials = auth.BearerToken(own, "; `mcp-context-proxy ui` prints its token")
+            if own is None:
+                credentials = auth.credentials_for(replace(self._proxy.config.http, host=LOOPBACK))
+            bound = http.listen(LOOPBACK, port)
+        except (ConfigError, OSError) as error:
+            logger.warning("the API is not served on port %d: %s", port, error)
+            return
+        self._place = bound.getsockname()[1], own
+        self._group.start_soon(self._serve, routes, bound, credentials, UNUSED_SECONDS if own else math.inf)
+
+    async def _serve(
+        self, routes: Sequence[BaseRoute], bound: socket.socket, credentials: BearerToken, unused: float
+    ) -> None:
         from mcp_context_proxy import web  # noqa: PLC0415 - a stdio front alone needs none of it
 
+        proxy, within = self._proxy, _within_profiles(self._proxy)
         async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
             access = partial(replace, named=tokens, refused=proxy.audit.token_refused)
-            within = _within_profiles(proxy)
-            await web.serve(routes, settings, settings.api_port, limits, proxy.health, access, within)
+            await web.serve(
+                routes, bound, credentials, proxy.config.limits, proxy.health, access, within, unused
+            )
+        self._place = None
 
 
-async def _answer_commands(proxy: Proxy) -> None:
+async def _answer_commands(proxy: Proxy, pages: Pages | None = None) -> None:
     """Answer commands such as ``status`` over a socket of this process; without a place for it, none are."""
     path = proxy.config.path
     if path is None:
@@ -288,7 +351,9 @@ async def _answer_commands(proxy: Proxy) -> None:
             return None
         own = meeting.own_socket(path, os.environ)
         place = meeting.listen(own, os.environ)
-        return partial(local.serve_commands, proxy.config.limits, own, *place, partial(local_api, proxy))
+        return partial(
+            local.serve_commands, proxy.config.limits, own, *place, partial(local_api, proxy, pages)
+        )
 
     try:
         served = await in_thread(opened)
@@ -329,16 +394,11 @@ async def shared_front(proxy: Proxy, negotiation: Negotiation, listening: str) -
     else:
         path = listening
         bound, key = await in_thread(meeting.listen, path, os.environ)
-    hosts = local.Hosts(
-        negotiation,
-        proxy.config.limits,
-        partial(local_api, proxy),
-        key,
-        problems=partial(_problems, proxy),
-    )
-    proxy.hosts, proxy.shared = hosts, True
     async with anyio.create_task_group() as group:
-        group.start_soon(_serve_api, proxy)
+        make_api = partial(local_api, proxy, Pages(proxy, group))
+        problems = partial(_problems, proxy)
+        hosts = local.Hosts(negotiation, proxy.config.limits, make_api, key, problems=problems)
+        proxy.hosts, proxy.shared = hosts, True
         await local.serve(hosts, bound, path, proxy.config.shared.linger_seconds)
         group.cancel_scope.cancel()
 
@@ -352,11 +412,14 @@ PROBLEM_CHARACTERS: Final = 500
 """Characters of a problem that the log of a host gets."""
 
 
-def local_api(proxy: Proxy) -> LocalApi:
-    """Return the REST API for processes of the user."""
-    from mcp_context_proxy.front.http import LocalApi  # noqa: PLC0415 - nobody may ever ask
+def local_api(proxy: Proxy, pages: Pages | None = None) -> LocalApi:
+    """Return the REST API for processes of the user, who may ask for the `pages` beside hosts as well."""
+    from starlette.routing import Route  # noqa: PLC0415 - nobody may ever ask
 
-    return LocalApi(web_routes(proxy), proxy.health, proxy.config.limits)
+    from mcp_context_proxy.front.http import LocalApi  # noqa: PLC0415 - the same
+
+    asked = [] if pages is None else [Route(PAGES_REQUEST, pages.ask, methods=["POST"])]
+    return LocalApi([*asked, *web_routes(proxy)], proxy.health, proxy.config.limits)
 
 
 CLUSTER_GRACE_SECONDS = 5.0

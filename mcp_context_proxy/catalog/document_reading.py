@@ -234,20 +234,27 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
             raise UnreadableDocumentError(f"several documents are named {one_line(name, 100)}: read {known}")
         if found:
             return found[0], name[end + 1 :]
+    plain = _bare(name)
+    ending = [one for one in snapshot.documents.values() if one.name.casefold().endswith("/" + plain)]
+    if len(ending) == 1:
+        return ending[0], ""
+    suggested = [one.uri for one in ending[:SECTIONS_SUGGESTED]] or near_documents(snapshot, name)
+    raise UnknownItemError("document", one_line(name, 200), suggested)
+
+
+def near_documents(snapshot: Snapshot, name: str) -> list[str]:
+    """Return the URIs of the documents that a name without one may mean: its sections, or like names."""
     # Names may be shared by a rule and a reference; what is suggested can be read as it stands.
     uris: dict[str, list[str]] = {}
     for uri, document in snapshot.documents.items():
         uris.setdefault(document.name, []).append(uri)
-    asked = unquote(_without_scheme(name))
-    plain = asked.casefold().removesuffix(".md")
-    ending = [uri for known, of in uris.items() if known.casefold().endswith("/" + plain) for uri in of]
-    if len(ending) == 1:
-        return snapshot.documents[ending[0]], ""
-    begins = plain + "/"
-    sections = (known for known in uris if known.casefold().startswith(begins))
-    near = list(islice(sections, SECTIONS_SUGGESTED)) or names.nearest(asked, uris)
-    suggested = ending[:SECTIONS_SUGGESTED] or [uri for known in near for uri in uris[known]]
-    raise UnknownItemError("document", one_line(name, 200), suggested)
+    sections = (known for known in uris if known.casefold().startswith(_bare(name) + "/"))
+    near = list(islice(sections, SECTIONS_SUGGESTED)) or names.nearest(unquote(_without_scheme(name)), uris)
+    return [uri for known in near for uri in uris[known]]
+
+
+def _bare(name: str) -> str:
+    return unquote(_without_scheme(name)).casefold().removesuffix(".md")
 
 
 def _slashes(name: str) -> Iterator[int]:

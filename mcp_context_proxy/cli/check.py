@@ -27,6 +27,7 @@ from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.programs import differs_from_shell
 from mcp_context_proxy.config.secrets import names_secret
 from mcp_context_proxy.config.source import read
+from mcp_context_proxy.downstream import NO_ADDRESS
 from mcp_context_proxy.downstream.connections import CREDENTIALS_WANTED
 from mcp_context_proxy.downstream.fleet import (
     address,
@@ -552,7 +553,18 @@ def remedy_for(
             )
         case Fault.NO_MCP | Fault.REFUSED if config.command is not None:
             return "if it is no MCP server, correct the command"
-    return "check that it is running and that the URL is right" if config.url is not None else ""
+    if config.url is None:
+        return ""
+    named = [name for name in os.environ if name.upper() in PROXIES and os.environ[name]]
+    through = f"; {some_of(named)} is set: it may be that proxy which cannot be reached" if named else ""
+    if NO_ADDRESS in cause:
+        needed = "" if named else ", and whether this network needs HTTPS_PROXY"
+        return f"check the host name in the URL and the connection to the network{needed}{through}"
+    return f"check that it is running and that the URL is right{through}"
+
+
+PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+"""Variables, in either case, by which requests go through a proxy."""
 
 
 def _remedy_for_status(config: ServerConfig, status: int, cause: str) -> str:

@@ -317,11 +317,13 @@ def _show_status(console: Terminal, status: Mapping[str, Any]) -> None:
         )
     if status["servers"]:
         console.section("Servers")
-        titles = ("Server", "State", "Tools", "Calls", "Failed", "Memory", "Process", "Next attempt")
-        rows: list[list[Text]] = [headings(*titles)]
+        titles = ["Server", "State", "Tools", "Calls", "Failed", "Memory", "Process"]
+        waits = any(server["next_retry"] is not None for server in status["servers"])
+        rows: list[list[Text]] = [headings(*titles, *(["Retry"] if waits else []))]
         for server in status["servers"]:
             texts = [f"{server[key]:,}" for key in ("tools", "calls", "errors")]
-            texts += [_size(server["memory"]) or "-", str(server["pid"] or "-"), _until(server["next_retry"])]
+            texts += [_size(server["memory"]) or "-", str(server["pid"] or "-")]
+            texts += [_until(server["next_retry"])] if waits else []
             state = Text(server["state"], style=STATES.get(server["state"], "yellow"))
             rows.append([Text(server["name"], style="cyan"), state, *map(Text, texts)])
         console.columns(rows, indent=2, right=(2, 3, 4, 5, 6))

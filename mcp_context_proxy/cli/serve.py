@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -11,6 +12,7 @@ import click
 from msgspec.structs import replace
 
 from mcp_context_proxy.cli import WholeNumber, config_option, load_config, named_path
+from mcp_context_proxy.cli.running import AnswerSource, RunningProxy
 from mcp_context_proxy.serving import begin_if_new, serve, telling_the_host
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -109,6 +111,9 @@ def serve_command(
 def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -> None:
     """Print the address of the pages: servers, tools, requests, usage.
 
+    A proxy that serves hosts and no page opens one for this, on a free port of this machine. It is closed
+    when the proxy ends, or after an hour without a look at it.
+
     The address holds the token behind a `#`: that part is sent to no server, and the page removes it at
     once. It is printed and not opened, because other users of the machine can read the arguments of programs.
     """
@@ -124,25 +129,45 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
     beside = [] if settings.api_port is None else [f"127.0.0.1:{settings.api_port}"]
     bases = [*beside, f"{host}:{settings.port}"]
     base = next(filter(_has_page, bases), None)
+    other = None if base is None else _other_user_at(int(base.rpartition(":")[2]))
+    token = None
+    if port is None and (base is None or other is not None):
+        proxy = AnswerSource(ctx, config_path, fresh=False).running
+        if proxy is not None:
+            (base, token), other = _opened(proxy), None
+            beside = [base]
     if base is None:
-        if beside:
-            how = "It is there while a host is connected; if `api_port` is new, run mcp-context-proxy stop"
-        else:
-            file, stop = config.path or "your config.toml", "run mcp-context-proxy stop"
+        how = "There is one while a host is connected: run this again then"
+        if sys.platform == "win32":
+            file = config.path or "your config.toml"
+            stop = "run mcp-context-proxy stop"
             how = f"For one beside your hosts, write `api_port = 8766` under [http] in {file}, and {stop}"
         raise click.ClickException(
             f"no page is served at {' or '.join(bases)}. {how}. `mcp-context-proxy serve --http` serves one "
             "without a host; --port names another port"
         )
-    if (other := _other_user_at(int(base.rpartition(":")[2]))) is not None:
+    if other is not None:
         raise click.ClickException(
             f"user {other} serves the page at {base}, and opening it would give that user your token. If you "
             "mean the proxy of that user, such as that of a service, its address is told there: sudo -u "
             f"{other} mcp-context-proxy ui. If not, choose another http.port, and start a proxy of your own"
         )
     # Tokens of an issuer are for the HTTP front alone.
-    token = (credentials_for(settings) if base in beside else credentials_of(config)).token
+    if token is None:
+        token = (credentials_for(settings) if base in beside else credentials_of(config)).token
     click.echo(f"http://{base}/ui" + (f"#token={quote(token, safe='')}" if token else ""))
+
+
+def _opened(proxy: RunningProxy) -> tuple[str, str | None]:
+    """Have a proxy open its pages; return their address, and their token if it is theirs alone."""
+    try:
+        opened = proxy.post("/page")
+    except click.UsageError:
+        raise click.ClickException(
+            "the proxy that runs opens no page: it serves HTTP at a port that --port names, or is older than "
+            "this program, and 'mcp-context-proxy stop' ends it"
+        ) from None
+    return f"127.0.0.1:{opened['port']}", opened["token"]
 
 
 def _other_user_at(port: int) -> str | None:

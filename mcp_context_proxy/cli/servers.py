@@ -21,7 +21,7 @@ from mcp_context_proxy.cli import WholeNumber, configured, json_option, run, ter
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, of_running
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, headings, marked, moment, print_answer
 from mcp_context_proxy.config.settings import PRESETS
-from mcp_context_proxy.items import Kind, ToolClass
+from mcp_context_proxy.items import IncludeMode, Kind, ToolClass
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
@@ -126,18 +126,21 @@ def _show_tools(console: Terminal, data: dict[str, Any]) -> None:
         tools = list(group)
         facts = f"  {counted(len(tools), 'tool')}, {sum(tool['tokens'] for tool in tools):,} tokens"
         console.say(Text(server, style="bold"), Text(facts, style="dim"))
-        rows: list[Sequence[Text | str]] = [headings("Name", "Include", "Class", "Tokens", "Description")]
+        # Most are selected by requests, and a line of a terminal has no room to say so of each.
+        chosen_by_hand = any(tool["include"] != IncludeMode.AGENT for tool in tools)
+        titles = ["Name", "Class", "Tokens", *(["Include"] if chosen_by_hand else []), "Description"]
+        rows: list[Sequence[Text | str]] = [headings(*titles)]
         rows += (
             (
                 Text(tool["name"], style="cyan"),
-                tool["include"],
                 Text(tool["danger"], style=CLASS_STYLES[tool["danger"]]),
                 str(tool["tokens"]),
+                *([tool["include"]] if chosen_by_hand else []),
                 Text(one_line(tool["description"]), style="dim"),
             )
             for tool in tools
         )
-        console.columns(rows, indent=2, right=(3,))
+        console.columns(rows, indent=2, right=(2,))
         console.say()
     if chosen := [tool for tool in data["tools"] if tool["working_set"] is not None]:
         console.say(Text("Working set", style="bold"), Text("  in the default list", style="dim"))
@@ -442,6 +445,10 @@ def _show(console: Terminal, facts: Mapping[str, Any]) -> None:
             said += [f"{domain} {name} {value}" for name, value in changed.get(domain, {}).items()]
         if said:
             console.prose(Text(f"{title}: {', '.join(said)}", style="dim"), indent=2, hanging=len(title) + 4)
+    most = facts["options"].get("max_tokens") or facts["preset_options"].get("max_tokens")
+    if most is not None and (tokens := sum(one["tokens"] for one in facts["items"])) >= most:
+        short = f"its items have {tokens:,} tokens, so {most:,} leave no room for what queries find"
+        console.prose(Text(short, style="yellow"), indent=2)
 
 
 def _by(item: Mapping[str, Any], decided: set[tuple[str, str]]) -> str:

@@ -249,7 +249,7 @@ compared where no tool here is as near."""
 FEW_PASSAGES = 75
 """Chunks of documents up to which the best is not near by chance: those of fifty short rules."""
 
-NEARER_BY_PASSAGES = 0.03
+NEARER_BY_PASSAGES = 0.04
 """Distance that a document has to be nearer where there are e times as many chunks; its share of the best
 document as well. benchmarks/contexts.md has figures for the long documents of this project."""
 

@@ -32,7 +32,17 @@ from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, standing_items
 from mcp_context_proxy.embedding.embeddings import Costs
 from mcp_context_proxy.errors import nearest_names
-from mcp_context_proxy.items import NO_FILTERS, IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_by
+from mcp_context_proxy.items import (
+    NO_FILTERS,
+    Document,
+    IncludeMode,
+    Item,
+    ItemKey,
+    Kind,
+    Snapshot,
+    Tool,
+    item_by,
+)
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.retrieval import FITTING, Ranking, Result
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
@@ -470,9 +480,12 @@ class ContextExpander:
 
         used = [tool for name in session.used if (tool := snapshot.tools.get(name)) is not None]
         companions = [Companion(tool, Mode.RETAINED, None, "called a moment ago") for tool in used]
-        for_files = [one for one in _for_files(selection.query, snapshot) if allowed(one.item)]
-        companions += for_files
-        meant = [*found, *(one.item for one in for_files)]
+        files = _for_files(selection.query, snapshot)
+        for_files = [document for document in files if allowed(document)]
+        for document in self._expander.nearest_first(for_files, selection.query, snapshot):
+            why = f"for the file {files[document]}"
+            companions.append(Companion(document, Mode.EXPANSION, RULE_SCORE, why))
+        meant = [*found, *for_files]
         sources = list({key_of(item): item for item in (*meant, *filter(allowed, used), *standing)}.values())
         for item in sources if self.rules else ():
             name = key_of(item)[1]
@@ -531,13 +544,14 @@ def unknown_names(rules: Mapping[str, Sequence[str]], snapshot: Snapshot) -> Ite
             yield name, nearest_names(name, [*known, *snapshot.tools], 1)
 
 
-def _for_files(query: str, snapshot: Snapshot) -> Iterator[Companion]:
-    """Yield the documents whose patterns fit a file that a query names."""
-    files = files_named(query)
+def _for_files(query: str, snapshot: Snapshot) -> dict[Document, str]:
+    """Return the documents whose patterns fit a file that a query names, each with that file."""
+    files, fitting = files_named(query), dict[Document, str]()
     for document in snapshot.documents.values() if files else ():
         file = next((one for one in files if is_for(document.patterns, one)), None)
         if file is not None:
-            yield Companion(document, Mode.EXPANSION, RULE_SCORE, f"for the file {file}")
+            fitting[document] = file
+    return fitting
 
 
 def _near(one: Expanded) -> Companion:

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct, field
 
 from mcp_context_proxy.catalog import names
-from mcp_context_proxy.catalog.document_reading import uris_meant
+from mcp_context_proxy.catalog.document_reading import near_documents, uris_meant
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import NO_OVERRIDES, Delivery, Mode, Overrides, key_of
 from mcp_context_proxy.downstream import Party
@@ -472,11 +472,11 @@ def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None
         found = [one for uri in uris_meant(name) if (one := snapshot.document(uri)) is not None]
         if len(found) == 1:
             return found[0]
-        if found or not error.nearest:
-            near = names.nearest(name, {one.name for one in snapshot.documents.values()})
-            uris = (uri for one in near for uri in uris_meant(one) if snapshot.document(uri) is not None)
-            if suggested := [one.uri for one in found] or [*uris]:
-                raise UnknownItemError(str(kind), name, suggested) from None
+        suggested = [one.uri for one in found] or near_documents(snapshot, name)
+        if suggested and (found or not error.nearest):
+            raise UnknownItemError(str(kind), name, suggested) from None
+        if snapshot.documents and not error.nearest and type(error) is UnknownItemError:
+            raise UnknownItemError(f"{kind} or document", name) from None
         raise
 
 

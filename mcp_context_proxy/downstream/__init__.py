@@ -213,8 +213,19 @@ class QueuedChannel(Channel):
 _NUMBERS: Final = pattern(r"^\[Errno -?\d+\] |\(_ssl\.c:\d+\)$|^\[SSL: [A-Z_]+\] ")
 
 
+NO_ADDRESS: Final = "its host name leads to no address"
+"""Reason why there is no connection, where a name cannot be resolved."""
+
+_UNRESOLVED: Final = pattern(
+    r"getaddrinfo failed|nodename nor servname|[Nn]ame or service not known|name resolution|No address assoc"
+)
+"""Words of several systems for such a name."""
+
+
 def in_words(reason: str) -> str:
     """Return the reason why there is no connection without the numbers and places of the system's code."""
+    if _UNRESOLVED.search(reason):
+        return NO_ADDRESS
     if "WRONG_VERSION_NUMBER" in reason:
         return "what answers there speaks no TLS; the URL may have to begin with http://"
     return _NUMBERS.sub("", reason).strip()

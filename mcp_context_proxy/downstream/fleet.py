@@ -419,7 +419,12 @@ def last_output(client: DownstreamClient) -> tuple[str, ...]:
     Lines without a word, such as those that underline another one, are left out. If none of them states an
     error, the last line that does stands before them.
     """
-    said = (line for line in reversed(client.stderr) if any(map(str.isalnum, line)))
+    said = [line for line in client.stderr if any(map(str.isalnum, line))]
+    frames = [number for number, line in enumerate(said) if _FRAME.match(line)]
+    if client.remedy and frames:
+        # Where the remedy is known, the error says enough: the frames, with their lines of code, do not help.
+        said = said[frames[-1] + 2 :] or said[-1:]
+    said.reverse()
     lines = [*dict.fromkeys(redacted(client.config, line) for line in said)]
     shown = lines[:STDERR_SHOWN]
     if not any(map(_STATES_ERROR.search, shown)):
@@ -427,6 +432,9 @@ def last_output(client: DownstreamClient) -> tuple[str, ...]:
         shown = shown if earlier is None else [*shown[:-1], earlier]
     return tuple(shown[::-1])
 
+
+_FRAME: Final = pattern(r' *File "[^"]+", line \d+')
+"""A frame of a traceback of Python, whose line of code follows it."""
 
 _STATES_ERROR: Final = pattern(r"\w*(?:Error|Exception)\b|(?i:\berror:|\bfatal\b|\bbecause the\b|^[×✘] )")
 

@@ -355,8 +355,12 @@ class ServerLifecycle:
 
     @property
     def downloading(self) -> float | None:
-        """Seconds for which a package runner has been downloading the server; None while it does not."""
-        if self.state is not ServerState.STARTING or not self._may_download:
+        """Seconds for which a package runner has been downloading the server; None while it does not.
+
+        One that has ended the attempt before was through with its download, or cannot make it.
+        """
+        through = self.fault is Fault.EXITED or not self._may_download
+        if self.state is not ServerState.STARTING or through:
             return None
         return time.monotonic() - self._began
 

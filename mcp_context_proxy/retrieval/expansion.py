@@ -215,6 +215,20 @@ class Expander:
             if link.item not in forbidden and item_key(links.index.items[link.item]) not in snapshot.hidden
         ]
 
+    def nearest_first(
+        self, documents: Sequence[Document], query: str, snapshot: Snapshot
+    ) -> Sequence[Document]:
+        """Return documents by the cosine of their best chunk with a query; as they are without vectors."""
+        index, graph = self._index_of(snapshot), self._graph(snapshot)
+        if len(documents) < 2 or index.dense is None or (vectors := self._vectors([query])) is None:
+            return documents
+        dense, cosines = index.dense, dict[ItemKey, float]()
+        for document in documents:
+            at = graph.position(document)
+            if at is not None and index.ready[at]:
+                cosines[item_key(document)] = float((dense.vectors_of(at) @ vectors[0]).max())
+        return sorted(documents, key=lambda one: -cosines.get(item_key(one), -1.0))
+
     def is_about(self, document: Document, tool: Item, snapshot: Snapshot, query: str) -> bool:
         """Return whether a document is about the same thing as a tool."""
         links, graph = self._links_of(snapshot), self._graph(snapshot)

@@ -12,7 +12,9 @@ send it to every port of a host, and so to any other program that serves pages o
 from __future__ import annotations
 
 import logging
+import math
 import re
+import socket
 import typing
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
@@ -24,6 +26,7 @@ from string import Template
 from types import MethodType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
+import anyio
 import msgspec
 from msgspec import Meta, Struct
 from starlette.applications import Starlette
@@ -31,13 +34,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.config import HttpConfig, Limits
-from mcp_context_proxy.errors import ConfigError, StoreError, UnknownFilterError, UnknownItemError
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.errors import StoreError, UnknownFilterError, UnknownItemError
 from mcp_context_proxy.front import auth, http
-from mcp_context_proxy.front.auth import credentials_for, is_proven, rights_of
+from mcp_context_proxy.front.auth import is_proven, rights_of
 from mcp_context_proxy.front.http import HEADERS, ROOT_PATH
 from mcp_context_proxy.front.http_requests import AGENT_HEADER, JSON_TYPE, PROBLEM_TYPE
 from mcp_context_proxy.items import JSON
@@ -392,7 +395,6 @@ def _operation(
 
 PATH: Final = "/ui"
 BASE: Final = "/api/v1"
-LOOPBACK: Final = "127.0.0.1"
 
 MEDIA_TYPES: Final = {".js": "text/javascript", ".css": "text/css"}
 """Media types of the files that the pages load, by their suffixes."""
@@ -524,27 +526,30 @@ async def _on_fault(_request: Request, _error: Exception) -> Response:
 
 async def serve(
     routes: Sequence[BaseRoute],
-    settings: HttpConfig,
-    port: int,
+    bound: socket.socket,
+    credentials: auth.BearerToken,
     limits: Limits,
     health: http.Health,
     access: Callable[[auth.Policy], auth.Policy] = lambda policy: policy,
     within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    unused_seconds: float = math.inf,
 ) -> None:
-    """Serve the API and the pages on a port of this machine beside the stdio front, until cancelled.
+    """Serve the API and the pages on a socket of this machine beside another front.
 
-    Each host starts a proxy of its own, and only one of them can have the port: if it is taken, or there is
-    no token, the log says so and nothing else suffers. `access` adds to the policy who else may connect;
-    requests for ``/healthz`` are served `within` the limits of their clients.
+    It ends when it is cancelled, or has had no request for `unused_seconds`. `access` adds to the policy who
+    else may connect; requests for ``/healthz`` are served `within` the limits of their clients.
     """
-    try:
-        credentials = credentials_for(msgspec.structs.replace(settings, host=LOOPBACK))
-        bound = http.listen(LOOPBACK, port)
-    except (ConfigError, OSError) as error:
-        logger.warning("the API is not served on port %d: %s", port, error)
-        return
-    port = bound.getsockname()[1]
-    policy = access(auth.policy(LOOPBACK, port, (), credentials.token))
+    host, port = bound.getsockname()
+    policy = access(auth.policy(host, port, (), credentials.token))
     message = "serving http://%s:%d/api/v1 and /ui%s"
-    logger.log(credentials.level, message, LOOPBACK, port, credentials.whereabouts)
-    await http.serve(http.guarded(routes, policy, health, limits, within=within), bound, limits)
+    logger.log(credentials.level, message, host, port, credentials.whereabouts)
+    guarded = http.guarded(routes, policy, health, limits, within=within)
+    with anyio.CancelScope(deadline=anyio.current_time() + unused_seconds) as unused:
+
+        async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+            unused.deadline = anyio.current_time() + unused_seconds
+            await guarded(scope, receive, send)
+
+        await http.serve(noting, bound, limits)
+    if unused.cancelled_caught:
+        logger.info("the page on port %d is closed, as nobody has looked at it for a while", port)

@@ -337,6 +337,37 @@ def test_what_a_program_says_at_its_end_leads_to_a_remedy(run: Run, workshop: Wo
     assert "failed without these variables" not in told, "what they said is the reason"
 
 
+def test_an_unknown_host_name_is_told_from_a_refused_connection_and_a_proxy_is_named(
+    run: Run, workshop: Workshop
+) -> None:
+    workshop.server("nowhere").settings = {"url": "http://no-such-host.invalid/mcp"}
+    workshop.server("refused").settings = {"url": "http://127.0.0.1:9/mcp"}
+    config = workshop.config()
+    without = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"), "")
+    told = flat(run("check", "--config", config, **without).stdout)
+    beside = flat(run("check", "--config", config, **without, all_proxy="http://127.0.0.1:9").stdout)
+
+    assert "http://no-such-host.invalid/mcp: its host name leads to no address" in told
+    assert "-> check the host name in the URL and the connection to the network, and whether this" in told
+    assert "-> check that it is running and that the URL is right" in told
+    assert "all_proxy is set: it may be that proxy which cannot be reached" in beside
+    assert "all_proxy" not in told
+
+
+def test_a_traceback_whose_remedy_is_known_is_shown_by_its_error_alone(run: Run, workshop: Workshop) -> None:
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/srv/server.py", line 3, in <module>',
+        "    @server.list_tools()",
+        "     ^^^^^^^^^^^^^^^^^^^",
+        "AttributeError: 'Server' object has no attribute 'list_tools'",
+    )
+    workshop.server("sdk", at_start=[{"stderr": "\n".join(lines) + "\n"}, {"exit": 1}])
+    told = flat(run("check", "--config", workshop.config()).stdout)
+
+    assert "sdk: it exited (code 1) | AttributeError: 'Server' object has no attribute" in told
+
+
 def test_a_program_that_serves_http_instead_of_stdio_is_told_so(run: Run, workshop: Workshop) -> None:
     says = "echo 'MCP server listening on http://localhost:3001/mcp' >&2; exec sleep 60"
     workshop.server("web").settings = {"command": "sh", "args": ["-c", says], "connect_timeout": 0.5}

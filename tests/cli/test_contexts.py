@@ -247,7 +247,7 @@ def test_explain_refuses_an_unknown_tool_name(run: Run, config: Path) -> None:
     assert "weather__forecast" in done.stderr
     for one in unlike:
         assert one.returncode == 2
-        assert "Unknown tool 'nope'; 'mcp-context-proxy tools' lists them" in one.stderr
+        assert "Unknown tool or document 'nope'; 'mcp-context-proxy tools' lists them" in one.stderr
 
 
 def test_related_tools_come_nearest_first(run: Run, config: Path) -> None:

@@ -18,7 +18,18 @@ def test_tools_are_listed_by_server_under_their_exposed_names(run: Run, workshop
         "alarms__ring",
     ]
     assert "Write down a note" in done.stdout
-    assert lines[1] == ["Name", "Include", "Class", "Tokens", "Description"]
+    assert lines[1] == ["Name", "Class", "Tokens", "Description"]
+
+
+def test_a_tool_and_its_description_fit_on_a_line_of_80_characters(run: Run, workshop: Workshop) -> None:
+    workshop.server("notes", tools=[tool("create_a_note_of_a_longer_name", "Write down a note")])
+    workshop.server("alarms", tools=[tool("ring", "Ring the bell")], settings={"include": "always"})
+    shown = run("tools", "--config", workshop.config()).stdout.splitlines()
+
+    assert all(len(line) <= 80 for line in shown)
+    (note,) = (line for line in shown if "notes__create" in line)
+    assert "Write down a no" in note
+    assert any("Include" in line for line in shown), "where a tool is not chosen by requests"
 
 
 def test_the_default_list_is_shown_beside_the_full_one(run: Run, workshop: Workshop) -> None:

@@ -69,9 +69,6 @@ def test_ui_says_how_to_start_a_proxy_if_none_answers(run: Run, workshop: Worksh
     assert "serve --http" in done.stderr
     assert done.stdout == ""
 
-    without = run("ui", "--config", served_at(workshop.folder, 9))
-    assert "write `api_port = 8766` under [http] in " in without.stderr
-
 
 def test_ui_accepts_another_port_than_the_configured_one(
     run: Run, workshop: Workshop, environment: dict[str, str]

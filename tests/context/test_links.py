@@ -14,6 +14,7 @@ from mcp_context_proxy.catalog.documents import load_documents
 from mcp_context_proxy.config import Config, DocumentsConfig, Limits
 from mcp_context_proxy.context import Mode, RequestContext
 from mcp_context_proxy.context.session import ResultReading
+from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.library import (
     Catalog,
@@ -307,6 +308,26 @@ async def test_a_rule_for_files_comes_with_a_request_that_names_one_and_brings_t
     assert (other.of(Kind.RULE), brought(other)) == ((), {})
 
 
+async def test_rules_for_a_named_file_come_nearest_to_the_request_first(tmp_path: Path) -> None:
+    texts = {
+        "a": "Pictures have a description for people who do not see them.",
+        "b": "Colors come from the palette of the brand.",
+        "c": "Texts are translated into every language of the shop.",
+        "d": "Passwords are hashed with a salt before they are stored.",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.md").write_text(f"---\npaths: src/**/*.ts\n---\n{text}\n", encoding="utf-8")
+    documents = load_documents([DocumentsConfig(path=tmp_path)], Limits()).documents
+    with ContextEngine(Catalog([*TOOLS, *documents])) as engine:
+        search = "search the source code of the repository for"
+        secret = await engine.build(f"{search} passwords in src/a.ts")
+        colors = await engine.build(f"{search} colors in src/a.ts")
+
+    assert secret.of(Kind.RULE)[0].name == "d"
+    assert colors.of(Kind.RULE)[0].name == "b"
+    assert {one.name for one in colors.of(Kind.RULE)} == set(texts)
+
+
 async def test_a_rule_for_other_files_than_the_request_names_is_not_found_for_its_patterns(
     tmp_path: Path,
 ) -> None:
@@ -319,6 +340,25 @@ async def test_a_rule_for_other_files_than_the_request_names_is_not_found_for_it
         }
 
     assert list(found.values()) == [[], ["api"], ["api"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "AGENTS",
+            "unknown tool 'AGENTS'; did you mean reference://AGENTS%2FStyle or reference://AGENTS%2FTests",
+        ),
+        ("vacation", "unknown tool or document 'vacation'"),
+    ],
+)
+def test_a_name_that_only_sections_have_is_answered_with_them(name: str, told: str) -> None:
+    documents = [reference("AGENTS/Style", "Be brief."), reference("AGENTS/Tests", "Run them.")]
+    with (
+        ContextEngine(Catalog([*TOOLS, *documents])) as engine,
+        pytest.raises(UnknownItemError, match=re.escape(told)),
+    ):
+        engine.add(Session(), Kind.TOOL, name)
 
 
 async def test_a_budget_is_filled_with_more_that_fits_and_never_exceeded(engine: ContextEngine) -> None:

@@ -239,6 +239,19 @@ async def test_the_log_tells_that_a_server_is_downloaded(
             await until(lambda: caplog.text.count("server slow: downloading (") > 2)
 
 
+async def test_a_server_that_keeps_exiting_is_not_said_to_be_downloaded(workshop: Workshop) -> None:
+    runner(workshop, at_start=[{"exit": 1}])
+    workshop.flag("downloaded").touch()
+    limits = {"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.01}
+    async with inside(workshop.config(limits=limits), settled=False) as proxy:
+        client = proxy.fleet.clients["slow"]
+        await until(lambda: client.failures >= 1)
+        workshop.flag("downloaded").unlink()
+        await until(lambda: client.state is ServerState.STARTING and client.failures >= 1)
+        assert client.downloading is None
+        assert "downloading" not in client.standing
+
+
 async def test_a_command_that_waits_for_a_download_says_so(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,6 +140,16 @@ def test_status_shows_process_hosts_and_servers(desk: Desk) -> None:
     assert f"Process {status['pid']}" in desk.run("status").stdout
 
 
+def test_a_server_in_the_status_fits_on_a_line_of_80_characters(desk: Desk) -> None:
+    lines = desk.run("status", COLUMNS="80").stdout.splitlines()
+    (head,) = (number for number, line in enumerate(lines) if line.split()[:1] == ["Server"])
+
+    assert lines[head].split() == ["Server", "State", "Tools", "Calls", "Failed", "Memory", "Process"]
+    assert lines[head + 1].split()[:2] == ["desk", "ready"]
+    assert len(lines[head + 1]) <= 80
+    assert lines[head + 2 :] == [] or "desk" not in lines[head + 2]
+
+
 def test_commands_ask_the_proxy_that_runs_and_start_no_server(desk: Desk) -> None:
     before = len(desk.server.ledger.entries("started"))
     found = desk.run("search", "write a new note")

@@ -182,6 +182,7 @@ def test_a_person_chooses_by_commands_and_saves_it(desk: Desk) -> None:
     asked = desk.run("session", "add", "notes__burn")
     added = desk.run("session", "add", "notes__burn", "--session", session)
     options = desk.run("session", "options", "--preset", "aggressive", "--session", session)
+    tight = desk.run("session", "options", "--max-tokens", "5", "--session", session)
     budget = desk.run("session", "options", "--max-tokens", "3000", "--session", session)
     saved = desk.run("session", "save", "burning", "--session", session)
     listed = desk.run("session", "presets")
@@ -197,6 +198,8 @@ def test_a_person_chooses_by_commands_and_saves_it(desk: Desk) -> None:
     assert "by you" in added
     assert "profile chat" in added
     assert "tools preset aggressive" in options
+    assert "so 5 leave no room for what queries find" in " ".join(tight.split())
+    assert "leave no room" not in budget
     assert "Options: max_tokens 3000, tools preset aggressive, documents preset aggressive" in budget
     assert "Saved as preset burning: 1 item added, 0 removed, 3 options." in saved
     assert "burning" in listed

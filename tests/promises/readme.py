@@ -8,6 +8,7 @@ INSTALL = "cli/test_install.py::"
 HOSTS = "installation/test_hosts.py::"
 HTTP = "front/test_http.py::"
 LISTENING = "front/test_listening.py::"
+ASKED = "front/test_asked_page.py::"
 PAGE = "web/test_page.py::"
 SERVERS_PAGE = "web/test_servers_page.py::"
 DEFINITIONS = "faults/test_definitions.py::"
@@ -379,9 +380,11 @@ README = (
         ),
     ),
     Promise(
-        "The pages are part of the HTTP front; beside stdio, start them with `serve --api-port 8766`. "
+        "The pages are part of the HTTP front; beside your hosts, `ui` has the proxy that runs open them. "
         "Both serve `/metrics` for Prometheus, too.",
         (
+            ASKED + "test_ui_opens_a_page_beside_hosts_that_asks_for_a_token_of_its_own",
+            ASKED + "test_the_page_that_ui_opens_is_guarded_as_every_other",
             "web/test_beside_stdio.py::test_the_hosts_context_is_shown_with_the_token",
             "web/test_beside_stdio.py::test_the_hosts_calls_are_counted_and_shown_with_the_token",
             "web/test_usage.py::test_metrics_need_the_token",

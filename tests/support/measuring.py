@@ -25,17 +25,14 @@ from typing import Any
 
 WANTED = "MEASURE_COVERAGE"
 MARKS = "__passed__"
-"""Name, in each module, of its list of marks: one for each line, and one for the branch past its body."""
+"""Name, in each module, of its list of marks: for each line one, then one for the branch past its body."""
 
-COMPILED = ".marked-1.pyc"
+COMPILED = ".marked-2.pyc"
 """End of the names of compiled modules with marks; another number makes those of other marks useless."""
 
 REPOSITORY = Path(__file__).parents[2]
 GATHERED = REPOSITORY / ".coverage-marks"
-"""What all processes have passed: for each module, a byte for each of its marks."""
-
-_passed: dict[str, list[int]] = {}
-"""The marks of this process, by the path of the module."""
+"""What all processes have passed: for the path of each module, a byte for each of its marks."""
 
 
 def begin() -> None:
@@ -60,24 +57,19 @@ class Finder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = Loader(name, spec.loader.path, _passed)
+            spec.loader = Loader(name, spec.loader.path)
         return spec
 
 
 class Loader(SourceFileLoader):
     """Compiles a module with its marks, and keeps what it compiled beside what is compiled without."""
 
-    def __init__(self, name: str, path: str, passed: dict[str, list[int]]) -> None:
-        super().__init__(name, path)
-        self._passed = passed
-
     def exec_module(self, module: ModuleType) -> None:
-        lines = _lines(self.get_data(self.path))
-        vars(module)[MARKS] = self._passed.setdefault(self.path, [0] * 2 * lines)
+        vars(module)[MARKS] = [0] * 2 * (self.get_data(self.path).count(b"\n") + 2)
         super().exec_module(module)
 
     def source_to_code(self, data: Any, path: Any) -> Any:  # type: ignore[override]
-        tree = Marking(_lines(data)).visit(ast.parse(data))
+        tree = Marking().visit(ast.parse(data))
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
 
     def get_data(self, path: str) -> bytes:
@@ -87,44 +79,37 @@ class Loader(SourceFileLoader):
         super().set_data(path.replace(".pyc", COMPILED), data, _mode=_mode)
 
 
-def _lines(source: bytes) -> int:
-    return source.count(b"\n") + 2
-
-
 class Marking(ast.NodeTransformer):
     """Puts a mark before each statement, and where a branch leads past the body."""
-
-    def __init__(self, lines: int) -> None:
-        self._lines = lines
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
         for field in ("body", "orelse", "finalbody"):
             statements = getattr(node, field, None)
             if isinstance(statements, list):  # that of a lambda or a conditional expression is none
-                setattr(node, field, [*self._marked(statements)])
+                setattr(node, field, [*_marked(statements)])
         match node:
             case ast.Match() if not _takes_all(node.cases[-1]):
-                node.cases.append(ast.match_case(ast.MatchAs(), None, [self._mark(node, self._lines)]))
+                node.cases.append(ast.match_case(ast.MatchAs(), None, [_mark(node, past=True)]))
             case ast.If(orelse=[]) | ast.For(orelse=[]) | ast.AsyncFor(orelse=[]) | ast.While(orelse=[]):
-                node.orelse = [self._mark(node, self._lines)]
+                node.orelse = [_mark(node, past=True)]
         return node
 
-    def _marked(self, statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-        for statement in statements:
-            match statement:
-                case ast.Expr(ast.Constant()):
-                    yield statement  # a docstring comes first, and does nothing
-                case ast.ImportFrom(module="__future__"):
-                    yield from (statement, self._mark(statement))
-                case _:
-                    yield from (self._mark(statement), statement)
 
-    def _mark(self, node: ast.stmt, offset: int = 0) -> ast.stmt:
-        (mark,) = ast.parse(f"{MARKS}[{node.lineno + offset}] = 1").body
-        for part in ast.walk(mark):
-            ast.copy_location(part, node)
-        return mark
+def _marked(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    for place, statement in enumerate(statements):
+        match statement:
+            case ast.Expr(ast.Constant(str())) if place == 0:
+                yield statement  # a docstring comes first, and is not counted
+            case ast.ImportFrom(module="__future__"):
+                yield from (statement, _mark(statement))
+            case _:
+                yield from (_mark(statement), statement)
+
+
+def _mark(node: ast.stmt, past: bool = False) -> ast.stmt:
+    place = ast.Subscript(ast.Name(MARKS, ast.Load()), ast.Constant(2 * node.lineno + past), ast.Store())
+    return ast.copy_location(ast.Assign([place], ast.Constant(1)), node)
 
 
 def _takes_all(case: ast.match_case) -> bool:
@@ -133,16 +118,21 @@ def _takes_all(case: ast.match_case) -> bool:
 
 def save() -> None:
     """Add the marks of this process to those of all, unless a test has taken the disk from it."""
-    if not _passed:
+    passed = {
+        str(module.__file__): vars(module)[MARKS]
+        for name, module in [*sys.modules.items()]
+        if name.startswith("mcp_context_proxy") and MARKS in vars(module)
+    }
+    if not passed:
         return
     import fcntl  # not on Windows
 
     with contextlib.suppress(OSError), GATHERED.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         known: dict[str, bytes] = marshal.loads(GATHERED.read_bytes()) if GATHERED.exists() else {}
-        for path, passed in _passed.items():
+        for path, marks in passed.items():
             former = int.from_bytes(known.get(path, b""), "big")
-            known[path] = (former | int.from_bytes(bytes(passed), "big")).to_bytes(len(passed), "big")
+            known[path] = (former | int.from_bytes(bytes(marks), "big")).to_bytes(len(marks), "big")
         new = GATHERED.with_suffix(".new")
         new.write_bytes(marshal.dumps(known))
         new.replace(GATHERED)
@@ -172,8 +162,7 @@ def arcs(path: Path, marks: bytes) -> set[tuple[int, int]]:
     ways = defaultdict[int, set[int]](set)
     for one, other in parser.arcs():
         ways[one].add(other)
-    offset = len(marks) // 2
-    ran = {line for line in range(offset) if marks[line]}
+    ran = {line for line, mark in enumerate(marks[::2]) if mark}
     taken = set[tuple[int, int]]()
 
     def branch(start: ast.expr | ast.pattern, body: Sequence[ast.stmt], past: bool) -> None:
@@ -185,7 +174,7 @@ def arcs(path: Path, marks: bytes) -> set[tuple[int, int]]:
             taken.update((line, way) for way in ways[line] - {inside})
 
     for node in ast.walk(ast.parse(path.read_bytes())):
-        past = isinstance(node, ast.stmt) and bool(marks[node.lineno + offset])
+        past = isinstance(node, ast.stmt) and bool(marks[2 * node.lineno + 1])
         match node:
             case ast.If() | ast.While() | ast.For() | ast.AsyncFor():
                 start = node.iter if isinstance(node, ast.For | ast.AsyncFor) else node.test
@@ -194,7 +183,8 @@ def arcs(path: Path, marks: bytes) -> set[tuple[int, int]]:
                 for case in reversed(node.cases):
                     branch(case.pattern, case.body, past)
                     past = past or case.body[0].lineno in ran
-                    ran.update([case.pattern.lineno] if past else [])
+                    if past:
+                        ran.add(case.pattern.lineno)
             case ast.ExceptHandler() if node.body[0].lineno in ran:
                 ran.add(node.lineno)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() if node.lineno in ran:

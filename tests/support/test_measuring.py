@@ -24,7 +24,9 @@ class Shelf:
     """A class with a field without a value."""
 
     books: int
+    """A text that documents a field."""
     rows: int = 3
+    """Another."""
 
     @property
     def full(self) -> bool:
@@ -133,10 +135,10 @@ def test_lines_and_branches_are_those_that_coverage_finds(tmp_path: Path, calls:
     command = [sys.executable, "-m", "coverage", "run", "--branch", f"--data-file={tmp_path / 'traced'}"]
     subprocess.run([*command, path], check=True, cwd=tmp_path)
 
-    passed: dict[str, list[int]] = {}
-    measuring.Loader("program", str(path), passed).exec_module(ModuleType("program"))
+    module = ModuleType("program")
+    measuring.Loader("program", str(path)).exec_module(module)
     marked = coverage.CoverageData(tmp_path / "marked")
-    marked.add_arcs({name: measuring.arcs(path, bytes(marks)) for name, marks in passed.items()})
+    marked.add_arcs({str(path): measuring.arcs(path, bytes(vars(module)[measuring.MARKS]))})
     marked.write()
 
     assert missing(tmp_path / "marked") == missing(tmp_path / "traced")

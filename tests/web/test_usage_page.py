@@ -298,6 +298,16 @@ def test_nothing_is_wider_than_the_window(page: Page) -> None:
         assert page.value("document.documentElement.scrollWidth") <= width
 
 
+def test_no_table_scrolls_sideways_on_a_telephone(page: Page) -> None:
+    page.look(width=390)
+    wide = page.value(
+        "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth).length"
+    )
+
+    assert page.value("document.querySelectorAll('#usage-tools ~ .scroll td').length") > 0
+    assert wide == 0
+
+
 async def test_the_files_are_served_without_a_token_and_with_a_strict_policy(proxy: HttpProxy) -> None:
     async with httpx2.AsyncClient(base_url=proxy.base) as stranger:
         for name in ("usage", "usage.js", "usage_view.js", "usage.css", "api.js"):

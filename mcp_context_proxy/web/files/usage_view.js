@@ -259,13 +259,13 @@ function words(text) {
   return element("span", { class: "words" }, text);
 }
 
-/** A table that scrolls by itself where the window is too narrow, also by the keyboard. */
+/** A table that scrolls by itself, also by the keyboard. In a narrow window each cell has its heading before it. */
 function table(headings, rows) {
+  const named = headings.map((one) => one.textContent ?? one);
   const head = element("tr", {}, ...headings.map((one) => element("th", { scope: "col" }, one)));
-  const body = rows.map((cells) => element("tr", {}, ...cells.map((one) => element("td", {}, one))));
+  const body = rows.map((cells) => element("tr", {}, ...cells.map((one, at) => element("td", { "data-heading": named[at] }, one))));
   const whole = element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
-  const label = headings.map((one) => one.textContent ?? one).join(", ");
-  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, whole);
+  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": named.join(", ") }, whole);
 }
 
 function section(name, title, ...parts) {
