@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, EnumMeta, auto
 from functools import cache
+from itertools import islice
 from math import inf
 from pathlib import Path
 from types import NoneType, UnionType
@@ -214,7 +215,9 @@ def _kind_of(value: Any) -> str:
 def _read_table(table: type[Table], values: Mapping[str, Any], path: KeyPath, found: list[Mistake]) -> Any:
     before, forms, keys = len(found), _forms_of(table), table.keys()
     given = {key: read(forms[key], values[key], (*path, key), found) for key in keys if key in values}
-    found += [Mistake((*path, str(key)), unknown_key(str(key), keys)) for key in values if key not in keys]
+    for key in (key for key in values if key not in keys):
+        message = unknown_key(str(key), keys) if len(found) < EXPLAINED else "unknown key"
+        found.append(Mistake((*path, str(key)), message))
     required = table.__struct_fields__[: len(table.__struct_fields__) - len(table.__struct_defaults__)]
     found += [Mistake((*path, key), "is missing") for key in required if key not in values]
     if len(found) == before:
@@ -242,6 +245,10 @@ _MEANT: Final = 3
 """Keys with the same word that a message names at most."""
 
 
+EXPLAINED: Final = 100
+"""Mistakes after which the message of an unknown key no longer names similar ones, which takes time."""
+
+
 def unknown_key(key: str, allowed: Sequence[str]) -> str:
     """Return the message for a key that does not exist."""
     if near := meant_keys(key, allowed):
@@ -251,7 +258,7 @@ def unknown_key(key: str, allowed: Sequence[str]) -> str:
 
 def any_means(keys: Iterable[str], values: Mapping[str, Any], allowed: Sequence[str]) -> bool:
     """Return whether an unknown key among the values may stand for one of some keys."""
-    unknown = (str(key) for key in values if key not in allowed)
+    unknown = (str(key) for key in islice(values, EXPLAINED) if key not in allowed)
     return any(not {*keys}.isdisjoint(meant_keys(key, allowed)) for key in unknown)
 
 

@@ -270,12 +270,12 @@ def parse(file: Path, text: str) -> ConfigSource:
     Raises `ConfigError` if it is not valid.
     """
     suffix = file.suffix.lower()
-    if suffix in _YAML_SUFFIXES:
-        source = _parse_yaml(file, text)
-    elif suffix in _JSON_SUFFIXES or (suffix != ".toml" and text.lstrip().startswith("{")):
-        source = _parse_json(file, text)
-    else:
-        source = _parse_toml(file, text)
+    is_json = suffix in _JSON_SUFFIXES or (suffix != ".toml" and text.lstrip().startswith("{"))
+    parsed = _parse_yaml if suffix in _YAML_SUFFIXES else _parse_json if is_json else _parse_toml
+    try:
+        source = parsed(file, text)
+    except RecursionError:
+        raise _failure(file, None, "is nested too deeply") from None
     level: list[Any] = [source.tables]
     for _ in range(DEEPEST):
         level = [inner for one in level for inner in _within(one)]
@@ -341,11 +341,26 @@ def _text(file: Path) -> str:
         raise _failure(file, line, "is not UTF-8 text; save it with that encoding") from None
 
 
+_LONG_KEY: Final = pattern(
+    r"(?:^|[\[{,])[ \t]*+(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+)"
+    rf"{{{DEEPEST}}}",
+    re.MULTILINE,
+)
+"""A key with so many dots that its parts are too many levels; anywhere but in a text."""
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML text; raises `ValueError` if it is not valid, and `RecursionError`."""
+    # `tomllib` takes the square of the number of parts.
+    if found := _LONG_KEY.search(text):
+        line = text.count("\n", 0, found.end()) + 1
+        raise ValueError(f"A key has more than {DEEPEST} parts (at line {line}, column 1)")
+    return tomllib.loads(text)
+
+
 def _parse_toml(file: Path, text: str) -> ConfigSource:
     try:
-        tables = tomllib.loads(text)
-    except RecursionError:
-        raise _failure(file, None, "is nested too deeply") from None
+        tables = read_toml(text)
     except ValueError as error:
         raise _toml_failure(file, text, str(error)) from None
     of_host = _CODEX in tables and "servers" not in tables
@@ -470,8 +485,6 @@ def _parse_json(file: Path, text: str) -> ConfigSource:
 
     try:
         tables = json.loads(plain, object_pairs_hook=table)
-    except RecursionError:
-        raise _failure(file, None, "is nested too deeply") from None
     except json.JSONDecodeError as error:
         message = f"is not valid JSON: {error.msg} (column {error.colno})"
         raise _failure(file, error.lineno, message) from None

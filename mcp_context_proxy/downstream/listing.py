@@ -330,7 +330,7 @@ class Lists:
             except DownstreamError as error:
                 if not pages.entries or connected.loss.happened.is_set():
                     raise
-                kept = len(pages.entries) <= len(getattr(known, name))
+                kept = len(pages.entries) < len(getattr(known, name))
                 cuts = (self._partly(name, len(pages.entries), len(getattr(known, name)), error),)
             listing = replace(known, findings={**known.findings, name: cuts})
             if not kept:
@@ -353,7 +353,7 @@ class Lists:
     def _partly(self, name: str, fetched: int, known: int, cause: DownstreamError) -> str:
         """Note that a later page of a list failed; return the finding about it."""
         reason = one_line(stranger_text(str(cause), self._redact, LINE_CHARACTERS))
-        kept = f"the last known {known:,} stay" if fetched <= known else "the others are missing"
+        kept = f"the last known {known:,} stay" if fetched < known else "the others are missing"
         message = f"{LISTS[name].method}: no more than {fetched:,} entries can be fetched, {kept}: {reason}"
         if self.current.findings.get(name) != (message,):
             logger.warning("server %s: %s", self._server, message)

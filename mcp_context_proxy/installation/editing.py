@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from mcp_context_proxy.config.source import plain_json, read_yaml, without_comments
+from mcp_context_proxy.config.source import plain_json, read_toml, read_yaml, without_comments
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.system.later import yaml
 
@@ -122,7 +122,7 @@ def _parsed(form: Form, text: str) -> Any:
     text = text.removeprefix(_BOM)
     try:
         if form == "toml":
-            return tomllib.loads(text.replace("\r\n", "\n"))
+            return read_toml(text.replace("\r\n", "\n"))
         if form == "yaml":
             found = read_yaml(text)
             found = {} if found is None else found

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import unified_diff
 from pathlib import Path
@@ -26,7 +25,7 @@ from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import converted, dialect_of, from_host, is_ourselves, names_for
 from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
-from mcp_context_proxy.config.source import Mistake, dotted, expand, parse
+from mcp_context_proxy.config.source import Mistake, dotted, expand, parse, plain, read_toml
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HostPlace
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
@@ -394,8 +393,8 @@ def read_configuration(file: Path) -> Configuration:
     try:
         text = file.read_bytes().decode("utf-8") if file.exists() else None
         if text is not None:
-            tomllib.loads(text.removeprefix("\ufeff"))
+            read_toml(plain(text))
         return Configuration(file, text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise EditError(f"{file}: {reason}") from None

@@ -215,6 +215,10 @@ class GrantRefusedError(AuthorizationError):
     """Raised when the refresh token is no longer valid, so that only a new login helps."""
 
 
+_LOST: Final = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.ReadTimeout)
+"""Errors after which a refresh token may have been used up, and the new one never arrived."""
+
+
 async def refresh(config: ServerConfig, credentials: OAuthCredentials) -> OAuthCredentials:
     """Return credentials with new tokens for the refresh token.
 
@@ -228,7 +232,14 @@ async def refresh(config: ServerConfig, credentials: OAuthCredentials) -> OAuthC
     }
     if credentials.indicator is not None:
         data["resource"] = credentials.indicator
-    response = await _post_as_client(config, credentials, credentials.token_endpoint, data)
+    try:
+        response = await _post_as_client(config, credentials, credentials.token_endpoint, data)
+    except AuthorizationError as error:
+        if not isinstance(error.__context__, _LOST):
+            raise
+        advice = f"if this goes on, run: mcp-context-proxy login {credentials.server}"
+        cause = f"the answer of its authorization server was lost ({error.cause}); {advice}"
+        raise AuthorizationError(credentials.server, cause) from None
     if response.status_code in {400, 401} and _is_refusal(response.content):
         raise GrantRefusedError(credentials.server, reason(response))
     if not response.is_success:

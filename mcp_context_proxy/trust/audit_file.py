@@ -38,6 +38,9 @@ READ_BYTES: Final = 1024 * 1024
 LINE_BYTES: Final = 64 * 1024
 """Longest line that a reader takes; no proxy writes a tenth of it."""
 
+READ_OF_FILE: Final = 256 * 1024 * 1024
+"""Bytes at the end of a file that are read, where its largest size is less than half of that."""
+
 MERGED_BYTES: Final = 4_000_000
 """Largest size of the oldest file of the audit; up to twice of it is in memory while it is merged."""
 
@@ -180,7 +183,10 @@ class AuditFile:
         return key
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries of the files, oldest first; a line that is torn or no entry is skipped."""
+        """Yield the entries of the files, oldest first; a line that is torn or no entry is skipped.
+
+        Of a file that no proxy has let grow so, only the end is read.
+        """
         opened: list[IO[bytes]] = []
         file: IO[bytes]
         with contextlib.ExitStack() as stack:
@@ -198,6 +204,7 @@ class AuditFile:
                     seen.add(identity)
                 number += 1
             for file in reversed(opened):
+                file.seek(max(0, os.fstat(file.fileno()).st_size - max(READ_OF_FILE, 2 * self._max_bytes)))
                 while line := file.readline(LINE_BYTES):
                     if line.endswith(b"\n") and (entry := _entry(line)) is not None:
                         yield entry

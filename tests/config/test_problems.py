@@ -55,6 +55,14 @@ path = "nowhere"
     ]
 
 
+def test_of_very_many_unknown_keys_only_the_first_are_compared_with_those_there_are(problems) -> None:
+    found = problems("[http]\n" + "".join(f"portt{number} = 1\n" for number in range(1_000)))
+
+    assert [one.partition("; ")[2] for one in found[:2]] == ["did you mean port?"] * 2
+    assert len(found) == 1_000
+    assert found[-1] == "1001 http.portt999: unknown key"
+
+
 def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_text("[http]\nport = 70000\nhost = 1\n")
@@ -326,7 +334,19 @@ def test_a_valid_server_name_is_kept(load_text, name):
         pytest.param("[http]\n[expose]\n[http]\n", f"3 http: {TWICE}", id="table-twice"),
         pytest.param("a = {b = 1, b = 2}", f"1 a: {TWICE}", id="inline-twice"),
         pytest.param("a = " + "[" * 50_000, "None : is nested too deeply", id="deep"),
-        pytest.param("a" + ".a" * 1_000 + " = 1", "None : is nested too deeply", id="deep in dots"),
+        pytest.param(
+            "[http]\nport = 1\n[a" + '. "a.b" .b' * 50 + ".c]\n",
+            "3 : is not valid TOML: A key has more than 100 parts (column 1)",
+            id="deep in dots",
+        ),
+        pytest.param(
+            "a = {b = 1, " + "b." * 50_000 + "c = 1}",
+            "1 : is not valid TOML: A key has more than 100 parts (column 1)",
+            id="deep in dots of an inline table",
+        ),
+        pytest.param(
+            "a" + ".a" * 99 + " = 1", "None : is nested too deeply", id="as deep in dots as is parsed"
+        ),
         pytest.param(
             b"[http]\nhost = '\xff'\n", "2 : is not UTF-8 text; save it with that encoding", id="encoding"
         ),

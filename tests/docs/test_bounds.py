@@ -23,6 +23,7 @@ MODULES = [
         "downstream.listing",
         "downstream.stdio",
         "downstream.http_session",
+        "oauth.bearer",
         "results.result_store",
         "results.json_values",
         "server.forwarding",

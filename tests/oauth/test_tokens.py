@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import httpx2
 import pytest
+from msgspec.structs import replace
 from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
 
 from mcp_context_proxy.config import ServerConfig
@@ -239,6 +240,31 @@ async def test_a_temporarily_failing_refresh_keeps_the_login(protected: Protecte
     protected.issuer.expire_all()
     with pytest.raises(AuthorizationError) as failed:
         await fetched(config)
+
+    assert not isinstance(failed.value, LoginRequiredError)
+    kept = CredentialFile(config).read()
+    assert kept is not None
+    assert kept.refresh_token == credentials.refresh_token
+
+
+async def test_the_first_error_after_a_lost_answer_to_a_refresh_advises_a_login(protected: Protected) -> None:
+    async def hang_up(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+
+    config = server_config(protected)
+    credentials = await logged_in(config)
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    address = f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}/token"
+    CredentialFile(config).write(replace(credentials, token_endpoint=address))
+    protected.issuer.expire_all()
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, hang_up)
+        with pytest.raises(
+            AuthorizationError, match="if this goes on, run: mcp-context-proxy login locked"
+        ) as failed:
+            await fetched(config)
+        group.cancel_scope.cancel()
 
     assert not isinstance(failed.value, LoginRequiredError)
     kept = CredentialFile(config).read()

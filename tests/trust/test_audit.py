@@ -406,6 +406,16 @@ def test_entries_that_a_damaged_disk_has_changed_disturb_no_rotation(tmp_path: P
     assert sum(entry.get("tool") == "echo" for entry in file.entries()) > 200
 
 
+def test_of_a_file_that_something_else_has_made_huge_only_the_end_is_read(tmp_path: Path) -> None:
+    file = file_in(tmp_path)
+    file.append([b'{"time":1,"kind":"first"}'])
+    os.truncate(file.path, 3_000_000_000)
+    with file.path.open("ab") as opened:
+        opened.write(b'\n{"time":2,"kind":"last"}\n')
+
+    assert [entry["kind"] for entry in file.entries()] == ["last"]
+
+
 async def test_a_torn_last_line_is_skipped_and_the_next_entry_stands_on_its_own(tmp_path: Path) -> None:
     file = file_in(tmp_path)
     log = AuditLog(file)
