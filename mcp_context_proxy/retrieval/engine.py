@@ -43,7 +43,7 @@ from mcp_context_proxy.retrieval.query_scores import (
     younger,
 )
 from mcp_context_proxy.retrieval.scoring import Background, Calibration, count_selected, rivals_of
-from mcp_context_proxy.retrieval.text import name_key
+from mcp_context_proxy.retrieval.text import in_other_words, name_key
 from mcp_context_proxy.retrieval.vectors import query_vectors
 from mcp_context_proxy.system.later import np
 
@@ -66,6 +66,10 @@ SHARE_OF_SUSPECTS = 0.5
 
 NEARER_WITHOUT = 0.03
 """Cosine by which a request without its story must be nearer to a tool to be read without it."""
+
+WORTH_OTHER_WORDS = 0.08
+"""Evidence of a request that nothing fits from which on it is read with the catalog's names for its things.
+Who means other things by the same words ("tickets for the gig") has none to begin with."""
 
 INDEXES_KEPT = 2
 """The latest snapshot's, and that of requests still using the one before; they share what did not change."""
@@ -165,7 +169,7 @@ class Engine:
             others, note = self._query_vectors(read_core, index, history, ahead > 0)
             if others is None or vectors is None:
                 break
-            gain = _nearness(others[0], index, allowed) - _nearness(vectors[0], index, allowed)
+            gain = index.nearness(others[0], allowed) - index.nearness(vectors[0], allowed)
             if gain > NEARER_WITHOUT:
                 understood, words, vectors = read_core, of_core, others
         supports, novel = dict[int, Support](), dict[int, float]()
@@ -192,6 +196,12 @@ class Engine:
             novel=novel,
         )
         found = _rank(prepared, allowed, self._calibration, options)
+        is_worth = not found.fits and (found.evidence or 0.0) >= WORTH_OTHER_WORDS
+        if is_worth and (other := in_other_words(written, self._has(index, snapshot))) is not None:
+            again = self.search(other, snapshot, filters, options, on_progress, wait, history, ahead)
+            if again.fits:
+                again = replace(again, query=query, read_as=again.read_as or other)
+                return replace(again, seconds=time.perf_counter() - started)
         considered = int(allowed.sum())
         indexed = None
         if not begun.complete and not begun.note:
@@ -347,20 +357,21 @@ class Engine:
         # Most of what it takes to read a query is not needed before the first one.
         from mcp_context_proxy.retrieval.queries import read_query  # noqa: PLC0415
 
-        # A model of one's own may know other languages, the packaged one and mere words do not.
+        # A model of one's own may know other languages.
         translates = self._query_embedder is None or isinstance(self._calibration, Background)
-        if not snapshot.hidden:
-            understood = read_query(query, index.lexical.has, index.words, self.stands_for, translates)
-        else:
-            # No word is corrected to one that only hidden items have, and none left for one.
-            seen = index.allowed(Filters(without=snapshot.hidden))
-            has = partial(index.lexical.has_among, items=seen)
-            catalog = cache(partial(index.words_of, seen))
-            understood = read_query(query, has, catalog, self.stands_for, translates)
+        has, catalog = self._has(index, snapshot), index.words
+        if snapshot.hidden:  # no word is corrected to one that only hidden items have, and none left for one
+            catalog = cache(partial(index.words_of, index.allowed(Filters(without=snapshot.hidden))))
+        understood = read_query(query, has, catalog, self.stands_for, translates)
         read = _Understood(index, question, understood, QueryWords.of(understood, index))
         # Assigned at once: another thread may read meanwhile, and at worst one of two readings is lost.
         self._latest = (read, *self._latest[: QUERIES_KEPT - 1])
         return read.query, read.words
+
+    def _has(self, index: Index, snapshot: Snapshot) -> Callable[[str], bool]:
+        """Return what tells whether items of a snapshot, but no hidden ones, have an index term."""
+        seen = index.allowed(Filters(without=snapshot.hidden)) if snapshot.hidden else None
+        return index.lexical.has if seen is None else partial(index.lexical.has_among, items=seen)
 
     def _with_likely(
         self,
@@ -403,15 +414,6 @@ class Engine:
                 with self._changing:
                     self._indexes = tuple(lexical if known is index else known for known in self._indexes)
             return None, lexical.note
-
-
-def _nearness(vector: NDArray[np.float32], index: Index, allowed: NDArray[np.bool_]) -> float:
-    """Return the highest cosine of a text with any item that may be found."""
-    dense = index.dense
-    if dense is None or not allowed.any():
-        return 0.0
-    words = np.where(allowed, np.float32(0), np.float32(-np.inf))
-    return float(dense.of(dense.candidates(vector[None], words, ())).cosines(vector[None]).max(initial=0))
 
 
 def _by_item(index: Index, values: Callable[[], Mapping[ToolKey, T]]) -> dict[int, T]:

@@ -390,6 +390,14 @@ class Index(Struct, frozen=True, eq=False):
     def has_label(self, label: str) -> bool:
         return any(hash(label) in group.whole.known_labels for group in self.readings)
 
+    def nearness(self, vector: NDArray[np.float32], allowed: NDArray[np.bool_]) -> float:
+        """Return the highest cosine of a text with any item that may be found."""
+        if self.dense is None or not allowed.any():
+            return 0.0
+        words, text = np.where(allowed, np.float32(0), np.float32(-np.inf)), vector[None]
+        near = self.dense.of(self.dense.candidates(text, words, ()))
+        return float(near.cosines(text).max(initial=0))
+
     def allowed(self, filters: Filters) -> NDArray[np.bool_]:
         """Return a mask of the items that meet the filters, as `Filters.allow` would for each of them."""
         met = np.ones(len(self.items), bool)

@@ -10,7 +10,7 @@ import sys
 import unicodedata
 import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain, pairwise
 from math import inf
@@ -354,6 +354,21 @@ def synonyms(terms: Collection[str]) -> dict[str, str]:
     return {term: word for term, word in found.items() if term not in terms}
 
 
+def in_other_words(query: str, has_term: Callable[[str], bool]) -> str | None:
+    """Return a query with the names that a catalog has for its things; None where that changes nothing."""
+
+    def named(match: re.Match[str]) -> str:
+        thing = match.group().lower()
+        names = () if has_term(stem(thing)) else _NAMES_OF_THINGS.get(stem(thing), ())
+        name = next((name for name in names if has_term(stem(name))), None)
+        if name is None:
+            return match.group()
+        return name if not thing.endswith("s") else f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
+
+    said = _LETTERS.sub(named, query)
+    return None if said == query else said
+
+
 def stem(word: str) -> str:
     """Remove the commonest endings of an English word, so that ``created`` meets ``creating``.
 
@@ -396,6 +411,18 @@ def _synonyms_by_term() -> dict[str, dict[str, str]]:
 
 
 _SYNONYMS_BY_TERM = _synonyms_by_term()
+
+
+def _names_of_things() -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for name, others in (line.split(" = ") for line in TABLES["things"]):
+        for other in others.split("; "):
+            names.setdefault(stem(other), []).append(name)
+    return names
+
+
+_NAMES_OF_THINGS = _names_of_things()
+"""Stems of words for things, each with the words that catalogs have for them."""
 
 
 def _runs(text: str) -> list[str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.general_requests import GENERAL_REQUESTS
+from support.servers import real_lists
 
 from mcp_context_proxy.embedding.embeddings import load_model
 from mcp_context_proxy.examples.functions import server
 from mcp_context_proxy.retrieval import FITTING
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.index import Filters
+from mcp_context_proxy.retrieval.index import Filters, item_key
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     AGAINST_ALONE,
@@ -268,6 +270,46 @@ def test_a_search_of_the_web_is_shown_where_all_others_are_far_from_a_question(
     ranking = engine.search(query, catalog, options=FITTING)
 
     assert [one.item.name for one in ranking.results] == shown
+
+
+@pytest.fixture(scope="module")
+def tracker(tool, snapshot):
+    """A real tracker of issues, whose tools call nothing a ticket."""
+    return snapshot(
+        *(
+            tool(one["name"], one["description"], schema=one["inputSchema"], server="linear")
+            for one in real_lists()["linear"]
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "read_as"),
+    [
+        ("list the tickets due this week", "list the issues due this week"),
+        ("which tickets are blocked", "which issues are blocked"),
+    ],
+)
+def test_a_request_that_nothing_fits_is_read_with_the_names_of_the_catalog(engine, tracker, query, read_as):
+    ranking = engine.search(query, tracker, options=FITTING)
+
+    assert ranking.fits
+    assert (ranking.query, ranking.read_as) == (query, read_as)
+    assert "linear_getIssues" in [one.item.name for one in ranking.results]
+
+
+@pytest.mark.parametrize("query", ["get me tickets for the Metallica gig", "buy plane tickets to Rome"])
+def test_a_request_for_other_things_of_that_name_still_fits_nothing(engine, tracker, query):
+    assert not engine.search(query, tracker, options=FITTING).fits
+
+
+def test_names_of_hidden_tools_are_not_read(engine, tracker):
+    issues = frozenset(item_key(one) for one in tracker.sources[0].items if b"ssue" in one.definition)
+    query = "list the tickets due this week"
+
+    ranking = engine.search(query, replace(tracker, hidden=issues), options=FITTING)
+
+    assert (ranking.fits, ranking.read_as) == (False, None)
 
 
 @pytest.fixture(scope="module")
