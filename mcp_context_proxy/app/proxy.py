@@ -96,6 +96,8 @@ class CatalogRefresh:
         self._catalog, self._fleet, self._library, self._stale = catalog, fleet, library, stale
         self._folders_changed = anyio.Event()
         self._documents_read = anyio.Event()
+        self._has_documents = False
+        """Whether they are in the catalog."""
         self._first_list_seconds = first_list_seconds
         self._listed_documents: float | None = None
         """Time until which lists wait for the documents; None before the first list."""
@@ -130,8 +132,10 @@ class CatalogRefresh:
                 await self._stale.wait()
                 self._stale.clear()
                 self._running, self._next = self._next, anyio.Event()
+                has_documents = self._documents_read.is_set()
                 # A list of the largest size takes seconds: a stop does not wait for its end.
                 await in_thread(self._catalog.refresh, check_cancelled)
+                self._has_documents = has_documents
                 self.on_refreshed(self._catalog.snapshot)
                 for changed in self._catalog.changed:
                     changed()
@@ -179,7 +183,7 @@ class CatalogRefresh:
         ``always`` tools are waited for: the tools of the others are found by search alone. Lists of other
         things, without `hides_tools`, wait for the documents as well.
         """
-        if hides_tools is None and not self._documents_read.is_set():
+        if hides_tools is None and not self._has_documents:
             if self._listed_documents is None:
                 self._listed_documents = anyio.current_time() + self._first_list_seconds
             with anyio.move_on_at(self._listed_documents):

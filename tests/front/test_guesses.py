@@ -64,7 +64,9 @@ async def test_after_too_many_wrong_tokens_an_address_is_refused_with_429_and_re
     front, began = Front(), time.monotonic()
     statuses = await front.guess(300)
     again = (time.monotonic() - began) * guesses.WRONG_PER_SECOND
-    refused = await front.ask("wrong")
+    with anyio.fail_after(30):
+        while (refused := await front.ask("wrong")).status_code == 401:
+            pass  # one that is looked at again after a while
 
     assert guesses.WRONG_AT_ONCE <= statuses.count(401) <= guesses.WRONG_AT_ONCE + again
     assert statuses.count(429) == 300 - statuses.count(401)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +19,9 @@ from mcp_context_proxy.app.proxy import CatalogRefresh
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
+from mcp_context_proxy.config.settings import DocumentsConfig
 from mcp_context_proxy.downstream.listing import LISTS, LONG_LIST, ServerListing
+from mcp_context_proxy.items import Kind
 from mcp_context_proxy.system.threads import in_thread
 
 pytestmark = pytest.mark.anyio
@@ -87,6 +90,44 @@ async def test_a_stop_does_not_wait_for_a_large_list(name: str) -> None:
     slow.asked.set()
     catalog.refresh()
     assert catalog.snapshot is not before
+
+
+async def test_a_first_list_waits_for_documents_that_are_read_but_not_in_the_catalog_yet(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "style.md").write_text("# Style\n\nShort names.\n", encoding="utf-8")
+    slow = Slow(ENTRIES["resources"], 3)
+    client: Any = SimpleNamespace(
+        name="large",
+        config=ServerConfig(name="large", command="x"),
+        listing=ServerListing(resources=slow),
+        introduction=SimpleNamespace(instructions=""),
+    )
+    library = DocumentLibrary([DocumentsConfig(kind=Kind.RULE, path=tmp_path)], Limits())
+    catalog = Catalog(
+        ExposeConfig(), Limits(), lambda: [client], library, configured=lambda: frozenset({"large"})
+    )
+    fleet: Any = SimpleNamespace(clients={})
+    refresh = CatalogRefresh(catalog, fleet, library, asyncio.Event(), first_list_seconds=PATIENCE)
+    listed = anyio.Event()
+
+    async def first_list() -> None:
+        await refresh.wait_for_first_lists()
+        listed.set()
+
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as group:
+            group.start_soon(refresh.run)
+            assert await in_thread(slow.reached.wait, PATIENCE)
+            group.start_soon(first_list)
+            await anyio.wait_all_tasks_blocked()
+            had_to_wait = not listed.is_set()
+            slow.asked.set()
+            await listed.wait()
+            group.cancel_scope.cancel()
+
+    assert had_to_wait
+    assert len(catalog.snapshot.documents) == 1
 
 
 async def test_a_snapshot_is_published_while_the_long_list_of_another_server_is_read_ahead() -> None:
