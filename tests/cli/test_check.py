@@ -241,7 +241,7 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     usage = r"printf 'Usage: tool [options]\n  --verbose  \033[31mloud\033[0m\nunknown option'; exit 2"
     workshop.server("usage").settings = {"command": "sh", "args": ["-c", usage]}
     complains = {"command": "sh", "args": ["-c", "while read line; do echo 'no licence key'; done"]}
-    workshop.server("complains").settings = {**complains, "connect_timeout": 0.5}
+    workshop.server("complains").settings = {**complains, "connect_timeout": 2}
     workshop.server("echo").settings = {"command": "cat"}
     done = run("check", "--config", workshop.config(), SECRET_OF_SHELL="hidden-value")
 
@@ -256,7 +256,7 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     assert "refuses: it answered with error -32000: no -> if it is no MCP server, correct the command" in told
     assert "usage: it exited (code 2) | stdout: Usage: tool [options] | stdout: --verbose loud" in told
     assert "| stdout: unknown option -> its output on stdout is no MCP message" in told
-    assert "complains: it was not ready within 0.5 s | stdout: no licence key ->" in told
+    assert "complains: it was not ready within 2 s | stdout: no licence key ->" in told
     assert (
         "echo: it answered with what it was sent, so it is no MCP server -> "
         "if it is no MCP server, correct the command" in told
@@ -370,20 +370,20 @@ def test_a_traceback_whose_remedy_is_known_is_shown_by_its_error_alone(run: Run,
 
 def test_a_program_that_serves_http_instead_of_stdio_is_told_so(run: Run, workshop: Workshop) -> None:
     says = "echo 'MCP server listening on http://localhost:3001/mcp' >&2; exec sleep 60"
-    workshop.server("web").settings = {"command": "sh", "args": ["-c", says], "connect_timeout": 0.5}
+    workshop.server("web").settings = {"command": "sh", "args": ["-c", says], "connect_timeout": 2}
     login = "echo 'OAuth callback server running at http://127.0.0.1:3334' >&2; exec sleep 60"
-    workshop.server("login").settings = {"command": "sh", "args": ["-c", login], "connect_timeout": 0.5}
+    workshop.server("login").settings = {"command": "sh", "args": ["-c", login], "connect_timeout": 2}
     pages = "echo 'Dashboard running at http://127.0.0.1:24282/dashboard' >&2; exec sleep 60"
-    workshop.server("pages").settings = {"command": "sh", "args": ["-c", pages], "connect_timeout": 0.5}
+    workshop.server("pages").settings = {"command": "sh", "args": ["-c", pages], "connect_timeout": 2}
     told = flat(run("check", "--config", workshop.config()).stdout)
 
     assert (
-        "web: it serves HTTP at http://localhost:3001/mcp, and has not answered over stdio within 0.5 s"
+        "web: it serves HTTP at http://localhost:3001/mcp, and has not answered over stdio within 2 s"
         in told
     )
     assert "-> give it the option that makes it speak over stdio" in told
-    assert "login: it was not ready within 0.5 s" in told
-    assert "pages: it was not ready within 0.5 s" in told
+    assert "login: it was not ready within 2 s" in told
+    assert "pages: it was not ready within 2 s" in told
 
 
 def test_definitions_that_are_withheld_for_one_reason_share_a_line(run: Run, workshop: Workshop) -> None:

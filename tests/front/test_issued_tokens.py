@@ -280,10 +280,10 @@ async def test_discovery_leads_to_no_address_nearer_or_unencrypted(issuer: Issue
 
 async def test_a_slow_issuer_delays_those_alone_who_have_a_new_key(issuer: Issuer) -> None:
     clock = Clock()
-    tokens = tokens_of(issuer, clock, seconds=0.2)
+    tokens = tokens_of(issuer, clock, seconds=1.0)
     known = issuer.token("anna")
     await tokens.verify(known)
-    issuer.delay = 1.0
+    issuer.delay = 2.0
     clock.now += REFETCH_SECONDS + 1
     async with anyio.create_task_group() as group:
 
