@@ -469,7 +469,7 @@ _VERSIONED = spoken(
 _SERVICES: Final = listed("services")
 _NAMED: Final = spoken(
     r"\b(?:to|in|into|on|onto|from|via|with|using|at|through|of|my|our|his|her|their|the|an?) "
-    r"(?=(?P<name>\w+)(?:['’]s (?P<of_it>\w+))?)"
+    r"(?=(?P<name>\w+)(?!\w*/)(?:['’]s (?P<of_it>\w+))?)"
 )
 _BROWSES: Final = frozenset(
     ["go", "open", "visit", "navigat", "brows", "head", "search", "find", "googl", "look"]
@@ -478,7 +478,7 @@ _BROWSES: Final = frozenset(
 
 
 def service_of(request: str) -> str | None:
-    """Return the service that a request is for by name: "upload it to S3"."""
+    """Return the service that a request is for by name: "upload it to S3", but not that of "vercel/ai"."""
     named = (
         name.lower()
         for match in _NAMED.finditer(request, 0, FIRST_OF_REQUEST)

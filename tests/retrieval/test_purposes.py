@@ -124,6 +124,7 @@ def test_who_changed_something_is_in_its_history() -> None:
         ("open youtube in the browser", None),
         ("search the web for the founders of airbnb", None),
         ("rename the file s3_notes.txt", None),
+        ("get the wiki of vercel/ai", None),
     ],
 )
 def test_a_request_may_be_for_a_service_by_name(request_: str, service: str | None) -> None:
