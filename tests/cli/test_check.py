@@ -378,8 +378,7 @@ def test_a_program_that_serves_http_instead_of_stdio_is_told_so(run: Run, worksh
     told = flat(run("check", "--config", workshop.config()).stdout)
 
     assert (
-        "web: it serves HTTP at http://localhost:3001/mcp, and has not answered over stdio within 2 s"
-        in told
+        "web: it serves HTTP at http://localhost:3001/mcp, and has not answered over stdio within 2 s" in told
     )
     assert "-> give it the option that makes it speak over stdio" in told
     assert "login: it was not ready within 2 s" in told
