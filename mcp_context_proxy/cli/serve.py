@@ -6,14 +6,17 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import click
 from msgspec.structs import replace
 
 from mcp_context_proxy.cli import WholeNumber, config_option, load_config, named_path
-from mcp_context_proxy.cli.running import AnswerSource, RunningProxy
 from mcp_context_proxy.serving import begin_if_new, serve, telling_the_host
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.cli.running import RunningProxy
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that one can listen on but not connect to, and the one of this machine to connect to instead."""
@@ -132,6 +135,8 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
     other = None if base is None else _other_user_at(int(base.rpartition(":")[2]))
     token = None
     if port is None and (base is None or other is not None):
+        from mcp_context_proxy.cli.running import AnswerSource
+
         proxy = AnswerSource(ctx, config_path, fresh=False).running
         if proxy is not None:
             (base, token), other = _opened(proxy), None
