@@ -3,7 +3,8 @@
 import os
 import signal
 import sys
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import anyio
@@ -56,13 +57,20 @@ async def is_closed(base: str) -> bool:
     return False
 
 
-async def test_ui_opens_a_page_beside_hosts_that_asks_for_a_token_of_its_own(
-    machine: Machine, server: Server
-) -> None:
+@asynccontextmanager
+async def page_beside_a_host(machine: Machine) -> AsyncIterator[tuple[str, str]]:
+    """Have `ui` open the page of a proxy that serves a host; yield its address and its token."""
     machine.write(http=NOBODY_THERE)
     async with machine.host() as host:
         await host.until_listed("work__echo")
         base, token, _ = await ui(machine)
+        yield base, token
+
+
+async def test_ui_opens_a_page_beside_hosts_that_asks_for_a_token_of_its_own(
+    machine: Machine, server: Server
+) -> None:
+    async with page_beside_a_host(machine) as (base, token):
         again, same, _ = await ui(machine)
         async with httpx2.AsyncClient(base_url=base, timeout=PATIENCE) as client:
             page = await client.get("/ui")
@@ -89,16 +97,13 @@ async def test_ui_opens_a_page_beside_hosts_that_asks_for_a_token_of_its_own(
 async def test_the_page_that_ui_opens_is_guarded_as_every_other(
     machine: Machine, server: Server, headers: dict[str, str], expected: int
 ) -> None:
-    machine.write(http=NOBODY_THERE)
-    async with machine.host() as host:
-        await host.until_listed("work__echo")
-        base, token, _ = await ui(machine)
-        async with httpx2.AsyncClient(
-            base_url=base, timeout=PATIENCE, headers={**bearer(token), **headers}
-        ) as client:
-            read = await client.get("/api/v1/status")
-            changed = await client.post("/api/v1/stop")
-            another = await client.post("/api/v1/page")
+    async with (
+        page_beside_a_host(machine) as (base, token),
+        httpx2.AsyncClient(base_url=base, timeout=PATIENCE, headers={**bearer(token), **headers}) as client,
+    ):
+        read = await client.get("/api/v1/status")
+        changed = await client.post("/api/v1/stop")
+        another = await client.post("/api/v1/page")
 
     assert {read.status_code, changed.status_code, another.status_code} == {expected}
 
@@ -106,10 +111,7 @@ async def test_the_page_that_ui_opens_is_guarded_as_every_other(
 async def test_the_port_of_the_page_is_asked_for_over_the_socket_alone(
     machine: Machine, server: Server
 ) -> None:
-    machine.write(http=NOBODY_THERE)
-    async with machine.host() as host:
-        await host.until_listed("work__echo")
-        base, token, _ = await ui(machine)
+    async with page_beside_a_host(machine) as (base, token):
         async with httpx2.AsyncClient(base_url=base, headers=bearer(token), timeout=PATIENCE) as client:
             assert (await client.post("/api/v1/page")).status_code == 404
         kept = [*machine.folder.rglob("*.log*"), *machine.workshop.folder.rglob("*.jsonl")]
