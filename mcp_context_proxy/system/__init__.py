@@ -1,7 +1,8 @@
 """The process, the machine and its user: threads, signals, memory, descriptors, clocks.
 
 Here is the user's own: the place of the configuration, its first text, and the variables that servers
-inherit; locks of files; and a bound on what is remembered. Standard library only: the bridge reads it, too.
+inherit; locks of files; and bounds, on what is remembered and on how often something may happen. Standard
+library only: the bridge reads it, too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import lru_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
     from typing import IO, Final, TypeVar
 
@@ -229,3 +230,29 @@ def keep_latest(kept: dict[K, V], key: K, value: V, most: int) -> V:
     if len(kept) > most:
         del kept[next(iter(kept))]
     return value
+
+
+class Bucket:
+    """A token bucket: lets `burst` events pass at once and `rate` a second after that."""
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._left, self._at = float(burst), clock()
+        self.refused = 0
+
+    def take(self, cost: float = 1.0) -> bool:
+        """Return whether one more event may pass now; it counts as `cost` events, at most as all at once."""
+        cost = min(cost, self._burst)
+        if self.is_empty or self._left < cost:
+            self.refused += 1
+            return False
+        self._left -= cost
+        return True
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no event may pass now."""
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        return self._left < 1

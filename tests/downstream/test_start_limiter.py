@@ -9,7 +9,7 @@ from support.ledger import until
 from support.proxies import inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.downstream.lifecycle import StartLimiter
+from mcp_context_proxy.downstream.fleet import StartLimiter
 
 pytestmark = pytest.mark.anyio
 
