@@ -23,7 +23,7 @@ from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.trust.audit import KINDS, audit_file, selecting, summary
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.store import Store
+    from mcp_context_proxy.store.opening import Store
     from mcp_context_proxy.trust.audit_file import AuditFile
     from mcp_context_proxy.trust.decisions import Change
 

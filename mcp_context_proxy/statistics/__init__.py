@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeAlias
 from msgspec import Struct
 
 from mcp_context_proxy.items import ToolKey
-from mcp_context_proxy.store import (
+from mcp_context_proxy.store.statistics import (
     DAY,
     HOUR,
     Counts,

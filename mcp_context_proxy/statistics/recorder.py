@@ -26,17 +26,16 @@ from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Document, Item, Snapshot, Snapshots, ToolKey
 from mcp_context_proxy.statistics import Batch, EndedCall, ToolFigures
-from mcp_context_proxy.store import (
+from mcp_context_proxy.store.statistics import (
     DAY,
     DOCUMENTS,
     DefinitionRow,
     DocumentUsage,
     SearchRow,
     StatisticsStore,
-    ToolSession,
-    ToolSessionStore,
     ToolUsage,
 )
+from mcp_context_proxy.store.tables import ToolSession, ToolSessionStore
 from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import LAST_SECONDS, BatchWriter, in_thread
