@@ -30,9 +30,9 @@ from mcp_context_proxy.config import StoreConfig
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.database import StoreUnavailableError
 from mcp_context_proxy.store.learned import Interaction, InteractionScope, Pair, UseRow
-from mcp_context_proxy.store.opening import UPKEEP_SECONDS, Store, Upkeep, open_store
+from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.store.statistics import DAY, SearchUsage, ToolUsage, UsageSlot
-from mcp_context_proxy.store.tables import RequestRow
+from mcp_context_proxy.store.tables import UPKEEP_SECONDS, RequestRow, Upkeep
 
 psycopg = pytest.importorskip("psycopg")
 from mcp_context_proxy.store.migrations import POSTGRES_VERSION  # noqa: E402 - an extra
