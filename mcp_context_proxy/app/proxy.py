@@ -34,7 +34,7 @@ from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.learning import WorkingSet
-from mcp_context_proxy.results import LargeResults
+from mcp_context_proxy.results.shortening import LargeResults
 from mcp_context_proxy.server import ConnectedHost, meta_definitions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
@@ -44,8 +44,8 @@ from mcp_context_proxy.server.rendering import PastRequests
 from mcp_context_proxy.server.search_answers import instructions_by_server
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import SharedCredentials
+from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import Repeating, in_thread
 from mcp_context_proxy.trust import ACTING, reaches

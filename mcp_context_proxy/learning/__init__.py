@@ -26,8 +26,10 @@ from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import IncludeMode, Tool, ToolKey, Vector
 from mcp_context_proxy.statistics.recorder import WINDOW_DAYS
-from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Pair, PairId, Store, ToolSessions
-from mcp_context_proxy.store.tables import decoded_vector, encoded_vector
+from mcp_context_proxy.store.learned import DECAY_PER_DAY, Pair, PairId
+from mcp_context_proxy.store.opening import Store
+from mcp_context_proxy.store.statistics import DAY
+from mcp_context_proxy.store.tables import ToolSessions, decoded_vector, encoded_vector
 from mcp_context_proxy.system.later import np, pattern
 from mcp_context_proxy.system.process import date_of
 

@@ -42,17 +42,9 @@ from mcp_context_proxy.learning import (
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.retrieval import Support
 from mcp_context_proxy.retrieval.vectors import dots
-from mcp_context_proxy.store import (
-    DAY,
-    PAIRS,
-    LearnedStore,
-    Pair,
-    PairChanges,
-    PairId,
-    StatisticsStore,
-    Taught,
-    UseRow,
-)
+from mcp_context_proxy.store.learned import LearnedStore, Pair, PairChanges, PairId, Taught, UseRow
+from mcp_context_proxy.store.migrations import PAIRS
+from mcp_context_proxy.store.statistics import DAY, StatisticsStore
 from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import time_of_day

@@ -26,7 +26,8 @@ from mcp_context_proxy.config.tables import keys_of
 from mcp_context_proxy.errors import ContextProxyError, StoreError
 from mcp_context_proxy.store.database import Tables
 from mcp_context_proxy.store.migrations import CREDENTIALS
-from mcp_context_proxy.store.opening import LeaseStore, Store
+from mcp_context_proxy.store.opening import Store
+from mcp_context_proxy.store.tables import LeaseStore
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class CredentialStore(Tables):
 
     def revision(self) -> int:
         """Return a number that grows whenever a credential is changed."""
-        return self._database.number("SELECT revision FROM areas WHERE area = ?", (CREDENTIALS,))
+        return self._database.revision(CREDENTIALS)
 
     def all(self) -> list[SealedRow]:
         """Return all rows, by kind and name."""

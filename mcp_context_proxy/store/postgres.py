@@ -30,7 +30,7 @@ from mcp_context_proxy.store.migrations import (
     TABLES,
     postgres_migration,
 )
-from mcp_context_proxy.store.opening import LeaseStore, Upkeep
+from mcp_context_proxy.store.tables import LeaseStore, Upkeep
 
 BREAK_SECONDS: Final = 1.0
 """Time after a failure in which nothing is tried. Then one operation is, and the others wait for it."""
@@ -56,6 +56,9 @@ _AWAY: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 class PostgresTransaction(Transaction):
     """A write transaction on a connection that has begun one."""
 
+    holding = " FOR SHARE"
+    """Another process that changes the row, such as one that takes a job over, waits for this transaction."""
+
     def __init__(self, connection: psycopg.Connection[Any], schema: str, upkeep: Upkeep) -> None:
         self._connection, self._schema, self._upkeep = connection, schema, upkeep
 
@@ -69,13 +72,6 @@ class PostgresTransaction(Transaction):
             self._connection.execute(translated(statement, self._schema), written[0])
         elif written:
             self._connection.cursor().executemany(translated(statement, self._schema), written)
-
-    def holds(self, job: str, token: int) -> bool:
-        """Return whether a lease is the latest of its job; it stays so until the end of the transaction."""
-        # Another process that takes the job over waits for this transaction.
-        query = "SELECT token FROM leases WHERE job = ? FOR SHARE"
-        held = self.execute(query, (job,)).fetchone()
-        return held is not None and held[0] == token
 
     def does_upkeep(self) -> bool:
         return self._upkeep.is_still_ours(self)
