@@ -312,9 +312,7 @@ class _Imports:
         self._reader, self._covered, self._top = reader, covered, file.path
         self._seen = {os.path.abspath(file.path)}  # noqa: PTH100 - `..` is taken out, no link is followed
         self.findings: list[Finding] = []
-        self.lines = 0
-        """Lines that import."""
-        self.file, self.text = file, ""
+        self.file, self.text, self.lines = file, "", 0
         try:
             self.text = self._expanded(_decoded(file.data), file.path, 0)
         except UnicodeDecodeError:
@@ -446,6 +444,8 @@ class DocumentLibrary:
         self._reloading = threading.Lock()
         self.loaded = Loaded((), ())
         """The documents, findings and folders of the last reload."""
+        self.unread = bool(folders)
+        """True until the folders were read once."""
         self.sources = tuple(Source(key, ()) for key in _KEYS.values())
         """One source for the rules, one for the references; the same objects until their documents change."""
 
@@ -471,7 +471,7 @@ class DocumentLibrary:
                     source if items == source.items else Source(source.key, items)
                     for source, items in zip(self.sources, by_kind, strict=True)
                 )
-            self.loaded = loaded
+            self.loaded, self.unread = loaded, False
             return changes
 
 
