@@ -21,7 +21,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import aclosing
 from functools import partial
 from itertools import takewhile
@@ -33,6 +33,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import UnfitError
+from mcp_context_proxy.catalog.document_reading import SECTIONS_LIMIT, divide, with_code_marked
 from mcp_context_proxy.catalog.files import SUFFIXES, Allowance, Finding, FolderReader, MarkdownFile, is_utf8
 from mcp_context_proxy.catalog.front_matter import (
     DESCRIPTION_LIMIT,
@@ -49,7 +50,15 @@ from mcp_context_proxy.catalog.front_matter import (
 from mcp_context_proxy.catalog.skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.config.reload import STEP_MS
-from mcp_context_proxy.items import SEARCHED_CHARACTERS, Document, IncludeMode, Kind, SkillFolder, Source
+from mcp_context_proxy.items import (
+    SEARCHED_CHARACTERS,
+    Document,
+    IncludeMode,
+    Kind,
+    SkillFolder,
+    Source,
+    uri_of,
+)
 from mcp_context_proxy.protocol.strangers import clean, normalized, one_line
 from mcp_context_proxy.system.later import pattern, watchfiles
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
@@ -63,22 +72,18 @@ PRIORITY: Final = 500
 HIDDEN_TOLERATED: Final = 10
 """Unseen characters that are removed without a finding: text from the web has a few; more are put there."""
 
-HEADING_LIMIT: Final = 4 * NAME_LIMIT
-"""Characters of a heading that are read: each heading below a long one would repeat it in its name."""
-
-SECTIONS_LIMIT: Final = 200
-"""Sections of one file: ten times a long one; each is a document of its own."""
-
 OVERVIEW_LIMIT: Final = 200
 """Characters of a derived description: one line in a list."""
 
 _LOOKED_AT: Final = 4096
 """Characters of the text in which the first words must be; also bounds the search for comments."""
 
-_FENCE: Final = pattern(r"[ \t]*(`{3,}|~{3,})(.*)", re.DOTALL)
-"""A fence of code at any depth: the blocks of a list are indented with it."""
-_IMPORT: Final = pattern(r"^@[\w./~-]+[ \t]*$", re.MULTILINE)
+_IMPORT: Final = pattern(r"@([\w./~-]+)[ \t]*")
 """A line that has an agent read another file in its place."""
+
+IMPORTS_DEPTH: Final = 5
+"""Files through which an import leads to further ones, as in Claude Code."""
+
 _COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # to the end where it is not closed
 _LINK: Final = pattern(r"!?\[([^\[\]\n]{0,300})\]\([^()\n]{0,500}\)")
 _DECORATION: Final = pattern(
@@ -87,15 +92,13 @@ _DECORATION: Final = pattern(
 """Markup, a row of a table, badges, pictures and links: none of it says what a text is about."""
 _UNDERLINE: Final = pattern(r" {0,3}(?:={3,}|-{3,})[ \t]*")
 _HEADING: Final = pattern(r" {0,3}#{1,6}[ \t]+(.*)")
-_SECTION_HEADING: Final = pattern(r" {0,3}(#{1,2})[ \t]+(.*)")
-"""The end of a heading is stripped without an expression, which would try it anew at each character."""
 _MARKER: Final = pattern(r"^[ \t]*(?:[>*+-]|[0-9]{1,9}[.)])[ \t]+")
 _LETTER: Final = pattern(r"[^\W_]")
 _WORD: Final = pattern(r"[^\W_]+")
 _SENTENCE_END: Final = pattern(r"(?<=[.!?…؟।])\s|(?<=[。！？])")
 
-Parsed: TypeAlias = tuple[list[Document], list[Finding]]
-"""The documents of a file, and findings about it."""
+Parsed: TypeAlias = tuple[list[Document], list[Finding], SkillPlace | None]
+"""The documents of a file, findings about it, and the skill that hosts get whole."""
 
 
 class Loaded(Struct, frozen=True):
@@ -129,20 +132,21 @@ def load_documents(
     read_folders: list[Path] = []
     skills: list[SkillPlace] = []
     entries = Counter(path.name for path in {folder.path for folder in folders})
+    covered = {folder.path.absolute() for folder in folders}
     for folder, label in zip(folders, _labels([folder.path for folder in folders]), strict=True):
         reader = FolderReader(folder.path, allowance)
         for file in reader.files():
+            if format_of(file.relative) is Format.AGENTS:
+                imports = _Imports(file, reader, covered)
+                findings.extend(imports.findings)
+                if imports.lines and not imports.text.strip():
+                    continue
+                file = imports.file  # noqa: PLW2901
             place = repr((folder.kind, folder.include, folder.path, file.path, folder.roots)).encode()
             key = hashlib.sha256(place + file.data).digest()
-            documents, own_findings = parsed[key] = known.get(key) or _parse(file, folder)
+            documents, own_findings, skill = parsed[key] = known.get(key) or _parse(file, folder)
             findings.extend(own_findings)
-            if documents and format_of(file.relative) is Format.SKILL:
-                try:
-                    skills.append(place_of(folder.path, file))
-                except UnfitError as error:
-                    # Where the front matter has another finding, that one is to be mended first.
-                    reason = f"hosts get it as a reference and not as a skill: {error}"
-                    findings.extend([] if own_findings else [Finding(file.path, None, reason)])
+            skills.extend([] if skill is None else [skill])
             room = limits.documents - len(by_name)
             if len(documents) > room:
                 message = f"only {room} of its {len(documents)} sections fit into the limit 'documents'"
@@ -227,17 +231,14 @@ def _renamed(document: Document, prefix: str, label: str) -> Document:
 
 def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     def unusable(line: int | None, message: str) -> Parsed:
-        return [], [Finding(file.path, line, f"left out: {message}")]
+        return [], [Finding(file.path, line, f"left out: {message}")], None
 
     form = format_of(file.relative)
     try:
-        # Editors of Windows write UTF-16, which its byte order mark tells.
-        is_utf16 = file.data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        raw = file.data.decode("utf-16" if is_utf16 else "utf-8-sig")
+        raw = _decoded(file.data)
     except UnicodeDecodeError as error:
         line = file.data.count(b"\n", 0, error.start) + 1
         return unusable(line, "it is not UTF-8; save it as UTF-8")
-    raw = raw.replace("\r\n", "\n").replace("\r", "\n")
     text = clean(raw)
     front = read_front_matter(text, form)
     is_rule = form is Format.CURSOR or (form is Format.MARKDOWN and front.is_rule)
@@ -249,8 +250,6 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
             return unusable(None, "its file name is not UTF-8; rename it")
         name = one_line(name) or "document"
     body = front.body.strip()
-    if form is Format.AGENTS and body and not (body := _IMPORT.sub("", body).strip()):
-        return unusable(None, "it only imports other files; configure those")
     description = _titled(front.title or "", front.description or overview(body))
     if told := patterns_text(front.patterns):
         description = f"{description} (for files: {told})".lstrip()
@@ -284,7 +283,68 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     if (hidden := len(raw) - len(text)) > HIDDEN_TOLERATED:
         message = f"{hidden} control or unseen characters were removed; check where they come from"
         problems.append((None, message))
-    return documents, [Finding(file.path, *problem) for problem in problems]
+    place = None
+    if form is Format.SKILL:
+        try:
+            place = place_of(folder.path, file)
+        except UnfitError as error:
+            if not problems:  # or else that one is to be mended first
+                problems.append((None, f"hosts get it as a reference and not as a skill: {error}"))
+    return documents, [Finding(file.path, *problem) for problem in problems], place
+
+
+def _decoded(data: bytes) -> str:
+    """Return the text of a file with plain line ends; raises `UnicodeDecodeError`."""
+    # Editors of Windows write UTF-16, which its byte order mark tells.
+    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = data.decode("utf-16" if is_utf16 else "utf-8-sig")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+class _Imports:
+    """The imports of a file for coding agents: lines such as ``@AGENTS.md``.
+
+    A file of an entry of its own has the text of what it imports from its folder. What another entry covers
+    is read there, and anything else becomes a finding: a file must not have others read that nobody named.
+    """
+
+    def __init__(self, file: MarkdownFile, reader: FolderReader, covered: Set[Path]) -> None:
+        self._reader, self._covered, self._top = reader, covered, file.path
+        self._seen = {os.path.abspath(file.path)}  # noqa: PTH100 - `..` is taken out, no link is followed
+        self.findings: list[Finding] = []
+        self.file, self.text, self.lines = file, "", 0
+        try:
+            self.text = self._expanded(_decoded(file.data), file.path, 0)
+        except UnicodeDecodeError:
+            return
+        if self.lines:
+            self.file = replace(file, data=self.text.encode("utf-8", "replace"))
+
+    def _expanded(self, text: str, path: Path, depth: int) -> str:
+        lines = []
+        for number, (line, code) in enumerate(with_code_marked(text), 1):
+            match = None if code else _IMPORT.fullmatch(line)
+            lines.append(line if match is None else self._imported(match[1], path, number, depth))
+        return "\n".join(lines)
+
+    def _imported(self, name: str, path: Path, line: int, depth: int) -> str:
+        """Return the text that stands in place of an import."""
+        self.lines += 1
+        target = os.path.abspath(path.parent / Path(name).expanduser())  # noqa: PTH100
+        if target in self._seen:
+            return ""
+        self._seen.add(target)
+        above = Path(target)
+        if not self._covered.isdisjoint((above, *above.parents)):
+            return ""
+        if depth < IMPORTS_DEPTH and (data := self._reader.beside(above)) is not None:
+            try:
+                return self._expanded(read_front_matter(_decoded(data)).body, above, depth + 1)
+            except UnicodeDecodeError:
+                pass
+        reason = f"{one_line(name)} is not imported; give it an entry of its own"
+        self.findings.append(Finding(path, line, reason))
+        return ""
 
 
 def _titled(title: str, description: str) -> str:
@@ -322,52 +382,6 @@ def _sections(whole: str, body: str, front: FrontMatter) -> tuple[list[tuple[str
     return parts, undivided
 
 
-class Section(Struct, frozen=True):
-    """A section of a markdown text; each heading of the first or second level begins one."""
-
-    path: tuple[str, ...]
-    """The headings that lead to it; none for the text before the first one."""
-    heading: str
-    """The line it begins with; empty before the first heading."""
-    body: str
-    """The text below its heading; may be empty."""
-
-
-def divide(text: str) -> tuple[list[Section], int]:
-    """Return the sections in order, and the number of headings beyond `SECTIONS_LIMIT`, which begin none.
-
-    A heading of the first level is part of the path of those of the second only where there are several of
-    it: a single one is the title of the whole.
-    """
-    parts: list[tuple[int, str, list[str]]] = [(0, "", [])]
-    left = 0
-    for line, code in with_code_marked(text):
-        heading = None if code else _SECTION_HEADING.match(line)
-        begins = heading is not None and bool(title_of(heading[2]))
-        if heading is not None and begins and len(parts) <= SECTIONS_LIMIT:
-            parts.append((len(heading[1]), line, []))
-        else:
-            left += begins
-            parts[-1][2].append(line)
-    several = sum(level == 1 for level, _, _ in parts) > 1
-    sections: list[Section] = []
-    above: tuple[str, ...] = ()
-    for level, line, lines in parts:
-        match = _SECTION_HEADING.match(line)
-        path = (title_of(match[2]),) if match else ()
-        if level == 1:
-            above = path if several else ()
-        sections.append(Section(above + path if level > 1 else path, line.strip(), "\n".join(lines).strip()))
-    return sections, left
-
-
-def title_of(heading: str) -> str:
-    """Return the text of a heading without the signs that close it."""
-    text = heading.rstrip(" \t")
-    unclosed = text.rstrip("#")
-    return (unclosed.rstrip(" \t") if unclosed[-1:] in (" ", "\t") else text)[:HEADING_LIMIT]
-
-
 def overview(text: str) -> str:
     """Return the first heading or the first sentence of a text; empty when it has no words.
 
@@ -386,20 +400,6 @@ def overview(text: str) -> str:
         return shorten(one_line(title), OVERVIEW_LIMIT)
     paragraph = one_line(" ".join(takewhile(lambda line: line.strip() and not _HEADING.match(line), lines)))
     return shorten(_SENTENCE_END.split(_MARKER.sub("", paragraph, count=1), maxsplit=1)[0], OVERVIEW_LIMIT)
-
-
-def with_code_marked(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield each line, and whether it is code between fences or a fence: a ``#`` there begins a comment."""
-    opening = ""
-    for line in text.split("\n"):
-        fence = _FENCE.match(line)
-        if not opening:
-            opening = fence[1] if fence else ""
-            yield line, bool(opening)
-            continue
-        yield line, True
-        if fence and fence[1].startswith(opening) and not fence[2].strip():
-            opening = ""
 
 
 FINDINGS_LOGGED: Final = 20
@@ -444,6 +444,8 @@ class DocumentLibrary:
         self._reloading = threading.Lock()
         self.loaded = Loaded((), ())
         """The documents, findings and folders of the last reload."""
+        self.unread = bool(folders)
+        """True until the folders were read once."""
         self.sources = tuple(Source(key, ()) for key in _KEYS.values())
         """One source for the rules, one for the references; the same objects until their documents change."""
 
@@ -469,18 +471,16 @@ class DocumentLibrary:
                     source if items == source.items else Source(source.key, items)
                     for source, items in zip(self.sources, by_kind, strict=True)
                 )
-            self.loaded = loaded
+            self.loaded, self.unread = loaded, False
             return changes
 
 
 def _changes(before: Iterable[Document], after: Iterable[Document]) -> DocumentChanges:
-    old = {document.uri: document.fingerprint for document in before}
-    new = {document.uri: document.fingerprint for document in after}
-    return DocumentChanges(
-        added=tuple(sorted(new.keys() - old.keys())),
-        removed=tuple(sorted(old.keys() - new.keys())),
-        changed=tuple(sorted(uri for uri in new.keys() & old.keys() if new[uri] != old[uri])),
-    )
+    # By name, as the URIs of thousands of documents take longer than all the rest.
+    old, new = ({(one.kind, one.name): one.fingerprint for one in these} for these in (before, after))
+    changed = (name for name in new.keys() & old.keys() if new[name] != old[name])
+    sets = (new.keys() - old.keys(), old.keys() - new.keys(), changed)
+    return DocumentChanges(*(tuple(sorted(uri_of(*name) for name in names)) for names in sets))
 
 
 OnChange: TypeAlias = Callable[[DocumentChanges], Awaitable[None]]
