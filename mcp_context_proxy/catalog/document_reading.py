@@ -18,8 +18,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
-from mcp_context_proxy.catalog.documents import title_of, with_code_marked
+from mcp_context_proxy.catalog.documents import title_of
 from mcp_context_proxy.catalog.files import UnsafePathError, read_skill_file, skill_files
+from mcp_context_proxy.catalog.front_matter import with_code_marked
 from mcp_context_proxy.errors import ContextProxyError, UnknownItemError
 from mcp_context_proxy.items import Document, Kind, SkillFolder, Snapshot, uri_of
 from mcp_context_proxy.protocol.strangers import clean, one_line

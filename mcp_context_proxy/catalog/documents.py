@@ -20,9 +20,10 @@ import logging
 import os
 import re
 import threading
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
@@ -45,10 +46,11 @@ from mcp_context_proxy.catalog.front_matter import (
     patterns_text,
     read_front_matter,
     shorten,
+    with_code_marked,
 )
 from mcp_context_proxy.catalog.skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
-from mcp_context_proxy.config.reload import STEP_MS
+from mcp_context_proxy.config.reload import STEP_MS, Looks
 from mcp_context_proxy.items import SEARCHED_CHARACTERS, Document, IncludeMode, Kind, SkillFolder, Source
 from mcp_context_proxy.protocol.strangers import clean, normalized, one_line
 from mcp_context_proxy.system.later import pattern, watchfiles
@@ -75,8 +77,6 @@ OVERVIEW_LIMIT: Final = 200
 _LOOKED_AT: Final = 4096
 """Characters of the text in which the first words must be; also bounds the search for comments."""
 
-_FENCE: Final = pattern(r"[ \t]*(`{3,}|~{3,})(.*)", re.DOTALL)
-"""A fence of code at any depth: the blocks of a list are indented with it."""
 _IMPORT: Final = pattern(r"^@[\w./~-]+[ \t]*$", re.MULTILINE)
 """A line that has an agent read another file in its place."""
 _COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # to the end where it is not closed
@@ -388,28 +388,11 @@ def overview(text: str) -> str:
     return shorten(_SENTENCE_END.split(_MARKER.sub("", paragraph, count=1), maxsplit=1)[0], OVERVIEW_LIMIT)
 
 
-def with_code_marked(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield each line, and whether it is code between fences or a fence: a ``#`` there begins a comment."""
-    opening = ""
-    for line in text.split("\n"):
-        fence = _FENCE.match(line)
-        if not opening:
-            opening = fence[1] if fence else ""
-            yield line, bool(opening)
-            continue
-        yield line, True
-        if fence and fence[1].startswith(opening) and not fence[2].strip():
-            opening = ""
-
-
 FINDINGS_LOGGED: Final = 20
 """Findings logged at one reload; the others are kept, and counted in the log."""
 
 DEBOUNCE_MS: Final = 400
 """For changes that come together: an editor's save, a checkout of another branch."""
-
-TIMEOUT_MS: Final = 1_000
-"""Interval of checks whether the configured folders are still the same ones; costs a `stat` of each."""
 
 POLL_MS: Final = 2_000
 """Interval of reading folders where the system cannot watch them."""
@@ -485,7 +468,7 @@ def _changes(before: Iterable[Document], after: Iterable[Document]) -> DocumentC
 
 OnChange: TypeAlias = Callable[[DocumentChanges], Awaitable[None]]
 WatchPaths: TypeAlias = "Callable[..., AsyncGenerator[set[tuple[watchfiles.Change, str]], None]]"
-"""`watchfiles.awatch`; yields changes, and an empty set after the timeout."""
+"""`watchfiles.awatch`; yields changes until its event is set."""
 
 
 async def watch(
@@ -495,20 +478,22 @@ async def watch(
     if not library.folders:
         return
     async with cancellation_event() as stop:
-        await _FolderWatcher(
-            library, on_change, partial(watch_paths or watchfiles.awatch, stop_event=stop)
-        ).run()
+        await _FolderWatcher(library, on_change, watch_paths or watchfiles.awatch, stop).run()
 
 
-class _FolderWatcher:
-    def __init__(self, library: DocumentLibrary, on_change: OnChange, watch_paths: WatchPaths) -> None:
-        self._library, self._on_change, self._watch_paths = library, on_change, watch_paths
-        self._polling: bool | None = None
-        """None leaves it to the system and to ``WATCHFILES_FORCE_POLLING``."""
+class _FolderWatcher(Struct):
+    library: DocumentLibrary
+    on_change: OnChange
+    watch_paths: WatchPaths
+    stop: anyio.Event
+    polling: bool | None = None
+    """None leaves it to the system and to ``WATCHFILES_FORCE_POLLING``."""
+    pause: float = 0.0
+    """Seconds between the latest reload and the next one."""
 
     async def run(self) -> None:
         while True:
-            targets = await in_thread(_targets, self._library)
+            targets = await in_thread(_targets, self.library)
             await wait_for_spare_threads()
             try:
                 await self._until_targets_change(targets)
@@ -518,50 +503,67 @@ class _FolderWatcher:
                 await self._fall_back(error)
 
     async def _until_targets_change(self, targets: frozenset[str]) -> None:
-        roots = await in_thread(_identities, self._library)
-        configured = {str(folder.path.absolute()) for folder in self._library.folders}
-        first = True
-        events = self._watch_paths(
+        roots, first = await in_thread(_identities, self.library), list[DocumentChanges]()
+        configured = {str(folder.path.absolute()) for folder in self.library.folders}
+
+        def differs() -> bool:
+            if not first:  # now that changes are reported: those before were not
+                first.append(self._reloaded())
+                if first[0] or _targets(self.library) != targets:
+                    return True
+            return _identities(self.library) != roots
+
+        events = self.watch_paths(
             *sorted(targets),
             watch_filter=partial(_may_matter, targets | configured),
             debounce=DEBOUNCE_MS,
             step=STEP_MS,
-            rust_timeout=TIMEOUT_MS,
-            yield_on_timeout=True,
-            force_polling=self._polling,
+            rust_timeout=0,
+            stop_event=Looks(self.stop, differs),
+            force_polling=self.polling,
             poll_delay_ms=POLL_MS,
             recursive=False,
             ignore_permission_denied=True,
         )
         async with aclosing(events):
             async for changes in events:
-                present = await in_thread(_identities, self._library)
-                if not (first or changes or present != roots):
-                    continue
-                first, began = False, anyio.current_time()
                 await self._reload()
-                await anyio.sleep(PAUSE_FACTOR * (anyio.current_time() - began))
-                renewed = await in_thread(_targets, self._library)
+                renewed = await in_thread(_targets, self.library)
+                moved = await in_thread(_identities, self.library) != roots
                 # A watched folder was moved or created anew: the old watch sees nothing of the new one.
-                if renewed != targets or present != roots or any(path in targets for _, path in changes):
+                if renewed != targets or moved or any(path in targets for _, path in changes):
                     return
+        if first:
+            await self._tell(first[0])
 
     async def _reload(self) -> None:
+        await self._tell(await in_thread(self._reloaded))
+
+    def _reloaded(self) -> DocumentChanges:
+        began = time.monotonic()
         try:
-            changes = await in_thread(self._library.reload)
-            if changes:
-                await self._on_change(changes)
-        except Exception:  # boundary: one failed reload or callback; the next change is a new try
+            return self.library.reload()
+        except Exception:  # boundary: one failed reload; the next change is a new try
             logger.exception("rules and references could not be reloaded")
+            return DocumentChanges()
+        finally:
+            self.pause = PAUSE_FACTOR * (time.monotonic() - began)
+
+    async def _tell(self, changes: DocumentChanges) -> None:
+        try:
+            if changes:
+                await self.on_change(changes)
+        except Exception:  # boundary: one failed callback; the next change is a new try
+            logger.exception("rules and references could not be reloaded")
+        await anyio.sleep(self.pause)
 
     async def _fall_back(self, error: Exception) -> None:
-        if not self._polling and not _is_undecodable(error):
+        if not self.polling and not _is_undecodable(error):
             logger.warning("folders of documents cannot be watched (%s); they are polled instead", error)
-            self._polling = True
+            self.polling = True
             return
         # An undecodable name is another program's file; it is left out, but others may have changed.
-        if not _is_undecodable(error):
-            logger.debug("folders of documents cannot be polled (%s); retrying", error)
+        logger.debug("folders of documents cannot be watched (%s); retrying", error)
         await self._reload()
         await anyio.sleep(RETRY_SECONDS)
 
@@ -580,15 +582,13 @@ def _targets(library: DocumentLibrary) -> frozenset[str]:
     return frozenset(map(str, (*filter(Path.is_dir, library.loaded.folders), *nearest)))
 
 
-def _identities(library: DocumentLibrary) -> list[tuple[int, int] | None]:
-    """Return device and inode of the configured folders, None for one that does not exist."""
-    found: list[tuple[int, int] | None] = []
+def _identities(library: DocumentLibrary) -> dict[Path, tuple[int, int]]:
+    """Return device and inode of the configured folders that exist."""
+    found = dict[Path, tuple[int, int]]()
     for folder in library.folders:
-        try:
+        with suppress(OSError):
             status = folder.path.stat()
-            found.append((status.st_dev, status.st_ino))
-        except OSError:
-            found.append(None)
+            found[folder.path] = status.st_dev, status.st_ino
     return found
 
 

@@ -405,3 +405,21 @@ def shorten(text: str, limit: int) -> str:
         return text
     head = text[: limit - 1]
     return f"{head.rsplit(' ', 1)[0] if ' ' in head else head}…"
+
+
+_FENCE: Final = pattern(r"[ \t]*(`{3,}|~{3,})(.*)", re.DOTALL)
+"""A fence of code at any depth: the blocks of a list are indented with it."""
+
+
+def with_code_marked(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield each line, and whether it is code between fences or a fence: a ``#`` there begins a comment."""
+    opening = ""
+    for line in text.split("\n"):
+        fence = _FENCE.match(line)
+        if not opening:
+            opening = fence[1] if fence else ""
+            yield line, bool(opening)
+            continue
+        yield line, True
+        if fence and fence[1].startswith(opening) and not fence[2].strip():
+            opening = ""
