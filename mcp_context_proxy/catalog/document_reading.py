@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final
 from urllib.parse import unquote
 
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.files import UnsafePathError, read_skill_file, skill_files
-from mcp_context_proxy.catalog.front_matter import NAME_LIMIT, Format, format_of
+from mcp_context_proxy.catalog.front_matter import NAME_LIMIT, Format, format_of, shorten
 from mcp_context_proxy.errors import ContextProxyError, UnknownItemError
 from mcp_context_proxy.items import Document, Kind, SkillFolder, Snapshot, uri_of
 from mcp_context_proxy.protocol.strangers import clean, one_line
@@ -49,12 +49,29 @@ HEADING_LIMIT: Final = 4 * NAME_LIMIT
 SECTIONS_LIMIT: Final = 200
 """Sections of one file: ten times a long one; each is a document of its own."""
 
+OVERVIEW_LIMIT: Final = 200
+"""Characters of a derived description: one line in a list."""
+
+_LOOKED_AT: Final = 4096
+"""Characters of the text in which the first words must be; also bounds the search for comments."""
+
 _FENCE: Final = pattern(r"[ \t]*(`{3,}|~{3,})(.*)", re.DOTALL)
 """A fence of code at any depth: the blocks of a list are indented with it."""
 _HEADING: Final = pattern(r" {0,3}(#{1,6})[ \t]+(.*)")
 
 _SECTION_HEADING: Final = pattern(r" {0,3}(#{1,2})[ \t]+(.*)")
 """The end of a heading is stripped without an expression, which would try it anew at each character."""
+
+_COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # to the end where it is not closed
+_LINK: Final = pattern(r"!?\[([^\[\]\n]{0,300})\]\([^()\n]{0,500}\)")
+_DECORATION: Final = pattern(
+    r"\A\s*<.*|\A\s*\|.*|\[!\[[^\n]{0,300}?\]\([^()\n]{0,500}\)\]\([^()\n]{0,500}\)|" + _LINK.pattern
+)
+"""Markup, a row of a table, badges, pictures and links: none of it says what a text is about."""
+_UNDERLINE: Final = pattern(r" {0,3}(?:={3,}|-{3,})[ \t]*")
+_MARKER: Final = pattern(r"^[ \t]*(?:[>*+-]|[0-9]{1,9}[.)])[ \t]+")
+_LETTER: Final = pattern(r"[^\W_]")
+_SENTENCE_END: Final = pattern(r"(?<=[.!?…؟।])\s|(?<=[。！？])")
 
 
 class UnreadableDocumentError(ContextProxyError):
@@ -113,6 +130,26 @@ def with_code_marked(text: str) -> Iterator[tuple[str, bool]]:
         yield line, True
         if fence and fence[1].startswith(opening) and not fence[2].strip():
             opening = ""
+
+
+def overview(text: str) -> str:
+    """Return the first heading or the first sentence of a text; empty when it has no words.
+
+    Whichever comes first, since a heading far below says less about the whole than the words at its top.
+    """
+    said = [line for line, code in with_code_marked(_COMMENT.sub("", text[:_LOOKED_AT])) if not code]
+    lettered = [at for at, line in enumerate(said) if _LETTER.search(line)]
+    # Many begin with a logo, badges or a way back, as every page beside them does.
+    telling = (at for at in lettered if _LETTER.search(_DECORATION.sub("", said[at])))
+    if (first := next(telling, lettered[0] if lettered else None)) is None:
+        return ""
+    lines = [_LINK.sub(r"\1", line) for line in said[first:]]
+    heading = _HEADING.match(lines[0])
+    if heading is not None or _UNDERLINE.fullmatch(lines[1] if len(lines) > 1 else ""):
+        title = lines[0] if heading is None else heading[2].rstrip(" \t#")
+        return shorten(one_line(title), OVERVIEW_LIMIT)
+    paragraph = one_line(" ".join(takewhile(lambda line: line.strip() and not _HEADING.match(line), lines)))
+    return shorten(_SENTENCE_END.split(_MARKER.sub("", paragraph, count=1), maxsplit=1)[0], OVERVIEW_LIMIT)
 
 
 class Section(Struct, frozen=True):
