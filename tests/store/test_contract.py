@@ -326,6 +326,15 @@ def test_one_process_has_a_lease_until_it_ends_and_a_late_one_is_told(again: Ope
     assert [(job, holder) for job, holder, _ in one.leases.held()] == [("job", other.database.writer)]
 
 
+def test_a_lease_from_a_time_when_the_clock_was_years_ahead_keeps_nobody_from_the_job(again: Open) -> None:
+    one, other = again(), again()
+    assert one.leases.take("job", 60) is not None
+    with one.database.transaction() as transaction:
+        transaction.execute("UPDATE leases SET until = until + ?", (365 * DAY,))
+
+    assert other.leases.take("job", 60) is not None
+
+
 def test_the_first_choice_of_a_day_counts(again: Open) -> None:
     one, other = again(), again()
     assert one.working_sets.get("2026-01-01", 500) is None
