@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.catalog.documents import SECTIONS_LIMIT, Loaded, divide, load_documents
+from mcp_context_proxy.catalog.document_reading import SECTIONS_LIMIT, divide
+from mcp_context_proxy.catalog.documents import Loaded, load_documents
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Document, IncludeMode, Kind
 
