@@ -183,7 +183,6 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> list[ToolKey]:
-        """The ranking, without scores."""
         return [(server, name) for server, name, _ in self.ranking]
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -48,7 +48,7 @@ from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
     from mcp_context_proxy.config import Config
-    from mcp_context_proxy.interactions import Recall, Recollection
+    from mcp_context_proxy.interactions import InteractionMemory, Recall, Recollection
 
 
 INDENT: Final = 12
@@ -356,17 +356,11 @@ def import_command(
 
     Interactions that are there already are not imported again: after an interruption, the next run continues.
     """
-    from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
-    from mcp_context_proxy.interactions import InteractionMemory
     from mcp_context_proxy.interactions.transfer import MessageTable, import_file
 
     columns = MessageTable(table, agent_column, type_column, content_column, time_column)
-    with (
-        open_configured_store(config) as store,
-        closing(LazyModel(partial(open_model, config))) as model,
-        terminal.indexing("Importing") as report,
-    ):
-        done = import_file(InteractionMemory(model, store.interactions, config), file, columns, report)
+    with _opened_memory(config) as memory, terminal.indexing("Importing") as report:
+        done = import_file(memory, file, columns, report)
     if as_json:
         echo_json(to_builtins(done))
         return
@@ -383,6 +377,17 @@ def import_command(
         console.note(f"{counted(done.unusable, 'row')} left out: {'; '.join(done.reasons)}")
     if done.kept:
         console.say("They have no embeddings yet: mcp-context-proxy backfill makes them.")
+
+
+@contextmanager
+def _opened_memory(config: Config, *, tries_again: bool = False) -> Iterator[InteractionMemory]:
+    """Open the memory of a configuration; its model may be tried again at once after a failure."""
+    from mcp_context_proxy.embedding.embeddings import RETRY_SECONDS, LazyModel, open_model
+    from mcp_context_proxy.interactions import InteractionMemory
+
+    model = LazyModel(partial(open_model, config), retry_seconds=0 if tries_again else RETRY_SECONDS)
+    with open_configured_store(config) as store, closing(model):
+        yield InteractionMemory(model, store.interactions, config)
 
 
 def _note_if_off(console: Terminal, enabled: bool) -> None:
@@ -416,12 +421,9 @@ def recall_command(
     as_json: bool,
 ) -> None:
     """Find the searches, calls and messages of agents that QUERY means."""
-    from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
-    from mcp_context_proxy.interactions import InteractionMemory
     from mcp_context_proxy.server.rendering import recall_data
 
-    with open_configured_store(config) as store, closing(LazyModel(partial(open_model, config))) as model:
-        memory = InteractionMemory(model, store.interactions, config)
+    with _opened_memory(config) as memory:
         found = memory.semantic_search_interactions(query, agent, top_k, decay, kind)
         latest = memory.recent(agent, top_k, kind) if compare else None
     if as_json:
@@ -483,14 +485,11 @@ def backfill_command(config: Config, batch_size: int, as_json: bool) -> None:
 
     Each batch is stored at once: after an interruption, the next run continues.
     """
-    from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
-    from mcp_context_proxy.interactions import InteractionMemory, backfill
+    from mcp_context_proxy.interactions import backfill
 
-    # Tried each time: nobody waits here, and the failure of one batch is not that of all.
-    model = LazyModel(partial(open_model, config), retry_seconds=0)
-    model.get()
-    with open_configured_store(config) as store, closing(model), terminal.indexing("Embedding") as report:
-        done = backfill(InteractionMemory(model, store.interactions, config), batch_size, report)
+    # Nobody waits here, and the failure of one batch is not that of all.
+    with _opened_memory(config, tries_again=True) as memory, terminal.indexing("Embedding") as report:
+        done = backfill(memory, batch_size, report)
     if as_json:
         echo_json(to_builtins(done))
     else:

@@ -150,7 +150,6 @@ class OnnxModel:
         return vectors
 
     def embed_queries(self, texts: Sequence[str]) -> Matrix:
-        """Return one unit vector per query."""
         return self._embed_all(texts, self._folder.query_prefix, self._queries)
 
     def close(self) -> None:

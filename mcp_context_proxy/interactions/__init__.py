@@ -157,7 +157,6 @@ class InteractionMemory:
         return self._store.put(presentable, now, self._keep.keep, oldest, origins)
 
     def known(self, presentable: Sequence[Interaction]) -> set[Interaction]:
-        """Return those that are kept already, whatever their ids."""
         return self._store.equal(presentable)
 
     def room(self) -> int:

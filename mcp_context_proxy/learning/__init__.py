@@ -280,7 +280,6 @@ class Topic(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, vector: Vector) -> Self:
-        """Start with one query."""
         return cls(1, vector.astype(np.float64))
 
     def with_query(self, vector: Vector) -> Topic:
@@ -324,7 +323,6 @@ class PairLine(msgspec.Struct, omit_defaults=True):
 
 
 def exported(pairs: Iterable[Pair]) -> Iterable[bytes]:
-    """Yield one JSON line per pair."""
     for pair in pairs:
         facts = (*pair.tool, pair.confidence, pair.uses, pair.first, pair.last, pair.query)
         line = PairLine(*facts, owner=pair.owner)

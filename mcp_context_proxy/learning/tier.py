@@ -115,7 +115,6 @@ class _Known(Struct, frozen=True):
         return no_pairs() if index is None else index
 
     def changed(self, changes: PairChanges) -> _Known:
-        """Return the pairs after some changes."""
         indexes = dict(self.indexes)
         for owner in {pair.owner for pair in changes.pairs} | {owner for owner, _ in changes.gone}:
             gone = {pair for whose, pair in changes.gone if whose == owner}
@@ -428,12 +427,10 @@ class LearnedTier:
 
 @cache
 def no_pairs() -> PairIndex:
-    """Return the index of an owner who has taught nothing."""
     return PairIndex.of(())
 
 
 def most_of(owner: str) -> int:
-    """Return the number of pairs that an owner may have."""
     return MOST_OF_AN_OWNER if owner else MOST_PAIRS
 
 

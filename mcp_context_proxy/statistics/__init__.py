@@ -158,7 +158,6 @@ class Batch:
             self.add_call(tool, ms, failed, result_bytes, time, owner)
 
     def add_search(self, row: SearchRow) -> None:
-        """Count a search, and keep it."""
         found, latency = int(row.results > 0), {bucket_of(row.ms): 1}
         usage = SearchUsage(1, found, reranked=int(row.reranked), ms=row.ms, latency=latency)
         self.add_usage(UsageSlot.of(row.time, owner=row.owner), usage)

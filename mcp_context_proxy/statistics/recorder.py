@@ -150,7 +150,6 @@ class UsageRecorder:
         self.counters.called(server, ms, failed)
 
     def searched(self, row: SearchRow, shown: int) -> None:
-        """Count a search whose response has `shown` tokens."""
         self._records.add(lambda batch: batch.add_search(row))
         self.counters.searched(row.origin, row.ms, row.results > 0, row.reranked)
         self._shown.append((row.time, shown, row.owner))

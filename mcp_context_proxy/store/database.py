@@ -251,7 +251,6 @@ class Database(Queries):
         """Close it; may be called twice."""
 
     def changes(self) -> dict[str, int]:
-        """Return the revision of every area."""
         return dict(self.rows("SELECT area, revision FROM areas"))
 
 

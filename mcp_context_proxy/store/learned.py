@@ -114,7 +114,6 @@ class LearnedStore(Tables):
         return self._database.number("SELECT COUNT(*) FROM learned")
 
     def revision(self) -> int:
-        """Return a number that grows whenever a pair is changed or forgotten."""
         return self._database.revision(PAIRS)
 
     def changes(self, after: int) -> PairChanges:
@@ -171,7 +170,6 @@ class LearnedStore(Tables):
             _forget(transaction, rows, now)
 
     def lag(self) -> float:
-        """Return the seconds by which the clock has leapt ahead, as `lag_of` does."""
         return lag_of(self._database)
 
     def forget_uses(self) -> None:

@@ -111,7 +111,6 @@ class PostgresDatabase(Database):
 
     @property
     def problem(self) -> str | None:
-        """The failure that lasts, for a person; None when all is well."""
         failure = self._breaker.failure
         return (
             None if failure is None else f"{failure}. Calls and searches go on; what is new waits in memory"
@@ -184,7 +183,6 @@ class PostgresDatabase(Database):
         self._upkeep.take_over()
 
     def close(self) -> None:
-        """Close all connections; may be called twice."""
         self._upkeep.end()
         self._closed = True
         self._hints.close()
@@ -407,7 +405,6 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self, connection: psycopg.Connection[Any], seconds: float) -> Iterator[_Watched]:
-        """Give the work on a connection some seconds."""
         watched = _Watched(connection.fileno(), time.monotonic() + seconds)
         with self._changed:
             self._watched.add(watched)
@@ -424,7 +421,6 @@ class Watchdog:
                 self._watched.discard(watched)
 
     def close(self) -> None:
-        """End the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()

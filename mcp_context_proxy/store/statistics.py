@@ -83,7 +83,6 @@ class ToolUsage(Usage):
 
     @property
     def key(self) -> ToolKey:
-        """Server and own name of the tool."""
         return self.server, self.tool
 
 
@@ -155,7 +154,6 @@ class DefinitionRow(Struct, frozen=True):
 
     @property
     def key(self) -> ToolKey:
-        """Server and own name of the tool."""
         return self.server, self.tool
 
 
@@ -187,7 +185,6 @@ DOCUMENTS: Final = ""
 
 
 def added(one: Counts, other: Counts) -> Counts:
-    """Return the sum of two histograms."""
     if not other:
         return one
     total = Counter(one)

@@ -237,7 +237,6 @@ class ToolSessions(Struct, frozen=True):
 
     @property
     def key(self) -> ToolKey:
-        """Server and own name of the tool."""
         return self.server, self.tool
 
 
@@ -372,7 +371,6 @@ class ApprovalStore(Tables):
     """Decisions about definitions. Two processes never decide about one server at the same time."""
 
     def revision(self) -> int:
-        """Return a number that grows whenever a process has decided something."""
         return self._database.number("SELECT COALESCE(MAX(revision), 0) FROM approvals")
 
     def decided_since(self, revision: int) -> list[ApprovalRow]:
@@ -381,7 +379,6 @@ class ApprovalStore(Tables):
         return list(_record(found, ()).rows)
 
     def servers(self) -> list[str]:
-        """Return the names of all servers with definitions, in order."""
         return [name for (name,) in self._database.rows("SELECT DISTINCT server FROM approvals ORDER BY 1")]
 
     def first_seen(self) -> dict[str, float]:
@@ -533,7 +530,6 @@ class LeaseStore(Tables):
         self._database.change(statement, (lease.job, lease.token))
 
     def held(self) -> list[tuple[str, str, float]]:
-        """Return jobs, who holds them and until when."""
         query = "SELECT job, holder, until FROM leases WHERE until > ? ORDER BY job"
         return [(job, holder, until) for job, holder, until in self._database.rows(query, [self.now()])]
 
@@ -585,7 +581,6 @@ class Upkeep:
         return lease is not None and transaction.holds(lease.job, lease.token)
 
     def end(self) -> None:
-        """Leave the job to others."""
         with self._asking:
             lease, self._lease = self._lease, None
         if lease is not None:
