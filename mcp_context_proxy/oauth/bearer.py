@@ -75,6 +75,8 @@ class BearerAuth(httpx2.Auth):
         self._known: OAuthCredentials | None = None
         self._kept: OAuthCredentials | None = None
         """The login as it was last read or written; it may be that it cannot be written."""
+        self._unstored: tuple[OAuthCredentials, OAuthCredentials | None] | None = None
+        """Credentials that could not be stored, and those that are stored and no longer valid."""
         self._read_again_at = 0.0
         self._reading = anyio.Lock()
         self._lock = anyio.Lock()
@@ -111,6 +113,7 @@ class BearerAuth(httpx2.Auth):
         async with self._reading:
             if self._read_again_at <= self._clock():
                 await self._read_if_possible(now=False)
+                await self._store_waiting()
                 self._read_again_at = self._clock() + REREAD_SECONDS
         known = self._known
         if known is None:
@@ -151,6 +154,13 @@ class BearerAuth(httpx2.Auth):
     async def _read(self, *, now: bool) -> OAuthCredentials | None:
         """Read the login, and use its credentials from now on if they have changed."""
         found = await in_thread(self._login.read_now if now else self._login.read)
+        if self._unstored is not None:
+            new, old = self._unstored
+            if (found and found.access_token) == (old and old.access_token):
+                # Its refresh token is used up, and a second use would end the login.
+                found = new
+            else:
+                self._unstored = None
         if found != self._kept:
             self._kept = found
             self._use(found)
@@ -177,6 +187,8 @@ class BearerAuth(httpx2.Auth):
             return found
         if not self._without_person:
             self._check_renewable(found)
+        # Its import takes seconds on a busy machine, which no issuer has to answer for and nobody waits for.
+        await load_oauth()
         async with self._login.renewing(alone=not self._without_person):
             with anyio.move_on_after(RENEWAL_SECONDS):
                 found = await self._read_if_possible(now=True)
@@ -187,7 +199,6 @@ class BearerAuth(httpx2.Auth):
 
     async def _request_new(self, old: OAuthCredentials | None) -> OAuthCredentials:
         name = self._config.name
-        await load_oauth()
         from mcp_context_proxy.oauth import login, token_endpoint  # noqa: PLC0415 - many servers want no token
 
         if self._without_person:
@@ -219,17 +230,35 @@ class BearerAuth(httpx2.Auth):
 
     async def _store(self, new: OAuthCredentials, old: OAuthCredentials | None) -> bool:
         """Keep new credentials, also later; return False if the old ones are not there any more."""
+        level = logging.WARNING
+        if self._unstored is not None:
+            old, level = self._unstored[1], logging.DEBUG
         try:
             if not await in_thread(self._login.write, new, old):
                 return False
-            self._kept = new
+            self._kept, self._unstored = new, None
         except (OSError, AuthorizationError) as error:
+            self._unstored = new, old
             reason = getattr(error, "strerror", None) or error
-            logger.warning("the new token of %s cannot be stored: %s", self._config.name, reason)
+            logger.log(
+                level,
+                "the new token of %s cannot be stored, and is used until then: %s",
+                self._config.name,
+                reason,
+            )
         except StoreError as error:
             logger.warning("the new token of %s cannot be stored yet: %s", self._config.name, error)
             self._login.write_later(new, old)
         return True
+
+    async def _store_waiting(self) -> None:
+        """Try again to store credentials, unless they are just being renewed, or were replaced."""
+        if self._unstored is None or self._lock.locked():
+            return
+        async with self._lock, self._login.renewing(alone=not self._without_person):
+            await self._read_if_possible(now=True)
+            if self._unstored is not None:
+                await self._store(*self._unstored)
 
 
 INTERIM: Final = 32
