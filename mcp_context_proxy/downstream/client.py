@@ -122,7 +122,6 @@ class DownstreamClient(ServerLifecycle):
 
     @property
     def in_use(self) -> bool:
-        """True while the server must not be put to sleep."""
         return self._pending > 0 or self._dedicated.kept or super().in_use
 
     async def run(self) -> None:
@@ -138,7 +137,6 @@ class DownstreamClient(ServerLifecycle):
             self._transition(ServerState.STOPPED)
 
     def configure(self, config: ServerConfig, limits: Limits) -> None:
-        """Follow a configuration with the same connection settings; open connections stay open."""
         super().configure(config, limits)
         self._dedicated.configure(config, limits)
 

@@ -316,7 +316,6 @@ class StdioChannel(Channel):
             self.give_up(f"sent {unframed:,} bytes without a line end")
 
     async def send(self, frame: bytes) -> None:
-        """Write one frame; see `Channel.send`."""
         if not self._writer.writable.is_set():
             await self._writer.writable.wait()
         if not self._wrote(frame):
@@ -344,13 +343,11 @@ class StdioChannel(Channel):
         return not pipe.is_closing()
 
     def give_up(self, cause: str) -> None:
-        """Treat the child as lost."""
         self._given_up = cause
         self._reader.ended.set()
 
     @property
     def killed(self) -> bool:
-        """True when the child was ended by a signal."""
         code = self._process.poll()
         return code is not None and code < 0
 

@@ -1,8 +1,8 @@
 """The process, the machine and its user: threads, signals, memory, descriptors, clocks.
 
-Here is the user's own: the place of the configuration, its first text, and the variables that servers
-inherit; locks of files; and bounds, on what is remembered and on how often something may happen. Standard
-library only: the bridge reads it, too.
+Here is the user's own: the place of the configuration, its first text, the variables that servers inherit,
+and private files with their locks; and bounds, on what is remembered and on how often something may happen.
+Standard library only: the bridge reads it, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -221,6 +221,75 @@ def lock(descriptor: int) -> None:
         import fcntl  # noqa: PLC0415 - not on Windows
 
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder and its missing parents with mode 0700; existing folders stay as they are.
+
+    Raises `OSError` if the folder cannot be created.
+    """
+    # `mkdir(parents=True)` would give the parents the mode of the umask: whoever may write there may replace
+    # it.
+    for missing in [one for one in (*reversed(folder.parents), folder) if not one.exists()]:
+        missing.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+
+
+def make_private(file: Path) -> bool:
+    """Remove the rights of group and others on a file, whatever the umask says; return whether they had any.
+
+    A file that belongs to somebody else stays as it is.
+    """
+    if sys.platform == "win32":
+        return False
+    with suppress(OSError):
+        mode = stat.S_IMODE(file.stat().st_mode)
+        if mode & OTHERS:
+            file.chmod(mode & stat.S_IRWXU)
+            return True
+    return False
+
+
+def write_private(path: Path, content: bytes | Iterable[bytes], *, new: bool = False) -> None:
+    """Write a file whole that only its owner may read: readers find the former content or all of this.
+
+    With `new`, a file that is there already stays: of two processes one wins. A pipe or a device is written
+    as it is. Raises `OSError` if it cannot be written; the former content is still there.
+    """
+    import tempfile  # noqa: PLC0415 - takes long, too
+
+    pieces = [content] if isinstance(content, bytes) else content
+    if path.exists() and not path.is_file():
+        with path.open("wb") as other:
+            other.writelines(pieces)
+        return
+    make_private_folder(path.parent)
+    remove_left(path, "-")
+    descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            with suppress(FileExistsError):
+                os.link(whole, path)
+        else:
+            os.replace(whole, path)  # noqa: PTH105 - its path is a string
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(whole)  # noqa: PTH108 - its path is a string
+
+
+def lock_file(file: IO[bytes]) -> bool:
+    """Try to lock an open file without waiting; return whether it is locked, until it is closed."""
+    try:
+        lock(file.fileno())
+    except OSError:
+        return False
+    return True
 
 
 def keep_latest(kept: dict[K, V], key: K, value: V, most: int) -> V:

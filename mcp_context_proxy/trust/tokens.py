@@ -33,7 +33,7 @@ from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, Context
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol.strangers import is_loopback
 from mcp_context_proxy.store.credentials import NEVER, TOKEN, Credential, SharedCredentials
-from mcp_context_proxy.system import locked, process, read_own
+from mcp_context_proxy.system import locked, make_private, make_private_folder, read_own, write_private
 from mcp_context_proxy.system.later import pattern, platformdirs
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Principal, Reach, Role
@@ -189,7 +189,7 @@ class TokenFile(NamedTokens):
 
     def _read(self) -> tuple[tuple[NamedToken, ...], tuple[msgspec.Raw, ...]]:
         """Return the tokens, and the entries that are left out."""
-        process.make_private(self.path)
+        make_private(self.path)
         try:
             entries = msgspec.json.decode(read_own(self.path), type=_Tokens).tokens
         except FileNotFoundError:
@@ -221,14 +221,14 @@ class TokenFile(NamedTokens):
     def _changing(self) -> Iterator[list[NamedToken]]:
         """Give the tokens to be changed inside, and replace the file by the rest."""
         try:
-            process.make_private_folder(self.path.parent)
+            make_private_folder(self.path.parent)
             with locked(self.path.with_suffix(".lock")):
                 known, left = self._read()
                 tokens = list(known)
                 yield tokens
                 entries = (*map(msgspec.Raw, map(msgspec.json.encode, tokens)), *left)
                 content = msgspec.json.format(msgspec.json.encode(_Tokens(entries)))
-                process.write_private(self.path, content + b"\n")
+                write_private(self.path, content + b"\n")
         except OSError as error:
             raise TokenError(f"{self.path} cannot be written: {error.strerror or error}") from error
 
@@ -474,7 +474,7 @@ def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.enviro
 
 def create_token(path: Path) -> str:
     """Write a new token to a file of mode 0600 and return it, or the one of a process that was faster."""
-    process.write_private(path, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n".encode(), new=True)
+    write_private(path, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n".encode(), new=True)
     return _read_token(path)
 
 
