@@ -63,9 +63,8 @@ from mcp_context_proxy.protocol.headers import VERSION_HEADER
 from mcp_context_proxy.results.result_store import KeptResults
 from mcp_context_proxy.results.shortening import READ_RESULT
 from mcp_context_proxy.server.consent import PendingInput
-from mcp_context_proxy.server.gateway import Drain, Gateway
+from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier
-from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.store.credentials import Seal
 from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system import Bucket, keep_latest
@@ -126,13 +125,12 @@ class Homes:
         contexts: SharedContexts,
         signer: Signer,
         relay: Relay,
-        drain: Drain,
-        resources: Resources,
         counts: ClusterCounts,
     ) -> None:
         """Lead requests to their homes, and to `app` or `streams` if that is here."""
         self._app, self._streams, self._replicas, self._contexts = app, streams, replicas, contexts
-        self._signer, self._relay, self._drain, self._resources = signer, relay, drain, resources
+        self._signer, self._relay = signer, relay
+        self._drain, self._resources = app.gateway.drain, app.gateway.resources
         self._moved: OrderedDict[str, str] = OrderedDict()
         self._adopting: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._looking: WeakValueDictionary[str | None, anyio.Semaphore] = WeakValueDictionary()
@@ -482,8 +480,6 @@ class Member:
             contexts=self.contexts,
             signer=self._signer,
             relay=self._relay,
-            drain=self._gateway.drain,
-            resources=self._gateway.resources,
             counts=self.counts,
         )
         return made, made.message
