@@ -538,12 +538,17 @@ class Proxy(Struct, kw_only=True, eq=False):
         """Take what other processes approve or reject, and each day's working set, until cancelled."""
         while True:
             await anyio.sleep(APPROVALS_SECONDS)
-            if await in_thread(self.approvals.refresh):
+            judged, chosen = await in_thread(self._look_at_store)
+            if judged:
                 self.refresh.mark_stale()
-            if await in_thread(self._choose_working_set):
+            if chosen:
                 self.changes.catalog_changed()
-            if self.credentials is not None:
-                await in_thread(self.credentials.look)
+
+    def _look_at_store(self) -> tuple[bool, bool]:
+        """Return whether a list may be judged otherwise now, and whether the working set is another one."""
+        if self.credentials is not None:
+            self.credentials.look()
+        return self.approvals.refresh(), self._choose_working_set()
 
     async def _warm_up(self) -> None:
         await self.wait_first_connect()

@@ -234,6 +234,7 @@ class Catalog:
                 findings=tuple(_limited(findings)),
                 servers=self._servers,
                 unlisted=unlisted,
+                unread=self._documents.unread,
             )
             if not _same(before, made):
                 self.whole.snapshot, self._owner_of, self._indexed = made, owner_of, owned
