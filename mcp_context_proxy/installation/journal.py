@@ -280,7 +280,7 @@ def _create(file: Path, data: bytes) -> None:
 def _store(handle: int, data: bytes, like: Path, mode: int | None = None) -> None:
     """Write a file to the disk, and close it: what it stands for may change at once.
 
-    It gets the owner of `like`, and a mode, while it is open: by then, somebody else may have put another file
+    It gets the owner of `like`, and a mode, while it is open: later, somebody else may have put another file
     in its place.
     """
     with os.fdopen(handle, "wb") as stream:
