@@ -64,6 +64,7 @@ class BearerAuth(httpx2.Auth):
         self,
         config: ServerConfig,
         learn: Learn = lambda secrets: None,
+        *,
         clock: Callable[[], float] = time_of_day,
         login: Login | None = None,
         steady: Callable[[], float] = time.monotonic,
