@@ -255,8 +255,8 @@ class Markers(Struct, frozen=True):
     """True if the user must be asked before each call."""
     result_characters: int
     """Length of a result that is kept whole; 0 where the tool says nothing about it."""
-    for_apps: bool
-    """True if only the interface of an MCP App may call it, and no model is to see it."""
+    for_models: bool
+    """False if it is for the interface of an MCP App alone, or runs as a task only, which is not relayed."""
 
 
 def markers_of(definition: Members) -> Markers:
@@ -274,8 +274,9 @@ def markers_of(definition: Members) -> Markers:
     interactive = bytes(meta.get(USER_INTERACTION, b"false")) not in (b"false", b"null")
     size = envelope.number(meta.get(RESULT_SIZE)) or 0
     visibility = bytes(_members(meta.get(APP)).get("visibility", b""))
-    for_apps = b"".join(visibility.split()) == b'["app"]'
-    return Markers(hinted, interactive, int(min(max(size, 0), RESULT_CHARACTERS)), for_apps)
+    task = bytes(_members(definition.get("execution")).get("taskSupport", b""))
+    for_models = b"".join(visibility.split()) != b'["app"]' and task != b'"required"'
+    return Markers(hinted, interactive, int(min(max(size, 0), RESULT_CHARACTERS)), for_models)
 
 
 def class_of(name: str, definition: bytes) -> ToolClass:
