@@ -48,9 +48,8 @@ from mcp_context_proxy.installation.editing import (
     toml_table,
 )
 from mcp_context_proxy.installation.plan import FileChange, HostPlan
-from mcp_context_proxy.system import locked, remove_left
+from mcp_context_proxy.system import locked, make_private_folder, remove_left
 from mcp_context_proxy.system.later import platformdirs
-from mcp_context_proxy.system.process import make_private_folder
 
 _PRIVATE: Final = 0o600
 

@@ -27,7 +27,8 @@ from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.interactions import BATCH, MESSAGE, Backfilled, InteractionMemory, backfill, scope_of
 from mcp_context_proxy.store.learned import Interaction, InteractionScope, InteractionStore
 from mcp_context_proxy.store.opening import IN_MEMORY, open_store
-from mcp_context_proxy.system.process import time_of_day, write_private
+from mcp_context_proxy.system import write_private
+from mcp_context_proxy.system.process import time_of_day
 
 WRITTEN_TOGETHER: Final = 500
 """Interactions of one transaction: an import that is interrupted loses no more."""

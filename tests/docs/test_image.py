@@ -17,7 +17,7 @@ from support.replicas import until_ready
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.load import VARIABLE
-from mcp_context_proxy.front.auth import TOKEN_VARIABLE
+from mcp_context_proxy.trust.tokens import TOKEN_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 
