@@ -87,7 +87,8 @@ class ReadinessCheck:
         proxy, missing = self._proxy, list[str]()
         if proxy.gateway.drain.leaving:
             missing.append("stopping: new clients should go elsewhere")
-        if time_of_day() - proxy.started < STARTING_SECONDS:
+        # Not for as long as the clock may have been set back.
+        if 0 <= time_of_day() - proxy.started < STARTING_SECONDS:
             starting = [client for client in proxy.fleet.awaited() if not client.failures]
             if starting:
                 missing.append(f"{len(starting)} of {len(proxy.fleet.clients)} servers have not answered yet")

@@ -252,17 +252,20 @@ def _show_all(console: Terminal, data: Mapping[str, Any]) -> None:
     if not found:
         console.say("No request is remembered.")
         return
+    # Where several hosts ask, a person looks for the requests of one.
+    has_clients = any(one.get("client") for one in found)
     rows: list[list[str | Text]] = [
         [
             Text(one["id"], style="cyan"),
             moment(one["time"]),
             f"{len(one['items']):,}",
             f"{one['tokens']:,}",
+            *([one_line(one.get("client") or "-")] if has_clients else []),
             Text(one_line(one["query"])),
         ]
         for one in found
     ]
-    titles = headings("ID", "Time", "Items", "Tokens", "Query")
+    titles = headings("ID", "Time", "Items", "Tokens", *(["Client"] if has_clients else []), "Query")
     console.columns([[*titles], *rows], right=(2, 3), useful=QUERY_ROOM)
     console.say()
     console.prose(Text(WHOLE_TOKENS, style="dim"))
@@ -274,7 +277,8 @@ def _show_one(console: Terminal, context: Mapping[str, Any]) -> None:
     console.say(Text(f'"{one_line(context["query"])}"', style="bold"))
     facts = [moment(context["time"]), context["origin"], f"about {context['tokens']:,} tokens if read whole"]
     if context["session"] is not None:
-        facts.append(f"session {context['session']}")
+        of = f" of {one_line(context['client'])}" if context.get("client") else ""
+        facts.append(f"session {context['session']}{of}")
     if context.get("profile") is not None:
         facts.append(f"profile {context['profile']}")
     console.say(Text(", ".join(facts), style="dim"))
@@ -304,7 +308,9 @@ def _show_one(console: Terminal, context: Mapping[str, Any]) -> None:
             indent=2,
             right=(0, 3),
         )
-    _show_items(console, "Closest, because nothing fits", context["near_misses"])
+    fits = any(item["include_mode"] == "agent" for item in context["items"])
+    closest = "Closest tools, because none fits" if fits else "Closest, because nothing fits"
+    _show_items(console, closest, context["near_misses"])
 
 
 def _show_items(console: Terminal, title: str, items: Sequence[Mapping[str, Any]]) -> None:

@@ -333,6 +333,8 @@ class RequestContext(Struct, frozen=True):
     """Digest of the credentials of the MCP client; None without any, and for requests of others."""
     profile: str | None = None
     """Name of the client's profile; None without one."""
+    client: str | None = None
+    """Name by which the client of its session introduced itself; None where none is known."""
 
     @property
     def tokens(self) -> int:

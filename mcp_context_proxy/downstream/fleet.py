@@ -39,6 +39,12 @@ from mcp_context_proxy.trust.guard import KnownSecrets
 SLOT_SECONDS = 5.0
 """Time for which a starting server counts against the bound: one that hangs must not hold up the others."""
 
+DOWNLOADS_AT_ONCE = 4
+"""Most servers that are downloaded at a time, as all together would be ready together, and last."""
+
+DOWNLOAD_SLOT_SECONDS = 30.0
+"""Time for which a server that is downloaded counts against that bound."""
+
 
 class Clients(dict[str, DownstreamClient]):
     """The clients in use, by name of the server.
@@ -346,6 +352,7 @@ class StartLimiter:
     def __init__(self, at_once: int) -> None:
         """Let so many servers start at a time."""
         self._places = anyio.Semaphore(at_once)
+        self._downloads = anyio.Semaphore(min(at_once, DOWNLOADS_AT_ONCE))
         self._first = self._starting = 0
         """Servers of the first wave that may still begin, and those that have begun."""
         self._listed = anyio.Event()
@@ -368,10 +375,11 @@ class StartLimiter:
                 await settled()
         self._all.set()
 
-    async def take(self) -> Callable[[], None]:
-        """Wait for a place, and return a function that gives it back.
+    async def take(self, downloads: bool = False) -> Callable[[], None]:
+        """Wait for a place, and among the downloads for another; return a function that gives them back.
 
-        That may be called more than once, and is called after `SLOT_SECONDS` at the latest.
+        It may be called more than once. What it gives back is lost after `SLOT_SECONDS`, or
+        `DOWNLOAD_SLOT_SECONDS`, at the latest.
         """
         ahead = not self._all.is_set() and self._first > 0
         if ahead:
@@ -379,20 +387,30 @@ class StartLimiter:
             self._starting += 1
         else:
             await self._all.wait()
-        await self._places.acquire()
-        freed = False
+        bounds = [(self._downloads, DOWNLOAD_SLOT_SECONDS)] if downloads else []
+        held = set[anyio.Semaphore]()
 
-        def free() -> None:
-            nonlocal freed
-            if not freed:
-                freed = True
-                self._places.release()
-                self._starting -= ahead
+        def free(places: anyio.Semaphore) -> None:
+            if places in held:
+                held.discard(places)
+                places.release()
+                self._starting -= ahead and places is self._places
                 if self._starting == 0:
                     self._listed.set()
 
-        asyncio.get_running_loop().call_later(SLOT_SECONDS, free)
-        return free
+        def free_all() -> None:
+            for places in (*held,):
+                free(places)
+
+        try:
+            for places, seconds in (*bounds, (self._places, SLOT_SECONDS)):
+                await places.acquire()
+                held.add(places)
+                asyncio.get_running_loop().call_later(seconds, free, places)
+        except BaseException:
+            free_all()
+            raise
+        return free_all
 
 
 HIDDEN: Final = "***"

@@ -90,8 +90,8 @@ class Shared(Struct, kw_only=True, eq=False):
     """Tokens of the servers that want one."""
     keep_line: KeepLine | None
     """Takes each line of a server's stderr."""
-    take_place: Callable[[], Awaitable[Callable[[], None]]]
-    """Waits for a place among the servers that are starting; see `fleet.StartLimiter.take`."""
+    take_place: Callable[[bool], Awaitable[Callable[[], None]]]
+    """Waits for a place among servers that start, or are downloaded; see `fleet.StartLimiter.take`."""
     catch_up: Callable[[], Awaitable[None]] | None = None
     """Waits until the catalog has all lists so far; set before any server starts."""
     read_ahead: Callable[[ServerConfig, tuple[Encoded, ...]], None] | None = None
@@ -259,7 +259,7 @@ class ServerLifecycle:
         ready_at: float | None = None
         while_idle = self._login_wanted = False
         seconds = self._start_seconds
-        free_place = await self._shared.take_place()
+        free_place = await self._shared.take_place(self._may_download)
         try:
             self._has_answered = False
             self._began = time.monotonic()
@@ -453,7 +453,7 @@ class ServerLifecycle:
     def remedy(self) -> str:
         """Remedy for a program that has ended, by what it wrote; empty if that says nothing known."""
         has_ended = self.fault is Fault.EXITED and self.config.command is not None
-        return remedy_for_output(self.stderr) if has_ended else ""
+        return remedy_for_output(self.stderr, self.config) if has_ended else ""
 
     def unavailable(self) -> ServerUnavailableError:
         """Return the error of a call while there is no connection: state, cause and last output."""

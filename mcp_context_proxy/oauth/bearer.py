@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable
+from math import inf
 from typing import Any, Final, TypeAlias
 
 import anyio
@@ -62,22 +64,25 @@ class BearerAuth(httpx2.Auth):
         self,
         config: ServerConfig,
         learn: Learn = lambda secrets: None,
+        *,
         clock: Callable[[], float] = time_of_day,
         login: Login | None = None,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; the login is read with the first request, by default from its file.
 
-        `learn` takes every token before it is used.
+        `learn` takes every token before it is used. Tokens expire by `clock`; `steady` is never set
+        back, and this waits by it.
         """
         self._config, self._login = config, login or CredentialFile(config)
-        self._learn, self._clock = learn, clock
+        self._learn, self._clock, self._steady = learn, clock, steady
         self._without_person = config.oauth is not None and config.oauth.grant == "client_credentials"
         self._known: OAuthCredentials | None = None
         self._kept: OAuthCredentials | None = None
         """The login as it was last read or written; it may be that it cannot be written."""
         self._unstored: tuple[OAuthCredentials, OAuthCredentials | None] | None = None
         """Credentials that could not be stored, and those that are stored and no longer valid."""
-        self._read_again_at = 0.0
+        self._read_again_at = -inf
         self._reading = anyio.Lock()
         self._lock = anyio.Lock()
         self._failure: AuthorizationError | None = None
@@ -111,10 +116,10 @@ class BearerAuth(httpx2.Auth):
 
     async def _token(self) -> str | None:
         async with self._reading:
-            if self._read_again_at <= self._clock():
+            if self._read_again_at <= self._steady():
                 await self._read_if_possible(now=False)
                 await self._store_waiting()
-                self._read_again_at = self._clock() + REREAD_SECONDS
+                self._read_again_at = self._steady() + REREAD_SECONDS
         known = self._known
         if known is None:
             return await self._renewed(None) if self._without_person else None
@@ -137,7 +142,7 @@ class BearerAuth(httpx2.Auth):
         async with self._lock:
             if self._known is not None and self._known.access_token != refused:
                 return self._known.access_token
-            if self._failure is not None and self._clock() < self._try_again_at:
+            if self._failure is not None and self._steady() < self._try_again_at:
                 raise self._failure
             # Never cancelled half way: the new tokens would be lost, and the old ones are void.
             with anyio.CancelScope(shield=True):
@@ -147,7 +152,7 @@ class BearerAuth(httpx2.Auth):
                 except LoginRequiredError:
                     raise
                 except AuthorizationError as error:
-                    self._failure, self._try_again_at = error, self._clock() + PAUSE_SECONDS
+                    self._failure, self._try_again_at = error, self._steady() + PAUSE_SECONDS
                     raise
             return renewed.access_token
 

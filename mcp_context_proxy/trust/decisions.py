@@ -49,7 +49,9 @@ def changed_lines(before: bytes | None, after: bytes) -> list[str]:
     ``before`` was served, None if there was nothing; ``after`` is what the server lists now.
     """
     old, new = ({} if before is None else _decoded(before)), _decoded(after)
-    return [*_new_sentences(old, new), *_differences("", old, new, [COMPARISONS])]
+    # What is new as a whole needs no list of its sentences before it.
+    sentences = () if before is None else _new_sentences(old, new)
+    return [*sentences, *_differences("", old, new, [COMPARISONS])]
 
 
 def shortened(lines: Sequence[str]) -> list[str]:

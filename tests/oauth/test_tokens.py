@@ -17,7 +17,7 @@ from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
 from mcp_context_proxy.oauth import CredentialFile, OAuthCredentials, token_endpoint
-from mcp_context_proxy.oauth.bearer import REREAD_SECONDS, BearerAuth
+from mcp_context_proxy.oauth.bearer import PAUSE_SECONDS, REREAD_SECONDS, BearerAuth
 
 from .conftest import fetched, logged_in, server_config
 
@@ -192,7 +192,7 @@ async def test_a_running_proxy_follows_a_new_login_and_a_logout(
     protected: Protected,
 ) -> None:
     config, now = server_config(protected), [time.time()]
-    auth = BearerAuth(config, clock=lambda: now[0])
+    auth = BearerAuth(config, clock=lambda: now[0], steady=lambda: now[0])
     first, sent = await logged_in(config), []
     sent.append(await token_sent(auth))
     second = await logged_in(config)
@@ -205,6 +205,27 @@ async def test_a_running_proxy_follows_a_new_login_and_a_logout(
 
     bearer = [f"Bearer {each.access_token}" for each in (first, first, second)]
     assert sent == [*bearer, None]
+
+
+async def test_a_clock_that_is_set_back_delays_neither_a_new_login_nor_the_next_attempt(
+    protected: Protected,
+) -> None:
+    config, now, passed = server_config(protected), [time.time()], [0.0]
+    first = await logged_in(config)
+    CredentialFile(config).write(replace(first, token_endpoint="http://127.0.0.1:9/token"))
+    protected.issuer.expire_all()
+    auth = BearerAuth(config, clock=lambda: now[0], steady=lambda: passed[0])
+    with pytest.raises(AuthorizationError):
+        await fetched(config, auth)
+    CredentialFile(config).write(first)
+    now[0] -= 3600
+    passed[0] += PAUSE_SECONDS
+    assert await fetched(config, auth) != 401
+    second = await logged_in(config)
+    now[0] -= 3600
+    passed[0] += REREAD_SECONDS
+
+    assert await token_sent(auth) == f"Bearer {second.access_token}"
 
 
 async def test_a_logout_leaves_no_token_that_a_killed_proxy_was_writing(protected: Protected) -> None:
@@ -342,7 +363,7 @@ async def test_new_tokens_are_stored_once_the_disk_has_room(protected: Protected
     config, now = server_config(protected), [time.time()]
     await logged_in(config)
     disk = FullDisk(config)
-    auth = BearerAuth(config, login=disk, clock=lambda: now[0])
+    auth = BearerAuth(config, login=disk, steady=lambda: now[0])
     protected.issuer.expire_all()
     await fetched(config, auth)
     disk.full = False
@@ -359,7 +380,7 @@ async def test_a_login_while_new_tokens_wait_for_room_is_not_replaced_by_them(pr
     config, now = server_config(protected), [time.time()]
     await logged_in(config)
     disk = FullDisk(config)
-    auth = BearerAuth(config, login=disk, clock=lambda: now[0])
+    auth = BearerAuth(config, login=disk, steady=lambda: now[0])
     protected.issuer.expire_all()
     await fetched(config, auth)
     second = await logged_in(config)
