@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.__main__ import plain_serve
 
@@ -141,7 +142,7 @@ def test_an_error_in_the_arguments_begins_like_every_other_and_names_the_help(
     assert done.stderr.endswith(f"\nHelp: mcp-context-proxy {given[0]} --help\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "options"),
     [
         ("", {}),
@@ -156,7 +157,7 @@ def test_a_serve_without_further_options_needs_no_parser(line: str, options: dic
     assert plain_serve(line.split()) == options
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "--own",

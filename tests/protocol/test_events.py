@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from mcp_context_proxy.protocol.framing import EventFramer, OversizedEventError, ServerSentEvent
 
@@ -54,7 +55,7 @@ def test_an_event_has_name_data_id_and_retry_time() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     "line", [b"id: \x00", b"id: " + b"7" * 2000, b"retry: " + b"9" * 5000, b"retry: -1", b"retry: \xb2", b"x"]
 )
 def test_unknown_and_invalid_fields_are_ignored(line: bytes) -> None:
@@ -65,10 +66,8 @@ def test_invalid_utf8_is_replaced_and_the_rest_is_unchanged() -> None:
     assert framed(b"data: \xff\xc3\xa4\n\n", 3) == [ServerSentEvent(b"message", "\ufffdä".encode())]
 
 
-@pytest.mark.parametrize(
-    "stream", [b"data: " + b"x" * 200, b"data:x\n" * 30, b"x" * 200, b"data: 1\n" * 30 + b"\n"]
-)
-@pytest.mark.parametrize("step", [7, 1000])
+@each("stream", [b"data: " + b"x" * 200, b"data:x\n" * 30, b"x" * 200, b"data: 1\n" * 30 + b"\n"])
+@each("step", [7, 1000])
 def test_an_event_over_the_limit_is_refused_before_it_ends(stream: bytes, step: int) -> None:
     with pytest.raises(OversizedEventError, match="100 bytes"):
         framed(stream, step, limit=100)
