@@ -46,7 +46,7 @@ from mcp_context_proxy.cli.terminal import (
     print_answer,
     results,
 )
-from mcp_context_proxy.errors import UnknownFilterError
+from mcp_context_proxy.errors import UnknownFilterError, some_of
 from mcp_context_proxy.items import Kind, SearchFilters
 from mcp_context_proxy.protocol.strangers import one_line
 
@@ -468,6 +468,7 @@ def recall_command(
         memory = InteractionMemory(model, store.interactions, config)
         found = memory.semantic_search_interactions(query, agent, top_k, decay, kind)
         latest = memory.recent(agent, top_k, kind) if compare else None
+        kinds = [] if found.known else store.interactions.kinds()
     if as_json:
         beside = {} if latest is None else {"recent": recall_data(latest)["results"]}
         echo_json({"query": query, **recall_data(found), **beside})
@@ -481,6 +482,11 @@ def recall_command(
         console.note(f"Note: {found.note}")
     if not found.results:
         console.say(f'Nothing fits "{one_line(query)}" among {counted(found.known, "interaction")}.')
+    if kinds:
+        # There are some, and none of the agent and type that were asked for.
+        agents, types = ({one_line(row[at]): None for row in kinds} for at in (0, 1))
+        known = f"agents {some_of([*agents])}, and types {some_of([*types])}"
+        console.prose(f"None is of that agent and type; there are {known}.")
     for one in found.results:
         interaction = one.interaction
         score = "-" if one.score is None else f"{one.score:.2f}"
