@@ -18,13 +18,12 @@ import hashlib
 import json
 import logging
 import os
-import re
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
-from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
 
@@ -33,7 +32,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import UnfitError
-from mcp_context_proxy.catalog.document_reading import SECTIONS_LIMIT, divide, with_code_marked
+from mcp_context_proxy.catalog.document_reading import SECTIONS_LIMIT, divide, overview, with_code_marked
 from mcp_context_proxy.catalog.files import SUFFIXES, Allowance, Finding, FolderReader, MarkdownFile, is_utf8
 from mcp_context_proxy.catalog.front_matter import (
     DESCRIPTION_LIMIT,
@@ -49,7 +48,7 @@ from mcp_context_proxy.catalog.front_matter import (
 )
 from mcp_context_proxy.catalog.skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
-from mcp_context_proxy.config.reload import STEP_MS
+from mcp_context_proxy.config.reload import STEP_MS, Looks
 from mcp_context_proxy.items import (
     SEARCHED_CHARACTERS,
     Document,
@@ -72,30 +71,13 @@ PRIORITY: Final = 500
 HIDDEN_TOLERATED: Final = 10
 """Unseen characters that are removed without a finding: text from the web has a few; more are put there."""
 
-OVERVIEW_LIMIT: Final = 200
-"""Characters of a derived description: one line in a list."""
-
-_LOOKED_AT: Final = 4096
-"""Characters of the text in which the first words must be; also bounds the search for comments."""
-
 _IMPORT: Final = pattern(r"@([\w./~-]+)[ \t]*")
 """A line that has an agent read another file in its place."""
 
 IMPORTS_DEPTH: Final = 5
 """Files through which an import leads to further ones, as in Claude Code."""
 
-_COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # to the end where it is not closed
-_LINK: Final = pattern(r"!?\[([^\[\]\n]{0,300})\]\([^()\n]{0,500}\)")
-_DECORATION: Final = pattern(
-    r"\A\s*<.*|\A\s*\|.*|\[!\[[^\n]{0,300}?\]\([^()\n]{0,500}\)\]\([^()\n]{0,500}\)|" + _LINK.pattern
-)
-"""Markup, a row of a table, badges, pictures and links: none of it says what a text is about."""
-_UNDERLINE: Final = pattern(r" {0,3}(?:={3,}|-{3,})[ \t]*")
-_HEADING: Final = pattern(r" {0,3}#{1,6}[ \t]+(.*)")
-_MARKER: Final = pattern(r"^[ \t]*(?:[>*+-]|[0-9]{1,9}[.)])[ \t]+")
-_LETTER: Final = pattern(r"[^\W_]")
 _WORD: Final = pattern(r"[^\W_]+")
-_SENTENCE_END: Final = pattern(r"(?<=[.!?…؟।])\s|(?<=[。！？])")
 
 Parsed: TypeAlias = tuple[list[Document], list[Finding], SkillPlace | None]
 """The documents of a file, findings about it, and the skill that hosts get whole."""
@@ -382,34 +364,11 @@ def _sections(whole: str, body: str, front: FrontMatter) -> tuple[list[tuple[str
     return parts, undivided
 
 
-def overview(text: str) -> str:
-    """Return the first heading or the first sentence of a text; empty when it has no words.
-
-    Whichever comes first, since a heading far below says less about the whole than the words at its top.
-    """
-    said = [line for line, code in with_code_marked(_COMMENT.sub("", text[:_LOOKED_AT])) if not code]
-    lettered = [at for at, line in enumerate(said) if _LETTER.search(line)]
-    # Many begin with a logo, badges or a way back, as every page beside them does.
-    telling = (at for at in lettered if _LETTER.search(_DECORATION.sub("", said[at])))
-    if (first := next(telling, lettered[0] if lettered else None)) is None:
-        return ""
-    lines = [_LINK.sub(r"\1", line) for line in said[first:]]
-    heading = _HEADING.match(lines[0])
-    if heading is not None or _UNDERLINE.fullmatch(lines[1] if len(lines) > 1 else ""):
-        title = lines[0] if heading is None else heading[1].rstrip(" \t#")
-        return shorten(one_line(title), OVERVIEW_LIMIT)
-    paragraph = one_line(" ".join(takewhile(lambda line: line.strip() and not _HEADING.match(line), lines)))
-    return shorten(_SENTENCE_END.split(_MARKER.sub("", paragraph, count=1), maxsplit=1)[0], OVERVIEW_LIMIT)
-
-
 FINDINGS_LOGGED: Final = 20
 """Findings logged at one reload; the others are kept, and counted in the log."""
 
 DEBOUNCE_MS: Final = 400
 """For changes that come together: an editor's save, a checkout of another branch."""
-
-TIMEOUT_MS: Final = 1_000
-"""Interval of checks whether the configured folders are still the same ones; costs a `stat` of each."""
 
 POLL_MS: Final = 2_000
 """Interval of reading folders where the system cannot watch them."""
@@ -485,7 +444,7 @@ def _changes(before: Iterable[Document], after: Iterable[Document]) -> DocumentC
 
 OnChange: TypeAlias = Callable[[DocumentChanges], Awaitable[None]]
 WatchPaths: TypeAlias = "Callable[..., AsyncGenerator[set[tuple[watchfiles.Change, str]], None]]"
-"""`watchfiles.awatch`; yields changes, and an empty set after the timeout."""
+"""`watchfiles.awatch`; yields changes until its event is set."""
 
 
 async def watch(
@@ -495,20 +454,22 @@ async def watch(
     if not library.folders:
         return
     async with cancellation_event() as stop:
-        await _FolderWatcher(
-            library, on_change, partial(watch_paths or watchfiles.awatch, stop_event=stop)
-        ).run()
+        await _FolderWatcher(library, on_change, watch_paths or watchfiles.awatch, stop).run()
 
 
-class _FolderWatcher:
-    def __init__(self, library: DocumentLibrary, on_change: OnChange, watch_paths: WatchPaths) -> None:
-        self._library, self._on_change, self._watch_paths = library, on_change, watch_paths
-        self._polling: bool | None = None
-        """None leaves it to the system and to ``WATCHFILES_FORCE_POLLING``."""
+class _FolderWatcher(Struct):
+    library: DocumentLibrary
+    on_change: OnChange
+    watch_paths: WatchPaths
+    stop: anyio.Event
+    polling: bool | None = None
+    """None leaves it to the system and to ``WATCHFILES_FORCE_POLLING``."""
+    pause: float = 0.0
+    """Seconds between the latest reload and the next one."""
 
     async def run(self) -> None:
         while True:
-            targets = await in_thread(_targets, self._library)
+            targets = await in_thread(_targets, self.library)
             await wait_for_spare_threads()
             try:
                 await self._until_targets_change(targets)
@@ -518,50 +479,67 @@ class _FolderWatcher:
                 await self._fall_back(error)
 
     async def _until_targets_change(self, targets: frozenset[str]) -> None:
-        roots = await in_thread(_identities, self._library)
-        configured = {str(folder.path.absolute()) for folder in self._library.folders}
-        first = True
-        events = self._watch_paths(
+        roots, first = await in_thread(_identities, self.library), list[DocumentChanges]()
+        configured = {str(folder.path.absolute()) for folder in self.library.folders}
+
+        def differs() -> bool:
+            if not first:  # now that changes are reported: those before were not
+                first.append(self._reloaded())
+                if first[0] or _targets(self.library) != targets:
+                    return True
+            return _identities(self.library) != roots
+
+        events = self.watch_paths(
             *sorted(targets),
             watch_filter=partial(_may_matter, targets | configured),
             debounce=DEBOUNCE_MS,
             step=STEP_MS,
-            rust_timeout=TIMEOUT_MS,
-            yield_on_timeout=True,
-            force_polling=self._polling,
+            rust_timeout=0,
+            stop_event=Looks(self.stop, differs),
+            force_polling=self.polling,
             poll_delay_ms=POLL_MS,
             recursive=False,
             ignore_permission_denied=True,
         )
         async with aclosing(events):
             async for changes in events:
-                present = await in_thread(_identities, self._library)
-                if not (first or changes or present != roots):
-                    continue
-                first, began = False, anyio.current_time()
                 await self._reload()
-                await anyio.sleep(PAUSE_FACTOR * (anyio.current_time() - began))
-                renewed = await in_thread(_targets, self._library)
+                renewed = await in_thread(_targets, self.library)
+                moved = await in_thread(_identities, self.library) != roots
                 # A watched folder was moved or created anew: the old watch sees nothing of the new one.
-                if renewed != targets or present != roots or any(path in targets for _, path in changes):
+                if renewed != targets or moved or any(path in targets for _, path in changes):
                     return
+        if first:
+            await self._tell(first[0])
 
     async def _reload(self) -> None:
+        await self._tell(await in_thread(self._reloaded))
+
+    def _reloaded(self) -> DocumentChanges:
+        began = time.monotonic()
         try:
-            changes = await in_thread(self._library.reload)
-            if changes:
-                await self._on_change(changes)
-        except Exception:  # boundary: one failed reload or callback; the next change is a new try
+            return self.library.reload()
+        except Exception:  # boundary: one failed reload; the next change is a new try
             logger.exception("rules and references could not be reloaded")
+            return DocumentChanges()
+        finally:
+            self.pause = PAUSE_FACTOR * (time.monotonic() - began)
+
+    async def _tell(self, changes: DocumentChanges) -> None:
+        try:
+            if changes:
+                await self.on_change(changes)
+        except Exception:  # boundary: one failed callback; the next change is a new try
+            logger.exception("rules and references could not be reloaded")
+        await anyio.sleep(self.pause)
 
     async def _fall_back(self, error: Exception) -> None:
-        if not self._polling and not _is_undecodable(error):
+        if not self.polling and not _is_undecodable(error):
             logger.warning("folders of documents cannot be watched (%s); they are polled instead", error)
-            self._polling = True
+            self.polling = True
             return
         # An undecodable name is another program's file; it is left out, but others may have changed.
-        if not _is_undecodable(error):
-            logger.debug("folders of documents cannot be polled (%s); retrying", error)
+        logger.debug("folders of documents cannot be watched (%s); retrying", error)
         await self._reload()
         await anyio.sleep(RETRY_SECONDS)
 
@@ -580,15 +558,13 @@ def _targets(library: DocumentLibrary) -> frozenset[str]:
     return frozenset(map(str, (*filter(Path.is_dir, library.loaded.folders), *nearest)))
 
 
-def _identities(library: DocumentLibrary) -> list[tuple[int, int] | None]:
-    """Return device and inode of the configured folders, None for one that does not exist."""
-    found: list[tuple[int, int] | None] = []
+def _identities(library: DocumentLibrary) -> dict[Path, tuple[int, int]]:
+    """Return device and inode of the configured folders that exist."""
+    found = dict[Path, tuple[int, int]]()
     for folder in library.folders:
-        try:
+        with suppress(OSError):
             status = folder.path.stat()
-            found.append((status.st_dev, status.st_ino))
-        except OSError:
-            found.append(None)
+            found[folder.path] = status.st_dev, status.st_ino
     return found
 
 

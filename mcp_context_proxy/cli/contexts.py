@@ -24,7 +24,7 @@ from mcp_context_proxy.cli import (
     query_argument,
     shown,
 )
-from mcp_context_proxy.cli.running import AnswerSource, asking
+from mcp_context_proxy.cli.running import AnswerSource, asking, kind_option
 from mcp_context_proxy.cli.search import parts_of, words_of
 from mcp_context_proxy.cli.terminal import Terminal, headings, messages, moment, print_answer
 from mcp_context_proxy.items import Kind
@@ -283,14 +283,14 @@ def _show_one(console: Terminal, context: Mapping[str, Any]) -> None:
         facts.append(f"profile {context['profile']}")
     console.say(Text(", ".join(facts), style="dim"))
     if context["read_as"] is not None:
-        console.prose(Text(f"Read as: {one_line(context['read_as'])}", style="dim"), hanging=9)
+        console.aside("Read as", context["read_as"])
     if context["failure"] is not None:
         console.prose(Text(f"The selection failed: {context['failure']}", style="yellow"))
     if context["filters"]:
         asked = ", ".join(f"{name} {filter_text(value)}" for name, value in context["filters"].items())
-        console.prose(Text(f"Filters: {one_line(asked)}", style="dim"), hanging=9)
+        console.aside("Filters", asked)
     if context["rerank"] is not None:
-        console.prose(Text(f"Rerank: {one_line(context['rerank']['reason'])}", style="dim"), hanging=8)
+        console.aside("Rerank", context["rerank"]["reason"])
     _show_items(console, "Items", context["items"])
     _show_items(console, "Over budget", context["dropped"])
     if context["interactions"]:
@@ -339,15 +339,7 @@ def _show_items(console: Terminal, title: str, items: Sequence[Mapping[str, Any]
 @query_argument
 @click.argument("name", metavar="ITEM")
 @click.option("--server", help="Server of the tool, if several have one of that name.")
-@click.option(
-    "--type",
-    "--kind",
-    "kind",
-    type=click.Choice([kind.value for kind in Kind]),
-    default=Kind.TOOL.value,
-    show_default=True,
-    help="Type of the item; needed only where a tool has the same name.",
-)
+@kind_option
 @json_option
 def explain_command(
     source: AnswerSource, query: str, name: str, server: str | None, kind: str, as_json: bool

@@ -33,7 +33,8 @@ from mcp_context_proxy.retrieval import USED_BEFORE
 from mcp_context_proxy.retrieval.reranker import Reranking
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Arm
-from mcp_context_proxy.store import DocumentUsage, RequestRow, RequestStore, SearchRow
+from mcp_context_proxy.store.statistics import DocumentUsage, SearchRow
+from mcp_context_proxy.store.tables import RequestRow, RequestStore
 from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import BatchWriter, in_thread
