@@ -398,7 +398,7 @@ class PipeWriter(asyncio.BaseProtocol):
         self.writable = asyncio.Event()
         """Set while there is room and no piece is left, and once the pipe is closed: no writer hangs."""
         self.writable.set()
-        self.closed = asyncio.Event()
+        self.closed, self._held_up = asyncio.Event(), asyncio.Event()
         self._pipe: asyncio.WriteTransport | None = None
         self._turn, self._full = anyio.Lock(), False
         self._left: deque[memoryview] = deque()
@@ -439,6 +439,7 @@ class PipeWriter(asyncio.BaseProtocol):
             self._write_gathered()
             self._left += (memoryview(frame), memoryview(b"\n"))
             self.writable.clear()
+            self._held_up.set()
             self._write_piece()
 
     def end_step(self) -> None:
@@ -479,9 +480,13 @@ class PipeWriter(asyncio.BaseProtocol):
         loop = asyncio.get_running_loop()
         unsent, since = 0, loop.time()
         while loop.time() - since < seconds:
+            if self.writable.is_set():
+                self._held_up.clear()
+                await self._held_up.wait()
+                unsent, since = 0, loop.time()
             await anyio.sleep(min(LOOK_SECONDS, seconds / 4))
             left = self.unwritten
-            if self.writable.is_set() or left < unsent:
+            if left < unsent:
                 since = loop.time()
             unsent = left
 
@@ -516,6 +521,7 @@ class PipeWriter(asyncio.BaseProtocol):
     def pause_writing(self) -> None:
         self._full = True
         self.writable.clear()
+        self._held_up.set()
 
     def resume_writing(self) -> None:
         self._full = False
