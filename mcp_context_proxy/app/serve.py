@@ -29,7 +29,7 @@ from mcp_context_proxy.context.presets import no_preset
 from mcp_context_proxy.errors import ConfigError, ServeError
 from mcp_context_proxy.protocol.strangers import one_line, shown_json
 from mcp_context_proxy.server.negotiation import Negotiation, Subscriptions
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.system.process import (
     SIGNALS,
     SWITCH_SECONDS,

@@ -27,6 +27,11 @@ LISTENING = "0A"
 PROBE_SECONDS = 2.0
 """Time limit for a proxy on this machine to answer."""
 
+PAGE_MARK = b" - mcp-context-proxy</title>"
+"""What each page has among its first `PAGE_HEAD` bytes, and no page of another program."""
+
+PAGE_HEAD = 4096
+
 
 class _ServeCommand(click.Command):
     """Answers a host whose settings have a wrong option, as its log alone would have the reason otherwise."""
@@ -195,12 +200,14 @@ def _other_user_at(port: int) -> str | None:
 
 
 def _has_page(base: str) -> bool:
+    """Return True if the page of a proxy is served there, and not that of another program."""
     import http.client
 
     connection = http.client.HTTPConnection(base, timeout=PROBE_SECONDS)
     try:
         connection.request("GET", "/ui")
-        return connection.getresponse().status == http.HTTPStatus.OK
+        response = connection.getresponse()
+        return response.status == http.HTTPStatus.OK and PAGE_MARK in response.read(PAGE_HEAD)
     except (OSError, http.client.HTTPException):
         return False
     finally:

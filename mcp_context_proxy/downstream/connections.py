@@ -13,8 +13,9 @@ dedicated ones.
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from collections.abc import AsyncIterator, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.programs import environment_of
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import Channel, Link, Outgoing, Party, era_negotiation, in_words
 from mcp_context_proxy.downstream.era_negotiation import Connected, Loss
@@ -31,6 +33,7 @@ from mcp_context_proxy.downstream.inbound import Output, Route, answer
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
 from mcp_context_proxy.downstream.stdio import open_sdk_channel, open_stdio
 from mcp_context_proxy.errors import (
+    NAMED,
     AuthorizationError,
     BadAnswerError,
     CallInterruptedError,
@@ -43,6 +46,7 @@ from mcp_context_proxy.errors import (
     SessionForgottenError,
     StartError,
     innermost,
+    some_of,
 )
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol import envelope
@@ -247,11 +251,37 @@ def describe(error: BaseException) -> str:
     return in_words(str(error)) or type(error).__name__
 
 
-def remedy_for_output(lines: Iterable[str]) -> str:
+def remedy_for_output(lines: Sequence[str], config: ServerConfig) -> str:
     """Return the remedy for a program that has ended, by what it wrote; empty if that says nothing known."""
     output = "\n".join(lines)
-    return next((remedy for said, remedy in _REMEDIES if said.search(output)), "")
+    known = next((remedy for said, remedy in _REMEDIES if said.search(output)), "")
+    if known or not (missing := _missing_variables(lines, config)):
+        return known
+    names, quoted = some_of(missing), ", ".join(f'"{name}"' for name in missing[:NAMED])
+    if all(map(os.environ.get, missing)):
+        return (
+            f"it does not get {names} of this environment: write inherit = [{quoted}] under "
+            f"servers.{config.name}"
+        )
+    return f"set {names} in env under servers.{config.name}"
 
+
+def _missing_variables(lines: Sequence[str], config: ServerConfig) -> list[str]:
+    """Return the names of variables that a program says it needs, and that it was not given."""
+    given, found = environment_of(config, os.environ), list[str]()
+    for number, line in enumerate(lines):
+        if _MISSING.search(line):
+            found += _VARIABLE.findall(line) or _LISTED.findall("\n".join(lines[number + 1 : number + 5]))
+    return [name for name in dict.fromkeys(found) if not given.get(name)]
+
+
+_MISSING: Final = pattern(
+    r"(?i:env(?:ironment)?[ _-]?var|\b(?:required|missing|please set|must be set|must set)\b"
+    r"|\b(?:not|isn't|un)[ ]?(?:set|defined|provided|configured)\b)|^KeyError: '"
+)
+_VARIABLE: Final = pattern(r"(?<![\w./-])(?!ERR_)[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![\w/])")
+_LISTED: Final = pattern(r"(?m)^\W{0,8}((?!ERR_)[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\b")
+"""The variables that a program needs, each on a line of its own."""
 
 _REMEDIES: Final = (
     (

@@ -39,7 +39,7 @@ from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailabl
 from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, stranger_text
-from mcp_context_proxy.store import ListingStore
+from mcp_context_proxy.store.tables import ListingStore
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
@@ -50,6 +50,12 @@ QUOTED_LINES = 5
 
 SLOT_SECONDS = 5.0
 """Time for which a starting server counts against the bound: one that hangs must not hold up the others."""
+
+DOWNLOADS_AT_ONCE = 4
+"""Most servers that are downloaded at a time, as all together would be ready together, and last."""
+
+DOWNLOAD_SLOT_SECONDS = 30.0
+"""Time for which a server that is downloaded counts against that bound."""
 
 LEAST_SHARE = 0.1
 """Least share of a backoff that jitter leaves."""
@@ -248,7 +254,7 @@ class ServerLifecycle:
         ready_at: float | None = None
         while_idle = self._login_wanted = False
         seconds = self._start_seconds
-        free_slot = await starts.take()
+        free_slot = await starts.take(downloads=self._may_download)
         try:
             self._has_answered = False
             self._began = time.monotonic()
@@ -442,7 +448,7 @@ class ServerLifecycle:
     def remedy(self) -> str:
         """Remedy for a program that has ended, by what it wrote; empty if that says nothing known."""
         has_ended = self.fault is Fault.EXITED and self.config.command is not None
-        return remedy_for_output(self.stderr) if has_ended else ""
+        return remedy_for_output(self.stderr, self.config) if has_ended else ""
 
     def unavailable(self) -> ServerUnavailableError:
         """Return the error of a call while there is no connection: state, cause and last output."""
@@ -537,6 +543,7 @@ class StartLimiter:
     def __init__(self, at_once: int) -> None:
         """Let so many servers start at a time."""
         self._places = anyio.Semaphore(at_once)
+        self._downloads = anyio.Semaphore(min(at_once, DOWNLOADS_AT_ONCE))
         self._first = self._starting = 0
         """Servers of the first wave that may still begin, and those that have begun."""
         self._listed = anyio.Event()
@@ -559,10 +566,11 @@ class StartLimiter:
                 await settled()
         self._all.set()
 
-    async def take(self) -> Callable[[], None]:
-        """Wait for a place, and return a function that gives it back.
+    async def take(self, *, downloads: bool = False) -> Callable[[], None]:
+        """Wait for a place, and among the downloads for another; return a function that gives them back.
 
-        That may be called more than once, and is called after `SLOT_SECONDS` at the latest.
+        It may be called more than once. What it gives back is lost after `SLOT_SECONDS`, or
+        `DOWNLOAD_SLOT_SECONDS`, at the latest.
         """
         ahead = not self._all.is_set() and self._first > 0
         if ahead:
@@ -570,17 +578,22 @@ class StartLimiter:
             self._starting += 1
         else:
             await self._all.wait()
-        await self._places.acquire()
-        freed = False
+        held: dict[anyio.Semaphore, float] = {self._downloads: DOWNLOAD_SLOT_SECONDS} if downloads else {}
+        held[self._places] = SLOT_SECONDS
+        for places in held:
+            await places.acquire()
 
-        def free() -> None:
-            nonlocal freed
-            if not freed:
-                freed = True
-                self._places.release()
-                self._starting -= ahead
+        def free(places: anyio.Semaphore) -> None:
+            if held.pop(places, None) is not None:
+                places.release()
+                self._starting -= ahead and places is self._places
                 if self._starting == 0:
                     self._listed.set()
 
-        asyncio.get_running_loop().call_later(SLOT_SECONDS, free)
-        return free
+        def free_all() -> None:
+            for places in (*held,):
+                free(places)
+
+        for places, seconds in held.items():
+            asyncio.get_running_loop().call_later(seconds, free, places)
+        return free_all

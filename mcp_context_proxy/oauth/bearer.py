@@ -192,6 +192,8 @@ class BearerAuth(httpx2.Auth):
             return found
         if not self._without_person:
             self._check_renewable(found)
+        # Its import takes seconds on a busy machine, which no issuer has to answer for and nobody waits for.
+        await load_oauth()
         async with self._login.renewing(alone=not self._without_person):
             with anyio.move_on_after(RENEWAL_SECONDS):
                 found = await self._read_if_possible(now=True)
@@ -202,7 +204,6 @@ class BearerAuth(httpx2.Auth):
 
     async def _request_new(self, old: OAuthCredentials | None) -> OAuthCredentials:
         name = self._config.name
-        await load_oauth()
         from mcp_context_proxy.oauth import login, token_endpoint  # noqa: PLC0415 - many servers want no token
 
         if self._without_person:

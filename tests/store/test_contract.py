@@ -15,27 +15,12 @@ from support.stores import MODEL, NOW, add, key, reads, vector
 
 from mcp_context_proxy.config import StoreConfig
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store import (
-    DAY,
-    HOUR,
-    PAIRS,
-    Additions,
-    ApprovalRow,
-    Interaction,
-    InteractionScope,
-    Pair,
-    PairChanges,
-    RequestRow,
-    SearchUsage,
-    Store,
-    ToolSession,
-    ToolUsage,
-    UsageSlot,
-    UseRow,
-    VersionRow,
-    open_store,
-)
 from mcp_context_proxy.store.credentials import CredentialStore, SealedRow
+from mcp_context_proxy.store.learned import Interaction, InteractionScope, Pair, PairChanges, UseRow
+from mcp_context_proxy.store.migrations import PAIRS
+from mcp_context_proxy.store.opening import Store, open_store
+from mcp_context_proxy.store.statistics import DAY, HOUR, SearchUsage, ToolUsage, UsageSlot
+from mcp_context_proxy.store.tables import Additions, ApprovalRow, RequestRow, ToolSession, VersionRow
 
 SLOT = UsageSlot.of(NOW)
 _names = (f"contract{number}" for number in itertools.count())
