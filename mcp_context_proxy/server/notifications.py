@@ -115,9 +115,9 @@ class OpenSessions:
         """Pass a notification of a server on soon, if it is one for clients that may reach the server.
 
         It concerns the `parties` whose calls are under way on the connection, or every session if there are
-        none. A log message may repeat what somebody has asked: a named person gets it if it is known to be about
-        their own calls, or with the role `view`. Log messages below a session's level are left out. The modern
-        era has no such notifications.
+        none. A log message may repeat what somebody has asked: a named person gets it if it is known to be
+        about their own calls, or with the role `view`. Log messages below a session's level are left out.
+        The modern era has no such notifications.
         """
         if method not in (MESSAGE, ELICITATION_COMPLETE):
             return
