@@ -89,7 +89,7 @@ class Journal:
         found = []
         with suppress(OSError):
             for path in sorted(self.folder.glob("*.json"), reverse=True):
-                with suppress(OSError, ValueError, TypeError, KeyError):
+                with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
                     data = json.loads(path.read_bytes())
                     found.append((path, Installation(**{**data, "place": tuple(data["place"])})))
         return found
