@@ -23,7 +23,8 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.embedding.embeddings import Costs, TokenCounter
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.envelope import Members
-from mcp_context_proxy.results import KeptResults, LargeResults
+from mcp_context_proxy.results.result_store import KeptResults
+from mcp_context_proxy.results.shortening import LargeResults
 from mcp_context_proxy.server import Profiles, meta_definitions
 from mcp_context_proxy.server.consent import Consent, PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
@@ -34,8 +35,8 @@ from mcp_context_proxy.server.resources import CONTEXT_PROMPT, Prompts, Resource
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import shared_credentials
+from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.trust.approval import Approvals
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs, audit_file, state_folder
 from mcp_context_proxy.trust.guard import KnownSecrets

@@ -29,7 +29,7 @@ from mcp_context_proxy.context.presets import no_preset
 from mcp_context_proxy.errors import ConfigError, ServeError
 from mcp_context_proxy.protocol.strangers import one_line, shown_json
 from mcp_context_proxy.server.negotiation import Negotiation, Subscriptions
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.system.process import (
     SIGNALS,
     SWITCH_SECONDS,
@@ -88,7 +88,8 @@ class ReadinessCheck:
         proxy, missing = self._proxy, list[str]()
         if proxy.gateway.drain.leaving:
             missing.append("stopping: new clients should go elsewhere")
-        if time_of_day() - proxy.started < STARTING_SECONDS:
+        # Not for as long as the clock may have been set back.
+        if 0 <= time_of_day() - proxy.started < STARTING_SECONDS:
             starting = [client for client in proxy.fleet.awaited() if not client.failures]
             if starting:
                 missing.append(f"{len(starting)} of {len(proxy.fleet.clients)} servers have not answered yet")

@@ -478,7 +478,6 @@ def resource_definition(resource: Resource) -> Raw:
 
 
 def prompt_definition(prompt: Prompt) -> Raw:
-    """Return the definition of a prompt under its exposed name."""
     members = envelope.members(prompt.definition)
     members["name"] = envelope.raw(prompt.exposed_name)
     return envelope.raw(members)

@@ -459,7 +459,6 @@ class ToolLists:
         return known
 
     def keep(self, servers: Container[str]) -> None:
-        """Forget the lists of all other servers."""
         self.last = {name: parsed for name, parsed in self.last.items() if name in servers}
 
 

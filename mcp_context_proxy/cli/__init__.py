@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import anyio
 
     from mcp_context_proxy.config import Config
-    from mcp_context_proxy.store import Store
+    from mcp_context_proxy.store.opening import Store
 
 
 T = TypeVar("T")
@@ -204,7 +204,7 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
 
 def open_configured_store(config: Config) -> Store:
     """Open the store of a configuration; a context manager. Blocking; never fails."""
-    from mcp_context_proxy.store import open_store
+    from mcp_context_proxy.store.opening import open_store
 
     return open_store(config.store)
 

@@ -19,11 +19,12 @@ from rich.text import Text
 from mcp_context_proxy.cli import Period, configured, echo_json, json_option, open_configured_store, shown
 from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.errors import UnknownFilterError, nearest_names
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.trust.audit import KINDS, audit_file, selecting, summary
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.store import Store
+    from mcp_context_proxy.store.opening import Store
     from mcp_context_proxy.trust.audit_file import AuditFile
     from mcp_context_proxy.trust.decisions import Change
 
@@ -206,9 +207,9 @@ def audit_command(
             # One that has left the configuration still has its entries.
             of_server = selecting(0, server, None, None)
             if not any(map(of_server, file.entries())):
-                from mcp_context_proxy.cli.search import unknown_server
-
-                raise unknown_server(config, server)
+                near = nearest_names(server, config.servers, 1)
+                unknown = UnknownFilterError("server", server, near, list(config.servers))
+                raise click.BadParameter(str(unknown), param_hint="--server")
         _show_audit(file, selecting(time.time() - since, server, tool, kind), as_json=as_json, follow=follow)
     except OSError as error:
         raise click.ClickException(f"{file.path} cannot be read: {error.strerror or error}") from None

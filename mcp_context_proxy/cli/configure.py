@@ -95,8 +95,8 @@ def login_command(config: Config, server: str, no_browser: bool) -> None:
 @contextmanager
 def _shared(config: Config) -> Iterator[SharedCredentials | None]:
     """Open the credentials that replicas share, if this configuration has their key."""
-    from mcp_context_proxy.store import open_store
     from mcp_context_proxy.store.credentials import shared_credentials
+    from mcp_context_proxy.store.opening import open_store
 
     if config.cluster.key is None and config.cluster.key_file is None:
         yield None

@@ -58,7 +58,7 @@ from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval import FITTING, METHODS, Method
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import calibration_for
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 if TYPE_CHECKING:
     from mcp import Client

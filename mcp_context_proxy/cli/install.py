@@ -427,11 +427,13 @@ def install_hook(ctx: click.Context, host: str, config_path: Path | None, dry_ru
     if change is None:
         console.say("Nothing to change: the hook is there already.")
         return
-    show_change(console, change, [])
-    if dry_run:
-        console.say("Nothing was changed: --dry-run.")
+    if not _shown(console, change, dry_run):
         return
-    _carry_out(change)
+    if change.before is not None:
+        kept = kept_copy(change.file)
+        if (there := read_text(kept)) != change.before:
+            write(FileChange(kept, there, change.before))
+    write(change)
     console.say(Text(f"Written: {change.file}", style="green"))
     if place.note:
         console.prose(place.note)
@@ -449,9 +451,7 @@ def uninstall_hook(host: str, dry_run: bool) -> None:
     if change is None:
         console.say("There is no hook of ours.")
         return
-    show_change(console, change, [])
-    if dry_run:
-        console.say("Nothing was changed: --dry-run.")
+    if not _shown(console, change, dry_run):
         return
     if change.before is not None and is_ours_alone(place, change.before):
         change.file.unlink()
@@ -468,9 +468,9 @@ def run_hook(arguments: tuple[str, ...]) -> None:
     del arguments
 
 
-def _carry_out(change: FileChange) -> None:
-    if change.before is not None:
-        kept = kept_copy(change.file)
-        if (there := read_text(kept)) != change.before:
-            write(FileChange(kept, there, change.before))
-    write(change)
+def _shown(console: Terminal, change: FileChange, dry_run: bool) -> bool:
+    """Show a change; return whether it is to be carried out."""
+    show_change(console, change, [])
+    if dry_run:
+        console.say("Nothing was changed: --dry-run.")
+    return not dry_run

@@ -48,6 +48,7 @@ from mcp_context_proxy.cli.terminal import (
     results,
     span,
 )
+from mcp_context_proxy.items import Kind
 
 if TYPE_CHECKING:
     from mcp_context_proxy.config import Config
@@ -239,6 +240,17 @@ class AnswerSource:
     @property
     def file(self) -> Path:
         return Path(configuration_file(self.named, os.environ))
+
+
+kind_option = click.option(
+    "--type",
+    "--kind",
+    "kind",
+    type=click.Choice([kind.value for kind in Kind]),
+    default=Kind.TOOL.value,
+    show_default=True,
+    help="Type of the item; needed only where a tool has the same name.",
+)
 
 
 def of_running(command: Callable[..., None]) -> Callable[..., None]:

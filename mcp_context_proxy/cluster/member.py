@@ -68,8 +68,8 @@ from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.gateway import Drain, Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.resources import Resources
-from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import Seal, SealedRow
+from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.threads import in_task, in_thread
 

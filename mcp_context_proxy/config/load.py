@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mcp_context_proxy.config.forms import any_means
+from mcp_context_proxy.config.forms import REFERENCE, any_means, expand
 from mcp_context_proxy.config.forms import read as read_form
 from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.programs import downloads, inherited_secrets
@@ -40,13 +40,11 @@ from mcp_context_proxy.config.settings import (
     ServerConfig,
 )
 from mcp_context_proxy.config.source import (
-    REFERENCE,
     ConfigSource,
     KeyPath,
     Mistake,
     changeable_by_others,
     dotted,
-    expand,
     read,
 )
 from mcp_context_proxy.config.tables import ASKED, CONFIRM, with_classes

@@ -56,8 +56,8 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, HANDSHAKE, Era
 from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
-from mcp_context_proxy.results import with_note
-from mcp_context_proxy.store import ListingStore
+from mcp_context_proxy.results.shortening import with_note
+from mcp_context_proxy.store.tables import ListingStore
 from mcp_context_proxy.system.threads import Repeating, in_task, in_thread
 from mcp_context_proxy.trust import ACTING
 from mcp_context_proxy.trust.guard import KnownSecret, KnownSecrets

@@ -38,7 +38,7 @@ from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.strangers import quoted
-from mcp_context_proxy.store import ListingStore
+from mcp_context_proxy.store.tables import ListingStore
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 

@@ -30,7 +30,7 @@ from mcp_context_proxy.errors import ServerOff, ServerUnavailableError
 from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, unmarked
-from mcp_context_proxy.store import ListingStore
+from mcp_context_proxy.store.tables import ListingStore
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import reaches

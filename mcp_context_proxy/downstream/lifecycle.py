@@ -39,7 +39,7 @@ from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailabl
 from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, stranger_text
-from mcp_context_proxy.store import ListingStore
+from mcp_context_proxy.store.tables import ListingStore
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 

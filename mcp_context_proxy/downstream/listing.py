@@ -32,7 +32,7 @@ from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import SKILLS_EXTENSION
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, quoted, stranger_text
 from mcp_context_proxy.results.result_store import nameless_file
-from mcp_context_proxy.store import ListingStore
+from mcp_context_proxy.store.tables import ListingStore
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 

@@ -233,7 +233,6 @@ def _edit_json(text: str, place: Place, remove: Collection[str], insert: Mapping
 
 
 def _members(text: str, plain: str, at: int) -> list[_Member]:
-    """Return the members of the object that begins at a position."""
     bare = without_comments(text)
     found: list[_Member] = []
     begin = at + 1

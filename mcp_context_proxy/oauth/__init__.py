@@ -33,7 +33,7 @@ from mcp_context_proxy.store.credentials import (
     Credential,
     SharedCredentials,
 )
-from mcp_context_proxy.store.opening import Lease
+from mcp_context_proxy.store.tables import Lease
 from mcp_context_proxy.system import process, read_own, remove_left
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.threads import in_thread

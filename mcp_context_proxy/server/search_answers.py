@@ -121,6 +121,7 @@ def answer_tokens(top_n: int | None) -> int:
     return ANSWER_TOKENS if top_n is None else max(ANSWER_TOKENS, top_n * TOKENS_EACH)
 
 
+UNREAD: Final = "Rules and references are still being read, and were not searched."
 NOT_SEARCHED: Final = "Not searched"
 NOT_CONNECTED: Final = "Searched as last known, because not connected yet"
 NOT_LISTED: Final = "Searched as last known, because their lists cannot be had"
@@ -162,6 +163,8 @@ def search_notes(
         notes.append(Note(found.tools.note, UNFINISHED))
         if found.tools.likely:
             noted[UNFINISHED] = frozenset()
+    if found.snapshot.unread:
+        notes.append(Note(UNREAD, UNREAD))
     if answer.context.dropped:
         notes.append(Note(f"{over_budget(answer.context, found.snapshot, name_of)}."))
     missing = {

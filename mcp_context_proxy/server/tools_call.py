@@ -47,22 +47,14 @@ from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import HANDSHAKE
 from mcp_context_proxy.protocol.framing import after_step
 from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
-from mcp_context_proxy.results import (
-    ASKS,
-    FAILED,
-    SMALL_BYTES,
-    SUCCEEDED,
-    LargeResults,
-    Outcome,
-    ending_of,
-    outcome_of,
-)
-from mcp_context_proxy.results.shortening import Call
+from mcp_context_proxy.results import ASKS, FAILED, SUCCEEDED, Outcome, ending_of, outcome_of
+from mcp_context_proxy.results.shortening import SMALL_BYTES, Call, LargeResults
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, object_in_text, request_error, tell_waiting
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.store import DAY, Interaction
+from mcp_context_proxy.store.learned import Interaction
+from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import person_in

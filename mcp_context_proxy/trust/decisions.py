@@ -22,7 +22,9 @@ from msgspec import Struct
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.protocol.strangers import clean
-from mcp_context_proxy.store import DAY, Additions, ApprovalRecord, ApprovalRow, Store
+from mcp_context_proxy.store.opening import Store
+from mcp_context_proxy.store.statistics import DAY
+from mcp_context_proxy.store.tables import Additions, ApprovalRecord, ApprovalRow
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.approval import Name

@@ -32,7 +32,7 @@ from msgspec import Struct
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.items import Encoded, ToolClass
 from mcp_context_proxy.protocol.strangers import clean, in_plain_letters
-from mcp_context_proxy.store import ApprovalRow
+from mcp_context_proxy.store.tables import ApprovalRow
 from mcp_context_proxy.system.later import pattern
 
 

@@ -285,7 +285,6 @@ async def _decoded(operation: Operation, request: Request) -> dict[str, Any]:
 
 @cache
 def _lists(query: type[msgspec.Struct]) -> frozenset[str]:
-    """Return the names of the parameters that are lists."""
     properties = msgspec.json.schema(query)["$defs"][query.__name__]["properties"]
     return frozenset(name for name, schema in properties.items() if schema.get("type") == "array")
 

@@ -40,7 +40,7 @@ def test_an_unusable_configuration_is_reported_without_a_traceback(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows reports a reader that has gone in other ways")
 def test_a_closed_pipe_ends_a_command_quietly(environment: dict[str, str], workshop: Workshop) -> None:
-    workshop.server("many", tools=[tool(f"tool_{n}", "Does much. " * 50) for n in range(2000)])
+    workshop.server("many", tools=[tool(f"tool_{n}", "Does much. " * 50) for n in range(500)])
     with subprocess.Popen(
         [sys.executable, "-m", "mcp_context_proxy", "tools", "--json", "--config", str(workshop.config())],
         env=environment,

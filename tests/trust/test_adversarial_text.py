@@ -15,7 +15,7 @@ import pytest
 from support.growth import costs_more
 
 from mcp_context_proxy.catalog import definitions, document_reading, names, skills, uri_owners
-from mcp_context_proxy.catalog.documents import divide, overview
+from mcp_context_proxy.catalog.document_reading import divide, overview
 from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
 from mcp_context_proxy.config import Config, Limits, ServerConfig, source
 from mcp_context_proxy.config.secrets import Redactor

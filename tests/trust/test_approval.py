@@ -14,7 +14,10 @@ from support.stores import NOW, vector
 from mcp_context_proxy.catalog.names import tool_named
 from mcp_context_proxy.errors import StoreError, UnknownItemError, WithheldError
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.store import DAY, ApprovalStore, DefinitionRow, Pair, Store, ToolSession, open_store
+from mcp_context_proxy.store.learned import Pair
+from mcp_context_proxy.store.opening import Store, open_store
+from mcp_context_proxy.store.statistics import DAY, DefinitionRow
+from mcp_context_proxy.store.tables import ApprovalStore, ToolSession
 from mcp_context_proxy.trust.decisions import ApprovalError, decide, hash_of, pending
 from mcp_context_proxy.trust.fingerprints import DECISIONS, Event, State
 
