@@ -8,7 +8,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from support.tables import each
 
-from mcp_context_proxy.front.auth import Guard, Policy, is_loopback, policy
+from mcp_context_proxy.front.auth import Guard, Policy, policy
+from mcp_context_proxy.protocol.strangers import is_loopback
 
 pytestmark = pytest.mark.anyio
 

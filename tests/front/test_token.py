@@ -11,7 +11,7 @@ from support.tables import each
 
 from mcp_context_proxy.config import HttpConfig
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.front.auth import TOKEN_VARIABLE, credentials_for
+from mcp_context_proxy.trust.tokens import TOKEN_VARIABLE, credentials_for
 
 TOKEN = "a-token-that-somebody-made-32-long"
 

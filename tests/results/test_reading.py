@@ -7,8 +7,7 @@ import pytest
 from support.growth import costs_more
 from support.tables import each
 
-from mcp_context_proxy.results import ReadError, read
-from mcp_context_proxy.results.result_store import PLACES
+from mcp_context_proxy.results.result_store import PLACES, ReadError, read
 
 LINES = [f"row {number}" for number in range(100)]
 

@@ -243,7 +243,7 @@ async def test_an_unknown_document_is_answered_with_the_nearest_name(
 async def test_a_file_of_sections_is_answered_with_its_sections(workshop: Workshop, folder: Path) -> None:
     write(folder, {"AGENTS.md": "# Tests\nRun them.\n# Deploying\nOn Tuesdays.\n"})
     async with opened(workshop, folder) as proxy:
-        for name in ("AGENTS", "agents.md", "reference://AGENTS"):
+        for name in ("AGENTS", "agents.md", "reference://AGENTS", "CLAUDE.md", "GEMINI"):
             result = await Host(proxy, "handshake").call(READ, {"name": name})
             told = result["content"][0]["text"]
 
