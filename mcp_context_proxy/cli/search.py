@@ -443,7 +443,7 @@ def recall_command(
         console.say(f'Nothing fits "{one_line(query)}" among {counted(found.known, "interaction")}.')
     if kinds:
         # There are some, and none of the agent and type that were asked for.
-        agents, types = ({one_line(row[at]): None for row in kinds} for at in (0, 1))
+        agents, types = ({one_line(str(row[at])): None for row in kinds} for at in (0, 1))
         known = f"agents {some_of([*agents])}, and types {some_of([*types])}"
         console.prose(f"None is of that agent and type; there are {known}.")
     for one in found.results:
