@@ -26,7 +26,7 @@ from mcp_context_proxy.evaluation import Estimate, evaluate, macro_estimate, mea
 from mcp_context_proxy.retrieval import FITTING, item_metadata, queries, query_scores, scoring
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 DEPTH = 10
 WHOLE = "everything"

@@ -47,7 +47,7 @@ from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.server.search_answers import CHARACTERS_PER_TOKEN, SIGNED, search_text
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 REQUESTS = Path(__file__).with_name("requests.jsonl")
 ALL = "all"

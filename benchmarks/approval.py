@@ -33,7 +33,7 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.listing import ServerListing
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.trust.approval import Approvals, Origin
 from mcp_context_proxy.trust.fingerprints import Approvable, Candidate
 

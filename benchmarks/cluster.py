@@ -27,7 +27,8 @@ from support.postgres import PostgresServer, missing, postgres_server
 
 from mcp_context_proxy.config import StoreConfig
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store import SearchUsage, Store, ToolUsage, UsageSlot, open_store
+from mcp_context_proxy.store.opening import Store, open_store
+from mcp_context_proxy.store.statistics import SearchUsage, ToolUsage, UsageSlot
 
 NOW = 1.7e9
 SLOT = UsageSlot.of(NOW)

@@ -41,7 +41,7 @@ from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.retrieval.vectors import query_vectors
-from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.store.opening import Store, open_store
 
 SERVERS, TOOLS_EACH, DOCUMENTS = 60, 50, 300
 EXPANDED = Overrides(expansion_depth=1)

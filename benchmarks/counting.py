@@ -28,7 +28,7 @@ from subjects import Workbench, answers, tool_name
 from mcp_context_proxy import Catalog
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.statistics.recorder import Inventory, UsageRecorder
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 BAR_MS = 0.005
 """All parts together may add that to the p50 of a call."""

@@ -34,7 +34,7 @@ from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import FITTING, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.server.search_answers import answer_tokens, search_text
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.web.running import FURTHER, PROMPT_TOOLS, near_the_best, prompt_text
 
 Count = Callable[[str], int]

@@ -53,7 +53,7 @@ from mcp_context_proxy.items import Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval import FITTING, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 DEPTH = 10
 SHOWN = 5

@@ -26,7 +26,7 @@ from mcp_context_proxy.evaluation import (
     replay,
 )
 from mcp_context_proxy.retrieval import FITTING
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 DEPTH = 10
 

@@ -35,7 +35,8 @@ from mcp_context_proxy.embedding.embeddings import LazyModel, QueryEmbedder
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
-from mcp_context_proxy.store import SearchUsage, Store, ToolUsage, UsageSlot, open_store
+from mcp_context_proxy.store.opening import Store, open_store
+from mcp_context_proxy.store.statistics import SearchUsage, ToolUsage, UsageSlot
 
 NOW = 1.7e9
 SLOT = UsageSlot.of(NOW)

@@ -71,7 +71,7 @@ from people_answers import (
 from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.retrieval import queries
-from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.store.opening import Store, open_store
 
 STATES: Mapping[str, Mapping[str, Any]] = {
     "by words": {"wait": False},

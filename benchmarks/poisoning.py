@@ -31,7 +31,7 @@ from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import FITTING
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 TOOLS = 50
 ASKED = 200

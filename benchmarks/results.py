@@ -37,8 +37,15 @@ import mcp_context_proxy
 from mcp_context_proxy.config import ResultsConfig, ServerConfig
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.results import SMALL_BYTES, KeptResults, LargeResults, with_note
-from mcp_context_proxy.results.shortening import BYTES_PER_TOKEN, Call, shorten
+from mcp_context_proxy.results.result_store import KeptResults
+from mcp_context_proxy.results.shortening import (
+    BYTES_PER_TOKEN,
+    SMALL_BYTES,
+    Call,
+    LargeResults,
+    shorten,
+    with_note,
+)
 
 SWITCH = """
 

@@ -43,7 +43,7 @@ from mcp_context_proxy.retrieval import FITTING
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import count_selected, packaged_background
 from mcp_context_proxy.retrieval.text import content_words
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 DEPTH = 10
 LEFT_OUT = {"metatool_full"}

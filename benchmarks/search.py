@@ -38,7 +38,7 @@ from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.item_metadata import DESTRUCTIVE, tag_label
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.system.process import (
     collect_garbage_seldom,
     limit_malloc_arenas,

@@ -38,7 +38,7 @@ from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 TOOLS = Filters(kinds=frozenset({Kind.TOOL}))
 NORMAL = tool_search(structs.replace(DomainOptions.of(PRESETS["normal"]), by_fit=False))

@@ -26,7 +26,7 @@ from mcp_context_proxy.items import Snapshot, Source
 from mcp_context_proxy.retrieval import SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 EVERYDAY = Path(__file__).with_name("everyday.jsonl")
 """Requests in plain words for small catalogs, half of which nothing there can serve. They were written before

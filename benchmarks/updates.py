@@ -27,7 +27,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.trust.approval import Approvals, Origin
 from mcp_context_proxy.trust.decisions import decide, hash_of, pending
 from mcp_context_proxy.trust.fingerprints import NO_HINTS, Approvable, Candidate, Hints, State

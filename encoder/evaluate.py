@@ -36,7 +36,7 @@ from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import FITTING
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import Background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 GENERAL_REQUESTS = Path(__file__).parent.parent / "scripts" / "general_requests.txt"
 LEFT_OUT = {"metatool_full"}

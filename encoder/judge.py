@@ -35,7 +35,7 @@ from mcp_context_proxy.items import Snapshot, ToolKey
 from mcp_context_proxy.retrieval import SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 A_SHEET = 40
 """Requests on a sheet."""

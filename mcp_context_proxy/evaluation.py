@@ -42,7 +42,8 @@ from mcp_context_proxy.protocol.strangers import in_words
 from mcp_context_proxy.retrieval import Ranking, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.store import DAY, open_store
+from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
@@ -182,7 +183,6 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> list[ToolKey]:
-        """The ranking, without scores."""
         return [(server, name) for server, name, _ in self.ranking]
 
 

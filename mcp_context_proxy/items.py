@@ -353,6 +353,8 @@ class Snapshot(Struct, frozen=True, eq=False):
     """Names of all configured servers, also of those that are switched off."""
     unlisted: tuple[str, ...] = ()
     """Names of servers whose tools and prompts are not known yet, because they were never connected."""
+    unread: bool = False
+    """True while the folders of rules and references are read for the first time."""
     part_of: Snapshot | None = None
     """The whole of which this is the part that one principal may reach; None for the whole itself."""
     hidden: frozenset[tuple[Kind, str]] = frozenset()

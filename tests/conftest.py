@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpcore2
 import pytest
 from hypothesis import settings
+from hypothesis.strategies import text
 
 # No deadline: how long an example takes says nothing on a machine that is busy.
 settings.register_profile("quick", deadline=None, max_examples=25)
@@ -71,6 +72,24 @@ def pytest_configure_node(node: Any) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_testnodeready() -> None:
+    """List the characters for Hypothesis once, while the workers collect, and not in each of them."""
+    text().validate()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each worker begin with another folder, so that not all compile the same modules at once."""
+    report = yield
+    if collector.path == Path(__file__).parent and (worker := getattr(collector.config, "workerinput", None)):
+        at = len(report.result) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+        report.result = [*report.result[at:], *report.result[:at]]
+    return report
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Use two workers for each core, because a worker waits for processes half of its time."""
     return 2 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -96,8 +115,12 @@ def together(nodeid: str) -> str:
     return next((package for package in SHARING if file.startswith(package)), file)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that no worker waits for another at the end."""
+    """Begin with the files that take longest, so that no worker waits for another at the end.
+
+    Whatever a worker began to collect with, all have the same order then.
+    """
     if hasattr(config, "workerinput"):
         weights = Counter[str]()
         for item in items:
@@ -106,7 +129,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 weights[together(item.nodeid)] += SLOW_WEIGHT * slow.kwargs.get("times", 1)
             else:
                 weights[together(item.nodeid)] += SERVERS_WEIGHT if servers else 1
-        items.sort(key=lambda item: -weights[together(item.nodeid)])
+        items.sort(key=lambda item: (-weights[together(item.nodeid)], item.nodeid.partition("::")[0]))
 
 
 @pytest.hookimpl(trylast=True)
@@ -129,7 +152,9 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=["handshake", "modern"])
+@pytest.fixture(
+    params=[pytest.param(each, marks=pytest.mark.either("era")) for each in ("handshake", "modern")]
+)
 def era(request: pytest.FixtureRequest) -> str:
     """Era of the client."""
     return str(request.param)

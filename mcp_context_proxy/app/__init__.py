@@ -32,7 +32,7 @@ from mcp_context_proxy.retrieval.scoring import Background, calibration_for
 from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import Inventory, SessionRecorder, UsageRecorder
 from mcp_context_proxy.statistics.report import Reports
-from mcp_context_proxy.store import Store
+from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.trust import ACTING
 
 

@@ -23,7 +23,8 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.embedding.embeddings import Costs, TokenCounter
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.envelope import Members
-from mcp_context_proxy.results import KeptResults, LargeResults
+from mcp_context_proxy.results.result_store import KeptResults
+from mcp_context_proxy.results.shortening import LargeResults
 from mcp_context_proxy.server import Profiles, meta_definitions
 from mcp_context_proxy.server.consent import Consent, PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
@@ -34,15 +35,15 @@ from mcp_context_proxy.server.resources import CONTEXT_PROMPT, Prompts, Resource
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import shared_credentials
+from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.trust.approval import Approvals
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs, audit_file, state_folder
 from mcp_context_proxy.trust.guard import KnownSecrets
 
 
-def build(config: Config, store: Store) -> Proxy:
-    """Build a proxy; `store` is open, and its owner closes it.
+def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
+    """Build a proxy; `store` is open, and its owner closes it. `logs` take what servers write to stderr.
 
     The two inner functions are called only once the proxy runs, so they may use parts that are created
     later.
@@ -70,6 +71,7 @@ def build(config: Config, store: Store) -> Proxy:
         off=config.off,
         known=KnownSecrets(config),
         logins=Logins(shared_credentials(config, store)),
+        keep_line=None if logs is None else logs.note,
     )
     library = DocumentLibrary(config.documents, config.limits)
     reserved = meta_definitions.RESERVED | {CONTEXT_PROMPT}
@@ -87,8 +89,8 @@ def build(config: Config, store: Store) -> Proxy:
     refresh = CatalogRefresh(
         catalog, fleet, library, stale, first_list_seconds=config.limits.first_list_seconds
     )
-    fleet.catch_up = refresh.catch_up
-    fleet.read_ahead = catalog.read_ahead
+    fleet.shared.catch_up = refresh.catch_up
+    fleet.shared.read_ahead = catalog.read_ahead
 
     # Search and contexts.
     search = SearchParts(config, store, refresh.wait_for_starting_servers, figures)
@@ -262,7 +264,7 @@ def build(config: Config, store: Store) -> Proxy:
         results=results,
         redact=redact,
         audit=audit,
-        logs=KeptLogs(None),
+        logs=logs or KeptLogs(None),
     )
     approvals.observers.append(proxy.begin_anew)
     return proxy

@@ -34,7 +34,7 @@ from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.learning import WorkingSet
-from mcp_context_proxy.results import LargeResults
+from mcp_context_proxy.results.shortening import LargeResults
 from mcp_context_proxy.server import ConnectedHost, meta_definitions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
@@ -44,8 +44,8 @@ from mcp_context_proxy.server.rendering import PastRequests
 from mcp_context_proxy.server.search_answers import instructions_by_server
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import SharedCredentials
+from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import Repeating, in_thread
 from mcp_context_proxy.trust import ACTING, reaches
@@ -538,12 +538,17 @@ class Proxy(Struct, kw_only=True, eq=False):
         """Take what other processes approve or reject, and each day's working set, until cancelled."""
         while True:
             await anyio.sleep(APPROVALS_SECONDS)
-            if await in_thread(self.approvals.refresh):
+            judged, chosen = await in_thread(self._look_at_store)
+            if judged:
                 self.refresh.mark_stale()
-            if await in_thread(self._choose_working_set):
+            if chosen:
                 self.changes.catalog_changed()
-            if self.credentials is not None:
-                await in_thread(self.credentials.look)
+
+    def _look_at_store(self) -> tuple[bool, bool]:
+        """Return whether a list may be judged otherwise now, and whether the working set is another one."""
+        if self.credentials is not None:
+            self.credentials.look()
+        return self.approvals.refresh(), self._choose_working_set()
 
     async def _warm_up(self) -> None:
         await self.wait_first_connect()

@@ -234,6 +234,7 @@ class Catalog:
                 findings=tuple(_limited(findings)),
                 servers=self._servers,
                 unlisted=unlisted,
+                unread=self._documents.unread,
             )
             if not _same(before, made):
                 self.whole.snapshot, self._owner_of, self._indexed = made, owner_of, owned
@@ -297,7 +298,6 @@ class Catalog:
         return found
 
     def _tools(self, findings: list[str]) -> dict[str, Tool]:
-        """Return all tools by exposed name."""
         tools = [tool for client in self._clients for tool in self._approved_tools(client, findings)]
         if (excess := len(tools) - self._limits.tools) > 0:
             findings.append(f"{excess:,} tools over {self._limits.tools:,} are withheld")

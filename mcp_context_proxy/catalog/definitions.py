@@ -93,6 +93,8 @@ USER_INTERACTION: Final = "anthropic/requiresUserInteraction"
 """``_meta`` key of a tool that demands that the user is asked before each call."""
 RESULT_SIZE: Final = "anthropic/maxResultSizeChars"
 """``_meta`` key of a tool with the length of a result that hosts shall keep whole."""
+APP: Final = "ui"
+"""``_meta`` key of a tool with what an MCP App has to do with it."""
 RESULT_CHARACTERS: Final = 500_000
 """Largest such length that hosts take."""
 
@@ -253,6 +255,8 @@ class Markers(Struct, frozen=True):
     """True if the user must be asked before each call."""
     result_characters: int
     """Length of a result that is kept whole; 0 where the tool says nothing about it."""
+    for_models: bool
+    """False if it is for the interface of an MCP App alone, or runs as a task only, which is not relayed."""
 
 
 def markers_of(definition: Members) -> Markers:
@@ -269,7 +273,10 @@ def markers_of(definition: Members) -> Markers:
         hinted = ToolClass.READ
     interactive = bytes(meta.get(USER_INTERACTION, b"false")) not in (b"false", b"null")
     size = envelope.number(meta.get(RESULT_SIZE)) or 0
-    return Markers(hinted, interactive, int(min(max(size, 0), RESULT_CHARACTERS)))
+    visibility = bytes(_members(meta.get(APP)).get("visibility", b""))
+    task = bytes(_members(definition.get("execution")).get("taskSupport", b""))
+    for_models = b"".join(visibility.split()) != b'["app"]' and task != b'"required"'
+    return Markers(hinted, interactive, int(min(max(size, 0), RESULT_CHARACTERS)), for_models)
 
 
 def class_of(name: str, definition: bytes) -> ToolClass:
@@ -471,7 +478,6 @@ def resource_definition(resource: Resource) -> Raw:
 
 
 def prompt_definition(prompt: Prompt) -> Raw:
-    """Return the definition of a prompt under its exposed name."""
     members = envelope.members(prompt.definition)
     members["name"] = envelope.raw(prompt.exposed_name)
     return envelope.raw(members)

@@ -1,5 +1,8 @@
 """Reads documents by parts: their headings with sizes, one section, one page, and the files of a skill.
 
+A file for agents is divided at its headings into documents of their own, and a text without a description is
+described by its first words.
+
 A document is named by its URI or its name, a file of a skill by that of the skill and its path below it, such
 as ``reference://pdf/scripts/fill.py``. A section is named by its heading, with those above it where several
 are called so. Everything here blocks.
@@ -10,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final
 from urllib.parse import unquote
 
@@ -18,8 +21,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
-from mcp_context_proxy.catalog.documents import title_of, with_code_marked
 from mcp_context_proxy.catalog.files import UnsafePathError, read_skill_file, skill_files
+from mcp_context_proxy.catalog.front_matter import NAME_LIMIT, Format, format_of, shorten
 from mcp_context_proxy.errors import ContextProxyError, UnknownItemError
 from mcp_context_proxy.items import Document, Kind, SkillFolder, Snapshot, uri_of
 from mcp_context_proxy.protocol.strangers import clean, one_line
@@ -43,11 +46,119 @@ FILES_NAMED: Final = 30
 SECTIONS_SUGGESTED: Final = 12
 """Sections that are named where a file of sections is asked for, which is no document itself."""
 
+SECTION_LEVELS: Final = 2
+"""Levels of headings at which a file for agents is divided into documents."""
+
+HEADING_LIMIT: Final = 4 * NAME_LIMIT
+"""Characters of a heading that are read: each heading below a long one would repeat it in its name."""
+
+SECTIONS_LIMIT: Final = 200
+"""Sections of one file: ten times a long one; each is a document of its own."""
+
+OVERVIEW_LIMIT: Final = 200
+"""Characters of a derived description: one line in a list."""
+
+_LOOKED_AT: Final = 4096
+"""Characters of the text in which the first words must be; also bounds the search for comments."""
+
+_FENCE: Final = pattern(r"[ \t]*(`{3,}|~{3,})(.*)", re.DOTALL)
+"""A fence of code at any depth: the blocks of a list are indented with it."""
 _HEADING: Final = pattern(r" {0,3}(#{1,6})[ \t]+(.*)")
+"""The end of a heading is stripped without an expression, which would try it anew at each character."""
+_COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # to the end where it is not closed
+_LINK: Final = pattern(r"!?\[([^\[\]\n]{0,300})\]\([^()\n]{0,500}\)")
+_DECORATION: Final = pattern(
+    r"\A\s*<.*|\A\s*\|.*|\[!\[[^\n]{0,300}?\]\([^()\n]{0,500}\)\]\([^()\n]{0,500}\)|" + _LINK.pattern
+)
+"""Markup, a row of a table, badges, pictures and links: none of it says what a text is about."""
+_UNDERLINE: Final = pattern(r" {0,3}(?:={3,}|-{3,})[ \t]*")
+_MARKER: Final = pattern(r"^[ \t]*(?:[>*+-]|[0-9]{1,9}[.)])[ \t]+")
+_LETTER: Final = pattern(r"[^\W_]")
+_SENTENCE_END: Final = pattern(r"(?<=[.!?…؟।])\s|(?<=[。！？])")
 
 
 class UnreadableDocumentError(ContextProxyError):
     """A document, a section or a file of a skill that cannot be read as asked for; the text says why."""
+
+
+class Section(Struct, frozen=True):
+    """A section of a markdown text; each heading of a level up to `SECTION_LEVELS` begins one."""
+
+    path: tuple[str, ...]
+    """The headings that lead to it; none for the text before the first one."""
+    heading: str
+    """The line it begins with; empty before the first heading."""
+    body: str
+    """The text below its heading; may be empty."""
+
+
+def divide(text: str) -> tuple[list[Section], int]:
+    """Return the sections in order, and the number of headings beyond `SECTIONS_LIMIT`, which begin none.
+
+    A heading of the first level is part of the path of those of the second only where there are several of
+    it: a single one is the title of the whole.
+    """
+    parts: list[tuple[int, str, list[str]]] = [(0, "", [])]
+    left = 0
+    for line, code in with_code_marked(text):
+        heading = None if code else _HEADING.match(line)
+        begins = heading is not None and len(heading[1]) <= SECTION_LEVELS and bool(title_of(heading[2]))
+        if heading is not None and begins and len(parts) <= SECTIONS_LIMIT:
+            parts.append((len(heading[1]), line, []))
+        else:
+            left += begins
+            parts[-1][2].append(line)
+    several = sum(level == 1 for level, _, _ in parts) > 1
+    sections: list[Section] = []
+    above: tuple[str, ...] = ()
+    for level, line, lines in parts:
+        match = _HEADING.match(line)
+        path = (title_of(match[2]),) if match else ()
+        if level == 1:
+            above = path if several else ()
+        sections.append(Section(above + path if level > 1 else path, line.strip(), "\n".join(lines).strip()))
+    return sections, left
+
+
+def title_of(heading: str) -> str:
+    """Return the text of a heading without the signs that close it."""
+    text = heading.rstrip(" \t")
+    unclosed = text.rstrip("#")
+    return (unclosed.rstrip(" \t") if unclosed[-1:] in (" ", "\t") else text)[:HEADING_LIMIT]
+
+
+def overview(text: str) -> str:
+    """Return the first heading or the first sentence of a text; empty when it has no words.
+
+    Whichever comes first, since a heading far below says less about the whole than the words at its top.
+    """
+    said = [line for line, code in with_code_marked(_COMMENT.sub("", text[:_LOOKED_AT])) if not code]
+    lettered = [at for at, line in enumerate(said) if _LETTER.search(line)]
+    # Many begin with a logo, badges or a way back, as every page beside them does.
+    telling = (at for at in lettered if _LETTER.search(_DECORATION.sub("", said[at])))
+    if (first := next(telling, lettered[0] if lettered else None)) is None:
+        return ""
+    lines = [_LINK.sub(r"\1", line) for line in said[first:]]
+    heading = _HEADING.match(lines[0])
+    if heading is not None or _UNDERLINE.fullmatch(lines[1] if len(lines) > 1 else ""):
+        title = lines[0] if heading is None else heading[2].rstrip(" \t#")
+        return shorten(one_line(title), OVERVIEW_LIMIT)
+    paragraph = one_line(" ".join(takewhile(lambda line: line.strip() and not _HEADING.match(line), lines)))
+    return shorten(_SENTENCE_END.split(_MARKER.sub("", paragraph, count=1), maxsplit=1)[0], OVERVIEW_LIMIT)
+
+
+def with_code_marked(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield each line, and whether it is code between fences or a fence: a ``#`` there begins a comment."""
+    opening = ""
+    for line in text.split("\n"):
+        fence = _FENCE.match(line)
+        if not opening:
+            opening = fence[1] if fence else ""
+            yield line, bool(opening)
+            continue
+        yield line, True
+        if fence and fence[1].startswith(opening) and not fence[2].strip():
+            opening = ""
 
 
 class Heading(Struct, frozen=True):
@@ -249,12 +360,21 @@ def near_documents(snapshot: Snapshot, name: str) -> list[str]:
     for uri, document in snapshot.documents.items():
         uris.setdefault(document.name, []).append(uri)
     sections = (known for known in uris if known.casefold().startswith(_bare(name) + "/"))
-    near = list(islice(sections, SECTIONS_SUGGESTED)) or names.nearest(unquote(_without_scheme(name)), uris)
+    near = list(islice(sections, SECTIONS_SUGGESTED))
+    if not near and _is_for_agents(_bare(name)):
+        # What one agent reads as CLAUDE.md, often by a link or an import, is AGENTS.md for another.
+        near = list(islice(filter(_is_for_agents, uris), SECTIONS_SUGGESTED))
+    near = near or names.nearest(unquote(_without_scheme(name)), uris)
     return [uri for known in near for uri in uris[known]]
 
 
 def _bare(name: str) -> str:
     return unquote(_without_scheme(name)).casefold().removesuffix(".md")
+
+
+def _is_for_agents(name: str) -> bool:
+    """Return whether a name has that of a file for coding agents, such as ``AGENTS``."""
+    return any(format_of(f"{part}.md") is Format.AGENTS for part in name.split("/"))
 
 
 def _slashes(name: str) -> Iterator[int]:

@@ -18,13 +18,12 @@ import hashlib
 import json
 import logging
 import os
-import re
 import threading
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from contextlib import aclosing, suppress
 from functools import partial
-from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
 
@@ -33,6 +32,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import UnfitError
+from mcp_context_proxy.catalog.document_reading import SECTIONS_LIMIT, divide, overview, with_code_marked
 from mcp_context_proxy.catalog.files import SUFFIXES, Allowance, Finding, FolderReader, MarkdownFile, is_utf8
 from mcp_context_proxy.catalog.front_matter import (
     DESCRIPTION_LIMIT,
@@ -48,8 +48,16 @@ from mcp_context_proxy.catalog.front_matter import (
 )
 from mcp_context_proxy.catalog.skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
-from mcp_context_proxy.config.reload import STEP_MS
-from mcp_context_proxy.items import SEARCHED_CHARACTERS, Document, IncludeMode, Kind, SkillFolder, Source
+from mcp_context_proxy.config.reload import STEP_MS, Looks
+from mcp_context_proxy.items import (
+    SEARCHED_CHARACTERS,
+    Document,
+    IncludeMode,
+    Kind,
+    SkillFolder,
+    Source,
+    uri_of,
+)
 from mcp_context_proxy.protocol.strangers import clean, normalized, one_line
 from mcp_context_proxy.system.later import pattern, watchfiles
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
@@ -63,39 +71,16 @@ PRIORITY: Final = 500
 HIDDEN_TOLERATED: Final = 10
 """Unseen characters that are removed without a finding: text from the web has a few; more are put there."""
 
-HEADING_LIMIT: Final = 4 * NAME_LIMIT
-"""Characters of a heading that are read: each heading below a long one would repeat it in its name."""
-
-SECTIONS_LIMIT: Final = 200
-"""Sections of one file: ten times a long one; each is a document of its own."""
-
-OVERVIEW_LIMIT: Final = 200
-"""Characters of a derived description: one line in a list."""
-
-_LOOKED_AT: Final = 4096
-"""Characters of the text in which the first words must be; also bounds the search for comments."""
-
-_FENCE: Final = pattern(r"[ \t]*(`{3,}|~{3,})(.*)", re.DOTALL)
-"""A fence of code at any depth: the blocks of a list are indented with it."""
-_IMPORT: Final = pattern(r"^@[\w./~-]+[ \t]*$", re.MULTILINE)
+_IMPORT: Final = pattern(r"@([\w./~-]+)[ \t]*")
 """A line that has an agent read another file in its place."""
-_COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # to the end where it is not closed
-_LINK: Final = pattern(r"!?\[([^\[\]\n]{0,300})\]\([^()\n]{0,500}\)")
-_DECORATION: Final = pattern(
-    r"\A\s*<.*|\A\s*\|.*|\[!\[[^\n]{0,300}?\]\([^()\n]{0,500}\)\]\([^()\n]{0,500}\)|" + _LINK.pattern
-)
-"""Markup, a row of a table, badges, pictures and links: none of it says what a text is about."""
-_UNDERLINE: Final = pattern(r" {0,3}(?:={3,}|-{3,})[ \t]*")
-_HEADING: Final = pattern(r" {0,3}#{1,6}[ \t]+(.*)")
-_SECTION_HEADING: Final = pattern(r" {0,3}(#{1,2})[ \t]+(.*)")
-"""The end of a heading is stripped without an expression, which would try it anew at each character."""
-_MARKER: Final = pattern(r"^[ \t]*(?:[>*+-]|[0-9]{1,9}[.)])[ \t]+")
-_LETTER: Final = pattern(r"[^\W_]")
-_WORD: Final = pattern(r"[^\W_]+")
-_SENTENCE_END: Final = pattern(r"(?<=[.!?…؟।])\s|(?<=[。！？])")
 
-Parsed: TypeAlias = tuple[list[Document], list[Finding]]
-"""The documents of a file, and findings about it."""
+IMPORTS_DEPTH: Final = 5
+"""Files through which an import leads to further ones, as in Claude Code."""
+
+_WORD: Final = pattern(r"[^\W_]+")
+
+Parsed: TypeAlias = tuple[list[Document], list[Finding], SkillPlace | None]
+"""The documents of a file, findings about it, and the skill that hosts get whole."""
 
 
 class Loaded(Struct, frozen=True):
@@ -129,20 +114,21 @@ def load_documents(
     read_folders: list[Path] = []
     skills: list[SkillPlace] = []
     entries = Counter(path.name for path in {folder.path for folder in folders})
+    covered = {folder.path.absolute() for folder in folders}
     for folder, label in zip(folders, _labels([folder.path for folder in folders]), strict=True):
         reader = FolderReader(folder.path, allowance)
         for file in reader.files():
+            if format_of(file.relative) is Format.AGENTS:
+                imports = _Imports(file, reader, covered)
+                findings.extend(imports.findings)
+                if imports.lines and not imports.text.strip():
+                    continue
+                file = imports.file  # noqa: PLW2901
             place = repr((folder.kind, folder.include, folder.path, file.path, folder.roots)).encode()
             key = hashlib.sha256(place + file.data).digest()
-            documents, own_findings = parsed[key] = known.get(key) or _parse(file, folder)
+            documents, own_findings, skill = parsed[key] = known.get(key) or _parse(file, folder)
             findings.extend(own_findings)
-            if documents and format_of(file.relative) is Format.SKILL:
-                try:
-                    skills.append(place_of(folder.path, file))
-                except UnfitError as error:
-                    # Where the front matter has another finding, that one is to be mended first.
-                    reason = f"hosts get it as a reference and not as a skill: {error}"
-                    findings.extend([] if own_findings else [Finding(file.path, None, reason)])
+            skills.extend([] if skill is None else [skill])
             room = limits.documents - len(by_name)
             if len(documents) > room:
                 message = f"only {room} of its {len(documents)} sections fit into the limit 'documents'"
@@ -227,17 +213,14 @@ def _renamed(document: Document, prefix: str, label: str) -> Document:
 
 def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     def unusable(line: int | None, message: str) -> Parsed:
-        return [], [Finding(file.path, line, f"left out: {message}")]
+        return [], [Finding(file.path, line, f"left out: {message}")], None
 
     form = format_of(file.relative)
     try:
-        # Editors of Windows write UTF-16, which its byte order mark tells.
-        is_utf16 = file.data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        raw = file.data.decode("utf-16" if is_utf16 else "utf-8-sig")
+        raw = _decoded(file.data)
     except UnicodeDecodeError as error:
         line = file.data.count(b"\n", 0, error.start) + 1
         return unusable(line, "it is not UTF-8; save it as UTF-8")
-    raw = raw.replace("\r\n", "\n").replace("\r", "\n")
     text = clean(raw)
     front = read_front_matter(text, form)
     is_rule = form is Format.CURSOR or (form is Format.MARKDOWN and front.is_rule)
@@ -249,8 +232,6 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
             return unusable(None, "its file name is not UTF-8; rename it")
         name = one_line(name) or "document"
     body = front.body.strip()
-    if form is Format.AGENTS and body and not (body := _IMPORT.sub("", body).strip()):
-        return unusable(None, "it only imports other files; configure those")
     description = _titled(front.title or "", front.description or overview(body))
     if told := patterns_text(front.patterns):
         description = f"{description} (for files: {told})".lstrip()
@@ -284,7 +265,68 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     if (hidden := len(raw) - len(text)) > HIDDEN_TOLERATED:
         message = f"{hidden} control or unseen characters were removed; check where they come from"
         problems.append((None, message))
-    return documents, [Finding(file.path, *problem) for problem in problems]
+    place = None
+    if form is Format.SKILL:
+        try:
+            place = place_of(folder.path, file)
+        except UnfitError as error:
+            if not problems:  # or else that one is to be mended first
+                problems.append((None, f"hosts get it as a reference and not as a skill: {error}"))
+    return documents, [Finding(file.path, *problem) for problem in problems], place
+
+
+def _decoded(data: bytes) -> str:
+    """Return the text of a file with plain line ends; raises `UnicodeDecodeError`."""
+    # Editors of Windows write UTF-16, which its byte order mark tells.
+    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = data.decode("utf-16" if is_utf16 else "utf-8-sig")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+class _Imports:
+    """The imports of a file for coding agents: lines such as ``@AGENTS.md``.
+
+    A file of an entry of its own has the text of what it imports from its folder. What another entry covers
+    is read there, and anything else becomes a finding: a file must not have others read that nobody named.
+    """
+
+    def __init__(self, file: MarkdownFile, reader: FolderReader, covered: Set[Path]) -> None:
+        self._reader, self._covered, self._top = reader, covered, file.path
+        self._seen = {os.path.abspath(file.path)}  # noqa: PTH100 - `..` is taken out, no link is followed
+        self.findings: list[Finding] = []
+        self.file, self.text, self.lines = file, "", 0
+        try:
+            self.text = self._expanded(_decoded(file.data), file.path, 0)
+        except UnicodeDecodeError:
+            return
+        if self.lines:
+            self.file = replace(file, data=self.text.encode("utf-8", "replace"))
+
+    def _expanded(self, text: str, path: Path, depth: int) -> str:
+        lines = []
+        for number, (line, code) in enumerate(with_code_marked(text), 1):
+            match = None if code else _IMPORT.fullmatch(line)
+            lines.append(line if match is None else self._imported(match[1], path, number, depth))
+        return "\n".join(lines)
+
+    def _imported(self, name: str, path: Path, line: int, depth: int) -> str:
+        """Return the text that stands in place of an import."""
+        self.lines += 1
+        target = os.path.abspath(path.parent / Path(name).expanduser())  # noqa: PTH100
+        if target in self._seen:
+            return ""
+        self._seen.add(target)
+        above = Path(target)
+        if not self._covered.isdisjoint((above, *above.parents)):
+            return ""
+        if depth < IMPORTS_DEPTH and (data := self._reader.beside(above)) is not None:
+            try:
+                return self._expanded(read_front_matter(_decoded(data)).body, above, depth + 1)
+            except UnicodeDecodeError:
+                pass
+        reason = f"{one_line(name)} is not imported; give it an entry of its own"
+        self.findings.append(Finding(path, line, reason))
+        return ""
 
 
 def _titled(title: str, description: str) -> str:
@@ -322,94 +364,11 @@ def _sections(whole: str, body: str, front: FrontMatter) -> tuple[list[tuple[str
     return parts, undivided
 
 
-class Section(Struct, frozen=True):
-    """A section of a markdown text; each heading of the first or second level begins one."""
-
-    path: tuple[str, ...]
-    """The headings that lead to it; none for the text before the first one."""
-    heading: str
-    """The line it begins with; empty before the first heading."""
-    body: str
-    """The text below its heading; may be empty."""
-
-
-def divide(text: str) -> tuple[list[Section], int]:
-    """Return the sections in order, and the number of headings beyond `SECTIONS_LIMIT`, which begin none.
-
-    A heading of the first level is part of the path of those of the second only where there are several of
-    it: a single one is the title of the whole.
-    """
-    parts: list[tuple[int, str, list[str]]] = [(0, "", [])]
-    left = 0
-    for line, code in with_code_marked(text):
-        heading = None if code else _SECTION_HEADING.match(line)
-        begins = heading is not None and bool(title_of(heading[2]))
-        if heading is not None and begins and len(parts) <= SECTIONS_LIMIT:
-            parts.append((len(heading[1]), line, []))
-        else:
-            left += begins
-            parts[-1][2].append(line)
-    several = sum(level == 1 for level, _, _ in parts) > 1
-    sections: list[Section] = []
-    above: tuple[str, ...] = ()
-    for level, line, lines in parts:
-        match = _SECTION_HEADING.match(line)
-        path = (title_of(match[2]),) if match else ()
-        if level == 1:
-            above = path if several else ()
-        sections.append(Section(above + path if level > 1 else path, line.strip(), "\n".join(lines).strip()))
-    return sections, left
-
-
-def title_of(heading: str) -> str:
-    """Return the text of a heading without the signs that close it."""
-    text = heading.rstrip(" \t")
-    unclosed = text.rstrip("#")
-    return (unclosed.rstrip(" \t") if unclosed[-1:] in (" ", "\t") else text)[:HEADING_LIMIT]
-
-
-def overview(text: str) -> str:
-    """Return the first heading or the first sentence of a text; empty when it has no words.
-
-    Whichever comes first, since a heading far below says less about the whole than the words at its top.
-    """
-    said = [line for line, code in with_code_marked(_COMMENT.sub("", text[:_LOOKED_AT])) if not code]
-    lettered = [at for at, line in enumerate(said) if _LETTER.search(line)]
-    # Many begin with a logo, badges or a way back, as every page beside them does.
-    telling = (at for at in lettered if _LETTER.search(_DECORATION.sub("", said[at])))
-    if (first := next(telling, lettered[0] if lettered else None)) is None:
-        return ""
-    lines = [_LINK.sub(r"\1", line) for line in said[first:]]
-    heading = _HEADING.match(lines[0])
-    if heading is not None or _UNDERLINE.fullmatch(lines[1] if len(lines) > 1 else ""):
-        title = lines[0] if heading is None else heading[1].rstrip(" \t#")
-        return shorten(one_line(title), OVERVIEW_LIMIT)
-    paragraph = one_line(" ".join(takewhile(lambda line: line.strip() and not _HEADING.match(line), lines)))
-    return shorten(_SENTENCE_END.split(_MARKER.sub("", paragraph, count=1), maxsplit=1)[0], OVERVIEW_LIMIT)
-
-
-def with_code_marked(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield each line, and whether it is code between fences or a fence: a ``#`` there begins a comment."""
-    opening = ""
-    for line in text.split("\n"):
-        fence = _FENCE.match(line)
-        if not opening:
-            opening = fence[1] if fence else ""
-            yield line, bool(opening)
-            continue
-        yield line, True
-        if fence and fence[1].startswith(opening) and not fence[2].strip():
-            opening = ""
-
-
 FINDINGS_LOGGED: Final = 20
 """Findings logged at one reload; the others are kept, and counted in the log."""
 
 DEBOUNCE_MS: Final = 400
 """For changes that come together: an editor's save, a checkout of another branch."""
-
-TIMEOUT_MS: Final = 1_000
-"""Interval of checks whether the configured folders are still the same ones; costs a `stat` of each."""
 
 POLL_MS: Final = 2_000
 """Interval of reading folders where the system cannot watch them."""
@@ -444,6 +403,8 @@ class DocumentLibrary:
         self._reloading = threading.Lock()
         self.loaded = Loaded((), ())
         """The documents, findings and folders of the last reload."""
+        self.unread = bool(folders)
+        """True until the folders were read once."""
         self.sources = tuple(Source(key, ()) for key in _KEYS.values())
         """One source for the rules, one for the references; the same objects until their documents change."""
 
@@ -469,23 +430,21 @@ class DocumentLibrary:
                     source if items == source.items else Source(source.key, items)
                     for source, items in zip(self.sources, by_kind, strict=True)
                 )
-            self.loaded = loaded
+            self.loaded, self.unread = loaded, False
             return changes
 
 
 def _changes(before: Iterable[Document], after: Iterable[Document]) -> DocumentChanges:
-    old = {document.uri: document.fingerprint for document in before}
-    new = {document.uri: document.fingerprint for document in after}
-    return DocumentChanges(
-        added=tuple(sorted(new.keys() - old.keys())),
-        removed=tuple(sorted(old.keys() - new.keys())),
-        changed=tuple(sorted(uri for uri in new.keys() & old.keys() if new[uri] != old[uri])),
-    )
+    # By name, as the URIs of thousands of documents take longer than all the rest.
+    old, new = ({(one.kind, one.name): one.fingerprint for one in these} for these in (before, after))
+    changed = (name for name in new.keys() & old.keys() if new[name] != old[name])
+    sets = (new.keys() - old.keys(), old.keys() - new.keys(), changed)
+    return DocumentChanges(*(tuple(sorted(uri_of(*name) for name in names)) for names in sets))
 
 
 OnChange: TypeAlias = Callable[[DocumentChanges], Awaitable[None]]
 WatchPaths: TypeAlias = "Callable[..., AsyncGenerator[set[tuple[watchfiles.Change, str]], None]]"
-"""`watchfiles.awatch`; yields changes, and an empty set after the timeout."""
+"""`watchfiles.awatch`; yields changes until its event is set."""
 
 
 async def watch(
@@ -495,20 +454,22 @@ async def watch(
     if not library.folders:
         return
     async with cancellation_event() as stop:
-        await _FolderWatcher(
-            library, on_change, partial(watch_paths or watchfiles.awatch, stop_event=stop)
-        ).run()
+        await _FolderWatcher(library, on_change, watch_paths or watchfiles.awatch, stop).run()
 
 
-class _FolderWatcher:
-    def __init__(self, library: DocumentLibrary, on_change: OnChange, watch_paths: WatchPaths) -> None:
-        self._library, self._on_change, self._watch_paths = library, on_change, watch_paths
-        self._polling: bool | None = None
-        """None leaves it to the system and to ``WATCHFILES_FORCE_POLLING``."""
+class _FolderWatcher(Struct):
+    library: DocumentLibrary
+    on_change: OnChange
+    watch_paths: WatchPaths
+    stop: anyio.Event
+    polling: bool | None = None
+    """None leaves it to the system and to ``WATCHFILES_FORCE_POLLING``."""
+    pause: float = 0.0
+    """Seconds between the latest reload and the next one."""
 
     async def run(self) -> None:
         while True:
-            targets = await in_thread(_targets, self._library)
+            targets = await in_thread(_targets, self.library)
             await wait_for_spare_threads()
             try:
                 await self._until_targets_change(targets)
@@ -518,50 +479,67 @@ class _FolderWatcher:
                 await self._fall_back(error)
 
     async def _until_targets_change(self, targets: frozenset[str]) -> None:
-        roots = await in_thread(_identities, self._library)
-        configured = {str(folder.path.absolute()) for folder in self._library.folders}
-        first = True
-        events = self._watch_paths(
+        roots, first = await in_thread(_identities, self.library), list[DocumentChanges]()
+        configured = {str(folder.path.absolute()) for folder in self.library.folders}
+
+        def differs() -> bool:
+            if not first:  # now that changes are reported: those before were not
+                first.append(self._reloaded())
+                if first[0] or _targets(self.library) != targets:
+                    return True
+            return _identities(self.library) != roots
+
+        events = self.watch_paths(
             *sorted(targets),
             watch_filter=partial(_may_matter, targets | configured),
             debounce=DEBOUNCE_MS,
             step=STEP_MS,
-            rust_timeout=TIMEOUT_MS,
-            yield_on_timeout=True,
-            force_polling=self._polling,
+            rust_timeout=0,
+            stop_event=Looks(self.stop, differs),
+            force_polling=self.polling,
             poll_delay_ms=POLL_MS,
             recursive=False,
             ignore_permission_denied=True,
         )
         async with aclosing(events):
             async for changes in events:
-                present = await in_thread(_identities, self._library)
-                if not (first or changes or present != roots):
-                    continue
-                first, began = False, anyio.current_time()
                 await self._reload()
-                await anyio.sleep(PAUSE_FACTOR * (anyio.current_time() - began))
-                renewed = await in_thread(_targets, self._library)
+                renewed = await in_thread(_targets, self.library)
+                moved = await in_thread(_identities, self.library) != roots
                 # A watched folder was moved or created anew: the old watch sees nothing of the new one.
-                if renewed != targets or present != roots or any(path in targets for _, path in changes):
+                if renewed != targets or moved or any(path in targets for _, path in changes):
                     return
+        if first:
+            await self._tell(first[0])
 
     async def _reload(self) -> None:
+        await self._tell(await in_thread(self._reloaded))
+
+    def _reloaded(self) -> DocumentChanges:
+        began = time.monotonic()
         try:
-            changes = await in_thread(self._library.reload)
-            if changes:
-                await self._on_change(changes)
-        except Exception:  # boundary: one failed reload or callback; the next change is a new try
+            return self.library.reload()
+        except Exception:  # boundary: one failed reload; the next change is a new try
             logger.exception("rules and references could not be reloaded")
+            return DocumentChanges()
+        finally:
+            self.pause = PAUSE_FACTOR * (time.monotonic() - began)
+
+    async def _tell(self, changes: DocumentChanges) -> None:
+        try:
+            if changes:
+                await self.on_change(changes)
+        except Exception:  # boundary: one failed callback; the next change is a new try
+            logger.exception("rules and references could not be reloaded")
+        await anyio.sleep(self.pause)
 
     async def _fall_back(self, error: Exception) -> None:
-        if not self._polling and not _is_undecodable(error):
+        if not self.polling and not _is_undecodable(error):
             logger.warning("folders of documents cannot be watched (%s); they are polled instead", error)
-            self._polling = True
+            self.polling = True
             return
         # An undecodable name is another program's file; it is left out, but others may have changed.
-        if not _is_undecodable(error):
-            logger.debug("folders of documents cannot be polled (%s); retrying", error)
+        logger.debug("folders of documents cannot be watched (%s); retrying", error)
         await self._reload()
         await anyio.sleep(RETRY_SECONDS)
 
@@ -580,15 +558,13 @@ def _targets(library: DocumentLibrary) -> frozenset[str]:
     return frozenset(map(str, (*filter(Path.is_dir, library.loaded.folders), *nearest)))
 
 
-def _identities(library: DocumentLibrary) -> list[tuple[int, int] | None]:
-    """Return device and inode of the configured folders, None for one that does not exist."""
-    found: list[tuple[int, int] | None] = []
+def _identities(library: DocumentLibrary) -> dict[Path, tuple[int, int]]:
+    """Return device and inode of the configured folders that exist."""
+    found = dict[Path, tuple[int, int]]()
     for folder in library.folders:
-        try:
+        with suppress(OSError):
             status = folder.path.stat()
-            found.append((status.st_dev, status.st_ino))
-        except OSError:
-            found.append(None)
+            found[folder.path] = status.st_dev, status.st_ino
     return found
 
 

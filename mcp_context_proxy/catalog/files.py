@@ -168,6 +168,25 @@ class FolderReader:
             folder = _opened(self._root, self._below, stack, self._by_descriptor)
             return self._read(self._root.joinpath(*self._below, name), name, folder.file(name)).data
 
+    def beside(self, path: Path) -> bytes | None:
+        """Return the content of visible markdown below the folder of the root; None where that is no file.
+
+        Its folder counts as one that was read, so that a change in it is seen.
+        """
+        above = self._root.parent.absolute()
+        if not self._root.is_file() or not path.is_relative_to(above):
+            return None
+        *parts, name = path.relative_to(above).parts
+        if not name.lower().endswith(SUFFIXES) or not all(map(_may_be_read, (*parts, name))):
+            return None
+        reader = FolderReader(above, self._allowance, below=tuple(parts), by_descriptor=self._by_descriptor)
+        try:
+            data = reader.file(name)
+        except (OSError, UnsafePathError, _ExhaustedError):
+            return None
+        self.folders.append(path.parent)
+        return data
+
     def _walk(self, folder: _OpenFolder, parts: tuple[str, ...]) -> Iterator[MarkdownFile]:
         self.folders.append(self._root.joinpath(*parts))
         for entry in self._entries(folder):

@@ -310,9 +310,10 @@ def settings_of(config: ServerConfig, tool: str) -> list[tuple[str, ToolConfig]]
     ]
 
 
-def include_of(config: ServerConfig, tool: str) -> IncludeMode:
+def include_of(config: ServerConfig, tool: str, *, for_models: bool = True) -> IncludeMode:
+    """Return how a tool comes to models: not at all if it is not for them and has no settings of its own."""
     found = (own.include for _, own in settings_of(config, tool))
-    return next(filter(None, found), config.include)
+    return next(filter(None, found), config.include if for_models else IncludeMode.MANUAL)
 
 
 def _permission(config: ServerConfig, tool: str, tool_class: ToolClass | None) -> tuple[Allow, KeyPath]:
@@ -458,7 +459,6 @@ class ToolLists:
         return known
 
     def keep(self, servers: Container[str]) -> None:
-        """Forget the lists of all other servers."""
         self.last = {name: parsed for name, parsed in self.last.items() if name in servers}
 
 
@@ -548,7 +548,7 @@ def _parse_tool(
         exposed_name=exposed,
         written=written,
         fingerprint=candidate.fingerprint.of(config.name),
-        include=include_of(config, name),
+        include=include_of(config, name, for_models=markers.for_models),
         tags=config.tags + tuple(tag for own in settings for tag in own.tags),
         category=next((own.category for own in settings if own.category), config.category),
         use_cases=use_cases,

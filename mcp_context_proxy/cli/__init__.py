@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.errors import innermost, nearest_names
+from mcp_context_proxy.errors import UnknownFilterError, innermost, nearest_names
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.serving import (
     ENDINGS,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import anyio
 
     from mcp_context_proxy.config import Config
-    from mcp_context_proxy.store import Store
+    from mcp_context_proxy.store.opening import Store
 
 
 T = TypeVar("T")
@@ -179,6 +179,12 @@ def load_config(
     return config
 
 
+def unknown_server(name: str, config: Config) -> click.UsageError:
+    """Return the error about a server that is not in the configuration, with the nearest one and all."""
+    known = [*config.servers, *config.off]
+    return click.UsageError(str(UnknownFilterError("server", name, nearest_names(name, known, 1), known)))
+
+
 def shown(text: str) -> str:
     """Return a text as any output of a command shows it: clean, and without the configuration's secrets.
 
@@ -204,7 +210,7 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
 
 def open_configured_store(config: Config) -> Store:
     """Open the store of a configuration; a context manager. Blocking; never fails."""
-    from mcp_context_proxy.store import open_store
+    from mcp_context_proxy.store.opening import open_store
 
     return open_store(config.store)
 

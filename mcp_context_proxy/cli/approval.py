@@ -16,14 +16,22 @@ import click
 import msgspec
 from rich.text import Text
 
-from mcp_context_proxy.cli import Period, configured, echo_json, json_option, open_configured_store, shown
+from mcp_context_proxy.cli import (
+    Period,
+    configured,
+    echo_json,
+    json_option,
+    open_configured_store,
+    shown,
+    unknown_server,
+)
 from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.trust.audit import KINDS, audit_file, selecting, summary
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.store import Store
+    from mcp_context_proxy.store.opening import Store
     from mcp_context_proxy.trust.audit_file import AuditFile
     from mcp_context_proxy.trust.decisions import Change
 
@@ -59,9 +67,7 @@ def changes_command(
     with _opened(config) as store:
         known = store.approvals.servers()
         if server is not None and server not in {*known, *config.servers, *config.off}:
-            raise click.UsageError(
-                f"there is no server {server!r}. There are: {', '.join(config.servers) or 'none'}"
-            )
+            raise unknown_server(server, config)
         servers = [server] if server is not None else known
         whole = whole or as_json
         found = {name: changes(store, name, days=SHOWN_DAYS, whole=whole) for name in servers}
@@ -206,9 +212,7 @@ def audit_command(
             # One that has left the configuration still has its entries.
             of_server = selecting(0, server, None, None)
             if not any(map(of_server, file.entries())):
-                from mcp_context_proxy.cli.search import unknown_server
-
-                raise unknown_server(config, server)
+                raise unknown_server(server, config)
         _show_audit(file, selecting(time.time() - since, server, tool, kind), as_json=as_json, follow=follow)
     except OSError as error:
         raise click.ClickException(f"{file.path} cannot be read: {error.strerror or error}") from None

@@ -24,7 +24,7 @@ from mcp_context_proxy.cli import (
     query_argument,
     shown,
 )
-from mcp_context_proxy.cli.running import AnswerSource, asking
+from mcp_context_proxy.cli.running import AnswerSource, asking, kind_option
 from mcp_context_proxy.cli.search import parts_of, words_of
 from mcp_context_proxy.cli.terminal import Terminal, headings, messages, moment, print_answer
 from mcp_context_proxy.items import Kind
@@ -252,17 +252,20 @@ def _show_all(console: Terminal, data: Mapping[str, Any]) -> None:
     if not found:
         console.say("No request is remembered.")
         return
+    # Where several hosts ask, a person looks for the requests of one.
+    has_clients = any(one.get("client") for one in found)
     rows: list[list[str | Text]] = [
         [
             Text(one["id"], style="cyan"),
             moment(one["time"]),
             f"{len(one['items']):,}",
             f"{one['tokens']:,}",
+            *([one_line(one.get("client") or "-")] if has_clients else []),
             Text(one_line(one["query"])),
         ]
         for one in found
     ]
-    titles = headings("ID", "Time", "Items", "Tokens", "Query")
+    titles = headings("ID", "Time", "Items", "Tokens", *(["Client"] if has_clients else []), "Query")
     console.columns([[*titles], *rows], right=(2, 3), useful=QUERY_ROOM)
     console.say()
     console.prose(Text(WHOLE_TOKENS, style="dim"))
@@ -274,19 +277,20 @@ def _show_one(console: Terminal, context: Mapping[str, Any]) -> None:
     console.say(Text(f'"{one_line(context["query"])}"', style="bold"))
     facts = [moment(context["time"]), context["origin"], f"about {context['tokens']:,} tokens if read whole"]
     if context["session"] is not None:
-        facts.append(f"session {context['session']}")
+        of = f" of {one_line(context['client'])}" if context.get("client") else ""
+        facts.append(f"session {context['session']}{of}")
     if context.get("profile") is not None:
         facts.append(f"profile {context['profile']}")
     console.say(Text(", ".join(facts), style="dim"))
     if context["read_as"] is not None:
-        console.prose(Text(f"Read as: {one_line(context['read_as'])}", style="dim"), hanging=9)
+        console.aside("Read as", context["read_as"])
     if context["failure"] is not None:
         console.prose(Text(f"The selection failed: {context['failure']}", style="yellow"))
     if context["filters"]:
         asked = ", ".join(f"{name} {filter_text(value)}" for name, value in context["filters"].items())
-        console.prose(Text(f"Filters: {one_line(asked)}", style="dim"), hanging=9)
+        console.aside("Filters", asked)
     if context["rerank"] is not None:
-        console.prose(Text(f"Rerank: {one_line(context['rerank']['reason'])}", style="dim"), hanging=8)
+        console.aside("Rerank", context["rerank"]["reason"])
     _show_items(console, "Items", context["items"])
     _show_items(console, "Over budget", context["dropped"])
     if context["interactions"]:
@@ -304,7 +308,9 @@ def _show_one(console: Terminal, context: Mapping[str, Any]) -> None:
             indent=2,
             right=(0, 3),
         )
-    _show_items(console, "Closest, because nothing fits", context["near_misses"])
+    fits = any(item["include_mode"] == "agent" for item in context["items"])
+    closest = "Closest tools, because none fits" if fits else "Closest, because nothing fits"
+    _show_items(console, closest, context["near_misses"])
 
 
 def _show_items(console: Terminal, title: str, items: Sequence[Mapping[str, Any]]) -> None:
@@ -333,15 +339,7 @@ def _show_items(console: Terminal, title: str, items: Sequence[Mapping[str, Any]
 @query_argument
 @click.argument("name", metavar="ITEM")
 @click.option("--server", help="Server of the tool, if several have one of that name.")
-@click.option(
-    "--type",
-    "--kind",
-    "kind",
-    type=click.Choice([kind.value for kind in Kind]),
-    default=Kind.TOOL.value,
-    show_default=True,
-    help="Type of the item; needed only where a tool has the same name.",
-)
+@kind_option
 @json_option
 def explain_command(
     source: AnswerSource, query: str, name: str, server: str | None, kind: str, as_json: bool

@@ -6,11 +6,10 @@ those without an embedding. None of them starts a server.
 
 from __future__ import annotations
 
-import difflib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -30,7 +29,6 @@ from mcp_context_proxy.cli import (
     open_configured_store,
     open_group,
     query_argument,
-    run,
     shown,
     terminal,
 )
@@ -42,17 +40,16 @@ from mcp_context_proxy.cli.terminal import (
     duration,
     messages,
     moment,
-    open_started_proxy,
     print_answer,
     results,
 )
-from mcp_context_proxy.errors import UnknownFilterError
+from mcp_context_proxy.errors import some_of
 from mcp_context_proxy.items import Kind, SearchFilters
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
     from mcp_context_proxy.config import Config
-    from mcp_context_proxy.interactions import Recall, Recollection
+    from mcp_context_proxy.interactions import InteractionMemory, Recall, Recollection
 
 
 INDENT: Final = 12
@@ -62,7 +59,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def narrowing_options(command: Command) -> Command:
-    """Give a command an option for each search filter; it takes them as keywords, for `filters_of`."""
+    """Give a command an option for each search filter, which it takes as keywords."""
     for field in reversed(inspect.type_info(SearchFilters).fields):  # type: ignore[attr-defined]
         command = _option(field.name, field.type, field.default)(command)
     return command
@@ -88,26 +85,6 @@ def _option(name: str, of: inspect.Metadata, default: object) -> Callable[[Comma
                 option, type=WholeNumber(least), default=default, show_default=shown, help=text
             )
     return click.option(option, help=text)
-
-
-def filters_of(config: Config, given: dict[str, Any]) -> SearchFilters:
-    """Return the search filters for the options that were given; the server must be in the configuration."""
-    server = given["server"]
-    if server in config.servers and not config.servers[server].enabled:
-        raise click.BadParameter(f"server {server!r} is switched off", param_hint="--server")
-    if server is not None and server not in config.servers:
-        raise unknown_server(config, server)
-    return SearchFilters(**given)
-
-
-def unknown_server(config: Config, server: str) -> click.BadParameter:
-    """Return the error for an option ``--server`` that names none."""
-    nearest = difflib.get_close_matches(server, config.servers, n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    there = ", ".join(config.servers) or "none"
-    return click.BadParameter(
-        f"there is no server {server!r}.{hint} There are: {there}", param_hint="--server"
-    )
 
 
 @click.command("search")
@@ -144,39 +121,19 @@ def search_command(
 
     Shows the answer that a model gets; --explain shows how it came about.
     """
-    wanted = {"query": query, "top": top, "kinds": ",".join(kinds), "rerank": rerank, "explain": explain}
-    if source.running is not None:
-        given = {name: value for name, value in narrowing.items() if value is not False}
-        data = source.running.get("/search", {**wanted, **given})
-    else:
-        filters = filters_of(source.config, narrowing)
-        try:
-            data = run(_search, source.config, wanted | narrowing)
-        except UnknownFilterError as error:
-            hint = "--any-tag" if error.value in filters.any_tags else f"--{error.kind}"
-            raise click.BadParameter(str(error), param_hint=hint) from None
+    wanted = {"query": query, "top": top, "kinds": kinds, "rerank": rerank, "explain": explain}
+    data = source.proxy().get("/search", wanted | narrowing)
     if as_json:
         echo_json(_data(data))
     elif explain:
         _show(results(), data)
     else:
         if data["read_as"] is not None:
-            messages().prose(Text(f"Read as: {one_line(data['read_as'])}", style="dim"), hanging=9)
+            messages().aside("Read as", data["read_as"])
         reranking = data["rerank"]
         if reranking is not None and not reranking["used"]:
-            messages().prose(Text(f"Rerank: {one_line(reranking['reason'])}", style="dim"), hanging=8)
+            messages().aside("Rerank", reranking["reason"])
         click.echo(shown(data["text"]))
-
-
-async def _search(config: Config, wanted: dict[str, Any]) -> dict[str, Any]:
-    import msgspec
-
-    from mcp_context_proxy.web.search import LookWanted, look
-
-    async with open_started_proxy(config) as proxy:
-        found = await look(proxy.contexts, proxy.fleet, proxy.usage, msgspec.convert(wanted, LookWanted))
-        decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
-        return decoded
 
 
 def _data(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,12 +146,12 @@ def _data(found: Mapping[str, Any]) -> dict[str, Any]:
 def _show(console: Terminal, found: Mapping[str, Any]) -> None:
     asked, rerank = f'"{one_line(found["query"])}"', found["rerank"]
     if found["read_as"] is not None:
-        console.prose(Text(f"Read as: {one_line(found['read_as'])}", style="dim"), hanging=9)
+        console.aside("Read as", found["read_as"])
     if found["note"]:
         console.prose(Text(f"Note: {found['note']}", style="yellow"))
     if rerank is not None:
         took = f", in {rerank['seconds']:.1f} s" if rerank["seconds"] else ""
-        console.prose(Text(f"Rerank: {one_line(rerank['reason'])}{took}", style="dim"), hanging=8)
+        console.aside("Rerank", f"{rerank['reason']}{took}")
     if found["filter_note"]:
         console.prose(Text(found["filter_note"], style="yellow"))
     if found["over_budget"]:
@@ -231,7 +188,7 @@ def show_one(console: Terminal, rank: int | str, data: Mapping[str, Any]) -> Non
     console.say(f"{rank:>4}  {data['score']:4.2f}  ", Text(name, style="bold cyan"), Text(title, style="dim"))
     if description := one_line(str(data["description"])):
         console.short(description, INDENT)
-    console.prose(Text(f"why: {one_line(str(data['why']))}", style="dim"), INDENT, hanging=5)
+    console.aside("why", str(data["why"]), INDENT)
 
 
 def parts_of(score: Mapping[str, Any]) -> list[tuple[str, float]]:
@@ -270,7 +227,7 @@ def _explain(console: Terminal, one: Mapping[str, Any]) -> None:
     labels = {"serves": "serves", "matched": "query", "used_before_for": "used before for", "chunk": "text"}
     for key, label in labels.items():
         if text := one[key]:
-            console.prose(Text(f"{label}: {one_line(text)}", style="dim"), INDENT, hanging=len(label) + 2)
+            console.aside(label, text, INDENT)
 
 
 MOST: Final = 1000
@@ -299,7 +256,7 @@ def interactions_command(ctx: click.Context, config_path: Path | None) -> None:
 @json_option
 def stats(config: Config, as_json: bool) -> None:
     """Count the interactions by agent and type."""
-    from mcp_context_proxy.store import InteractionScope
+    from mcp_context_proxy.store.learned import InteractionScope
 
     with open_configured_store(config) as store:
         total, kinds = store.interactions.count(InteractionScope()), store.interactions.kinds()
@@ -400,17 +357,11 @@ def import_command(
 
     Interactions that are there already are not imported again: after an interruption, the next run continues.
     """
-    from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
-    from mcp_context_proxy.interactions import InteractionMemory
     from mcp_context_proxy.interactions.transfer import MessageTable, import_file
 
     columns = MessageTable(table, agent_column, type_column, content_column, time_column)
-    with (
-        open_configured_store(config) as store,
-        closing(LazyModel(partial(open_model, config))) as model,
-        terminal.indexing("Importing") as report,
-    ):
-        done = import_file(InteractionMemory(model, store.interactions, config), file, columns, report)
+    with _opened_memory(config) as memory, terminal.indexing("Importing") as report:
+        done = import_file(memory, file, columns, report)
     if as_json:
         echo_json(to_builtins(done))
         return
@@ -427,6 +378,17 @@ def import_command(
         console.note(f"{counted(done.unusable, 'row')} left out: {'; '.join(done.reasons)}")
     if done.kept:
         console.say("They have no embeddings yet: mcp-context-proxy backfill makes them.")
+
+
+@contextmanager
+def _opened_memory(config: Config, *, tries_again: bool = False) -> Iterator[InteractionMemory]:
+    """Open the memory of a configuration; its model may be tried again at once after a failure."""
+    from mcp_context_proxy.embedding.embeddings import RETRY_SECONDS, LazyModel, open_model
+    from mcp_context_proxy.interactions import InteractionMemory
+
+    model = LazyModel(partial(open_model, config), retry_seconds=0 if tries_again else RETRY_SECONDS)
+    with open_configured_store(config) as store, closing(model):
+        yield InteractionMemory(model, store.interactions, config)
 
 
 def _note_if_off(console: Terminal, enabled: bool) -> None:
@@ -460,14 +422,12 @@ def recall_command(
     as_json: bool,
 ) -> None:
     """Find the searches, calls and messages of agents that QUERY means."""
-    from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
-    from mcp_context_proxy.interactions import InteractionMemory
     from mcp_context_proxy.server.rendering import recall_data
 
-    with open_configured_store(config) as store, closing(LazyModel(partial(open_model, config))) as model:
-        memory = InteractionMemory(model, store.interactions, config)
+    with _opened_memory(config) as memory:
         found = memory.semantic_search_interactions(query, agent, top_k, decay, kind)
         latest = memory.recent(agent, top_k, kind) if compare else None
+        kinds = [] if found.known else memory.kinds()
     if as_json:
         beside = {} if latest is None else {"recent": recall_data(latest)["results"]}
         echo_json({"query": query, **recall_data(found), **beside})
@@ -481,6 +441,11 @@ def recall_command(
         console.note(f"Note: {found.note}")
     if not found.results:
         console.say(f'Nothing fits "{one_line(query)}" among {counted(found.known, "interaction")}.')
+    if kinds:
+        # There are some, and none of the agent and type that were asked for.
+        agents, types = ({one_line(str(row[at])): None for row in kinds} for at in (0, 1))
+        known = f"agents {some_of([*agents])}, and types {some_of([*types])}"
+        console.prose(f"None is of that agent and type; there are {known}.")
     for one in found.results:
         interaction = one.interaction
         score = "-" if one.score is None else f"{one.score:.2f}"
@@ -527,14 +492,11 @@ def backfill_command(config: Config, batch_size: int, as_json: bool) -> None:
 
     Each batch is stored at once: after an interruption, the next run continues.
     """
-    from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
-    from mcp_context_proxy.interactions import InteractionMemory, backfill
+    from mcp_context_proxy.interactions import backfill
 
-    # Tried each time: nobody waits here, and the failure of one batch is not that of all.
-    model = LazyModel(partial(open_model, config), retry_seconds=0)
-    model.get()
-    with open_configured_store(config) as store, closing(model), terminal.indexing("Embedding") as report:
-        done = backfill(InteractionMemory(model, store.interactions, config), batch_size, report)
+    # Nobody waits here, and the failure of one batch is not that of all.
+    with _opened_memory(config, tries_again=True) as memory, terminal.indexing("Embedding") as report:
+        done = backfill(memory, batch_size, report)
     if as_json:
         echo_json(to_builtins(done))
     else:

@@ -27,6 +27,11 @@ LISTENING = "0A"
 PROBE_SECONDS = 2.0
 """Time limit for a proxy on this machine to answer."""
 
+PAGE_MARK = b" - mcp-context-proxy</title>"
+"""What each page has among its first `PAGE_HEAD` bytes, and no page of another program."""
+
+PAGE_HEAD = 4096
+
 
 class _ServeCommand(click.Command):
     """Answers a host whose settings have a wrong option, as its log alone would have the reason otherwise."""
@@ -120,7 +125,7 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
     The address holds the token behind a `#`: that part is sent to no server, and the page removes it at
     once. It is printed and not opened, because other users of the machine can read the arguments of programs.
     """
-    from mcp_context_proxy.front.auth import credentials_for, credentials_of
+    from mcp_context_proxy.trust.tokens import credentials_for, credentials_of
 
     config = load_config(ctx, config_path, complain=False)
     settings = config.http
@@ -195,12 +200,14 @@ def _other_user_at(port: int) -> str | None:
 
 
 def _has_page(base: str) -> bool:
+    """Return True if the page of a proxy is served there, and not that of another program."""
     import http.client
 
     connection = http.client.HTTPConnection(base, timeout=PROBE_SECONDS)
     try:
         connection.request("GET", "/ui")
-        return connection.getresponse().status == http.HTTPStatus.OK
+        response = connection.getresponse()
+        return response.status == http.HTTPStatus.OK and PAGE_MARK in response.read(PAGE_HEAD)
     except (OSError, http.client.HTTPException):
         return False
     finally:

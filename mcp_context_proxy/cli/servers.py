@@ -18,10 +18,10 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy.cli import WholeNumber, configured, json_option, run, terminal
-from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, of_running
+from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, kind_option, of_running
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, headings, marked, moment, print_answer
 from mcp_context_proxy.config.settings import PRESETS
-from mcp_context_proxy.items import IncludeMode, Kind, ToolClass
+from mcp_context_proxy.items import IncludeMode, ToolClass
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
@@ -215,8 +215,6 @@ def _show_index(console: Terminal, report: dict[str, Any]) -> None:
         console.note(kept, style="dim")
 
 
-KINDS: Final = click.Choice([kind.value for kind in Kind])
-
 DOMAINS: Final = ("tools", "documents")
 """Parts of a selection with options of their own."""
 
@@ -285,14 +283,7 @@ def _of_one(command: Callable[..., None]) -> Callable[..., None]:
 def _named(command: Callable[..., None]) -> Callable[..., None]:
     for add in (
         click.argument("names", metavar="NAME...", nargs=-1, required=True),
-        click.option(
-            "--type",
-            "kind",
-            type=KINDS,
-            default=Kind.TOOL.value,
-            show_default=True,
-            help="Type of the items; needed only where a tool has the same name.",
-        ),
+        kind_option,
         click.option("--server", help="Server of a tool, if several have one of that name."),
     ):
         command = add(command)
@@ -444,7 +435,7 @@ def _show(console: Terminal, facts: Mapping[str, Any]) -> None:
         for domain in DOMAINS:
             said += [f"{domain} {name} {value}" for name, value in changed.get(domain, {}).items()]
         if said:
-            console.prose(Text(f"{title}: {', '.join(said)}", style="dim"), indent=2, hanging=len(title) + 4)
+            console.aside(title, ", ".join(said), indent=2)
     most = facts["options"].get("max_tokens") or facts["preset_options"].get("max_tokens")
     if most is not None and (tokens := sum(one["tokens"] for one in facts["items"])) >= most:
         short = f"its items have {tokens:,} tokens, so {most:,} leave no room for what queries find"

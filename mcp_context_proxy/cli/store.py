@@ -29,14 +29,15 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, print_answer, resu
 from mcp_context_proxy.config import Config, StoreConfig
 from mcp_context_proxy.errors import DataFileError, StoreError
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.system.process import write_private
+from mcp_context_proxy.system import write_private
 
 if TYPE_CHECKING:
     from mcp_context_proxy.cluster import ContextTable, ReplicaTable
     from mcp_context_proxy.embedding.embeddings import QueryEmbedder
     from mcp_context_proxy.items import ToolKey
     from mcp_context_proxy.learning.tier import LearnedTier
-    from mcp_context_proxy.store import Store, ToolSessionStore
+    from mcp_context_proxy.store.opening import Store
+    from mcp_context_proxy.store.tables import ToolSessionStore
 
 
 FILE = click.Path(path_type=Path)
@@ -226,7 +227,7 @@ def migrate(config: Config) -> None:
     Replicas of the version before go on working with it. A file needs no command: it is migrated when it is
     opened.
     """
-    from mcp_context_proxy.store import open_store
+    from mcp_context_proxy.store.opening import open_store
 
     with open_store(replace(config.store, migrate="check")) as store:
         before, after = store.database.migrate()
@@ -246,8 +247,7 @@ def copy_(ctx: click.Context, config_path: Path | None, source: str, target: str
 
     A copy that was interrupted is simply started again. Nothing should use either store meanwhile.
     """
-    from mcp_context_proxy.store import open_store
-    from mcp_context_proxy.store.opening import copy
+    from mcp_context_proxy.store.opening import copy, open_store
 
     def place(given: str) -> StoreConfig:
         if given == CONFIGURED:

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from mcp_context_proxy.cli import echo_json, shown
 from mcp_context_proxy.errors import some_of
+from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system.process import date_of
 
 if TYPE_CHECKING:
@@ -111,6 +112,10 @@ class Terminal(Console):
 
     def note(self, text: str, style: str = "yellow") -> None:
         self.prose(Text(text, style=style))
+
+    def aside(self, label: str, text: str, indent: int = 0) -> None:
+        """Print a text that is less important, after its label."""
+        self.prose(Text(f"{label}: {one_line(text)}", style="dim"), indent, hanging=len(label) + 2)
 
     def section(self, title: str) -> None:
         """Print a heading, with an empty line before it."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -34,13 +36,13 @@ from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait
 
 logger = logging.getLogger(__name__)
 
-LOOK_MS: Final = 1_000
+LOOK_SECONDS: Final = 1.0
 """Time between two looks when no change is reported; each costs one `stat`."""
 
 DEBOUNCE_MS: Final = 100
 """Reports within this time count as one."""
 
-STEP_MS: Final = 200
+STEP_MS: Final = 400
 """Time between two looks of the watching thread at what the system has reported: it wakes up for each."""
 
 SETTLE_SECONDS: Final = 0.1
@@ -65,6 +67,27 @@ Mark: TypeAlias = tuple[str, int, int, int, int] | None
 """Identity of the file at the path: real path, device, inode, time, size; None if there is none."""
 
 
+class Looks:
+    """An event that ends a watching thread: when it has to stop, or a look shows that something is different.
+
+    The thread asks for it at each of its steps, and looks itself once a second. So nobody wakes up the event
+    loop, and another thread, to find that nothing has changed.
+    """
+
+    def __init__(self, stop: anyio.Event, differs: Callable[[], bool]) -> None:
+        """Set with `stop`, or once `differs` returns true; the first look is at once."""
+        self._stop, self._differs, self._due = stop, differs, -math.inf
+
+    def set(self) -> None:
+        self._stop.set()
+
+    def is_set(self) -> bool:
+        if self._stop.is_set() or time.monotonic() < self._due:
+            return self._stop.is_set()
+        self._due = time.monotonic() + LOOK_SECONDS
+        return self._differs()
+
+
 async def watch_file(file: Path, on_change: Callable[[], None]) -> None:
     """Call `on_change` once at the beginning and whenever the file may have changed. Runs until cancelled."""
     async with cancellation_event() as stop:
@@ -86,7 +109,7 @@ class _FileWatcher:
                 await self._until_folders_change(folders)
             except Exception as error:  # boundary: the watcher, whose failures have no common class
                 logger.debug("%s cannot be watched (%s); checking it every second", self._file, error)
-                await anyio.sleep(LOOK_MS / 1000)
+                await anyio.sleep(LOOK_SECONDS)
 
     async def _until_folders_change(self, folders: frozenset[str]) -> None:
         watcher = watchfiles.awatch(
@@ -94,9 +117,10 @@ class _FileWatcher:
             watch_filter=None,
             debounce=DEBOUNCE_MS,
             step=STEP_MS,
-            rust_timeout=LOOK_MS,
-            yield_on_timeout=True,
-            stop_event=self._stop,
+            rust_timeout=0,
+            stop_event=Looks(
+                self._stop, lambda: _mark(self._file) != self._seen or _folders(self._file) != folders
+            ),
             recursive=False,
             ignore_permission_denied=True,
         )

@@ -190,7 +190,6 @@ def _bytes(text: str) -> bytes:
 
 
 def in_urls(plain: str) -> Iterator[str]:
-    """Yield a value as the usual functions encode it for URLs."""
     for quoted in (quote_plus(_bytes(plain)), *(quote(_bytes(plain), safe) for safe in _SPARED_IN_URLS)):
         yield quoted
         yield _PERCENT.sub(lambda found: found[0].lower(), quoted)

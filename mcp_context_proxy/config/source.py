@@ -1,11 +1,7 @@
-"""Reads one configuration file, TOML or a host's JSON or YAML, with the line of each key; expands variables.
+"""Reads one configuration file, TOML or a host's JSON or YAML, with the line of each key.
 
 Problems name the line of a key, which neither `tomllib` nor `json` tells, so it is searched for. That is done
 only for text that the real parser has accepted, and a line that is not found is no error.
-
-Variables are written ``${VAR}``, ``${VAR:-default}``, or ``${env:VAR}`` as in VS Code. ``$${`` stands for a
-literal ``${``; any other ``$`` stays, since passwords contain them. As in a shell, the default is used when
-the variable is unset or empty. `secrets` has other places for values.
 """
 
 from __future__ import annotations
@@ -20,14 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct, field
 
-from mcp_context_proxy.config.secrets import SecretSource, SecretSourceError, names_secret
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
-from mcp_context_proxy.system import OPEN, matches
 from mcp_context_proxy.system.later import pattern
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -500,100 +493,3 @@ def _parse_json(file: Path, text: str) -> ConfigSource:
 
 def _failure(file: Path, line: int | None, message: str, key: str = "") -> ConfigError:
     return ConfigError([ConfigProblem(file, line, key, message)])
-
-
-REFERENCE: Final = "${"
-"""Beginning of every reference. A text without one stands for itself."""
-
-_REFERENCE: Final = pattern(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
-_VARIABLE: Final = pattern(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
-_EVERYWHERE: Final[Mapping[str, Callable[[], str]]] = {
-    "userHome": lambda: str(Path.home()),
-    "pathSeparator": lambda: os.sep,
-    "/": lambda: os.sep,
-}
-"""Variables of editors that mean the same in every program of a user, with their values."""
-
-_HOST_VARIABLE: Final = pattern(r"workspaceFolder\w*|cwd|file([A-Z]\w*)?|config:.*|command:.*")
-"""References that only the editor of a host can replace."""
-
-
-class Unexpanded(Struct, frozen=True):
-    """A reference that cannot be replaced."""
-
-    message: str
-    remedy: str = ""
-    variable: str = ""
-    """Name of the variable, if it is not set."""
-
-
-class ExpandedValue(Struct, frozen=True):
-    """A text with expanded variables, or the problems in it."""
-
-    text: str
-    variables: tuple[tuple[str, str], ...]
-    """Name and value of each variable that was used."""
-    problems: tuple[Unexpanded, ...]
-
-
-def expand(
-    text: str, environ: Mapping[str, str], sources: Mapping[str, SecretSource] = MappingProxyType({})
-) -> ExpandedValue:
-    """Expand every variable in a text; ``sources`` has other places for values, by prefix."""
-    variables: list[tuple[str, str]] = []
-    problems: list[Unexpanded] = []
-
-    def value_of(match: re.Match[str]) -> str:
-        if match["escape"]:
-            return "${"
-        if match["open"]:
-            if text.startswith("${{", match.start()):
-                whole = text[match.start() :].partition("}}")[0] + "}}"
-                problems.append(Unexpanded(f"only its host knows {whole}; write the value, or ${{VARIABLE}}"))
-            else:
-                problems.append(Unexpanded("'${' has no matching '}'; write '$${' for a literal '${'"))
-            return ""
-        prefix, colon, rest = match["body"].partition(":")
-        if colon and prefix in sources:
-            try:
-                found = sources[prefix](rest)
-            except SecretSourceError as error:
-                problems.append(Unexpanded(error.message, error.remedy, match["body"]))
-                return ""
-            variables.append((match["body"], found))
-            return found
-        return _lookup(match["body"], environ, variables, problems)
-
-    return ExpandedValue(_REFERENCE.sub(value_of, text), tuple(variables), tuple(problems))
-
-
-def _lookup(
-    body: str, environ: Mapping[str, str], variables: list[tuple[str, str]], problems: list[Unexpanded]
-) -> str:
-    if body in _EVERYWHERE and body not in environ:
-        return _EVERYWHERE[body]()
-    found = _VARIABLE.fullmatch(body)
-    if found is None or (_HOST_VARIABLE.fullmatch(body) and body not in environ):
-        problems.append(Unexpanded(_foreign(body)))
-        return ""
-    name, default = found["name"], found["default"]
-    value = environ.get(name)
-    if value or (value is not None and default is None):
-        if not matches(name, OPEN) or names_secret(name):
-            variables.append((name, value))
-        return value
-    if default is None:
-        remedy = f"set this environment variable, or write ${{{name}:-default}}"
-        problems.append(Unexpanded(f"{name} is not set", remedy, name))
-    return default or ""
-
-
-def _foreign(body: str) -> str:
-    if body.startswith("input:"):
-        return (
-            f"${{{body}}} asks the user in VS Code, which is not possible here; "
-            f"put the value in an environment variable and write ${{env:NAME}}"
-        )
-    if _HOST_VARIABLE.fullmatch(body):
-        return f"only the editor knows ${{{body}}}; write the value, or use an environment variable"
-    return "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"

@@ -33,7 +33,8 @@ from mcp_context_proxy.retrieval import USED_BEFORE
 from mcp_context_proxy.retrieval.reranker import Reranking
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Arm
-from mcp_context_proxy.store import DocumentUsage, RequestRow, RequestStore, SearchRow
+from mcp_context_proxy.store.statistics import DocumentUsage, SearchRow
+from mcp_context_proxy.store.tables import RequestRow, RequestStore
 from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import BatchWriter, in_thread
@@ -332,6 +333,8 @@ class RequestContext(Struct, frozen=True):
     """Digest of the credentials of the MCP client; None without any, and for requests of others."""
     profile: str | None = None
     """Name of the client's profile; None without one."""
+    client: str | None = None
+    """Name by which the client of its session introduced itself; None where none is known."""
 
     @property
     def tokens(self) -> int:

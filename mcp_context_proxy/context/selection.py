@@ -44,6 +44,7 @@ from mcp_context_proxy.items import (
     item_by,
 )
 from mcp_context_proxy.learning import WorkingSet
+from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval import FITTING, Ranking, Result
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
@@ -63,6 +64,9 @@ DOUBTED: Final = 0.3
 
 RANKED: Final = 50
 """Tools that are ranked for that: more do not fit into a usual budget."""
+
+NAME_CHARACTERS: Final = 100
+"""Characters of a client's name that a record has."""
 
 WHY: Final = {Mode.ALWAYS: "in every session", Mode.MANUAL: "added to this session by hand"}
 SAME_TOOL: Final = "the same tool as "
@@ -162,6 +166,7 @@ class Selection(Struct, kw_only=True):
             seconds=time.perf_counter() - self.began,
             owner=self.owner,
             profile=None if profile is None else profile.name,
+            client=one_line(self.session.client or "", NAME_CHARACTERS) or None,
             arm=self.arm,
             searched=self.searched,
             kinds=None if self.scope.kinds is None else tuple(sorted(self.scope.kinds)),

@@ -80,6 +80,8 @@ class SessionView(Struct, frozen=True):
     """Documents that the model was given before."""
     meant: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Servers of own names; see `SessionContext.meant`."""
+    client: str | None = None
+    """Name by which its client introduced itself."""
 
 
 NO_SESSION = SessionView()
@@ -187,6 +189,7 @@ class SessionContext(Struct, eq=False, weakref=True):
             answer=self.answer,
             delivered=dict(self.delivered),
             meant=dict(self.meant) if self.added else {},
+            client=self.client,
         )
 
 

@@ -49,7 +49,7 @@ from mcp_context_proxy.embedding import (
 )
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Document, Item, Snapshot, Tool, Vector
-from mcp_context_proxy.store import VectorStore
+from mcp_context_proxy.store.tables import VectorStore
 from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import np, pattern
 
@@ -150,7 +150,6 @@ class OnnxModel:
         return vectors
 
     def embed_queries(self, texts: Sequence[str]) -> Matrix:
-        """Return one unit vector per query."""
         return self._embed_all(texts, self._folder.query_prefix, self._queries)
 
     def close(self) -> None:

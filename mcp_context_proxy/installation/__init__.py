@@ -80,7 +80,7 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     files: Mapping[str, tuple[str, ...]]
     """Paths by platform (``linux``, ``darwin``, ``win32``, or ``any``). The first that exists is used, else
     the first. ``~`` is the home folder, ``{config}`` the folder of settings of that platform."""
-    place: Place
+    place: Place = ("mcpServers",)
     newer: Place | None = None
     """Place in files of a newer version, which is taken where it has tables already."""
     folder_variable: str = ""
@@ -95,7 +95,8 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     named: Callable[[Mapping[str, Any], Mapping[str, bool]], dict[str, Any]] | None = None
     """Adds variables, each with True if it is set here, to an entry of a host that hands over only those
     which an entry names. None for a host that hands over all."""
-    restart: str = "restart it"
+    restart: str = "start a new session"
+    """What a person does so that the host reads its settings again."""
     signs: tuple[str, ...] = ()
     """Paths of which one shows that the host is there although it has no such file yet."""
 
@@ -143,7 +144,6 @@ _HOSTS: Final = (
         name="claude-desktop",
         title="Claude Desktop",
         files={"any": ("{config}/Claude/claude_desktop_config.json",)},
-        place=("mcpServers",),
         restart="quit it and open it again",
     ),
     HostPlace(
@@ -151,16 +151,13 @@ _HOSTS: Final = (
         title="Claude Code",
         files={"any": ("~/.claude.json",)},
         folder_variable="CLAUDE_CONFIG_DIR",
-        place=("mcpServers",),
         entry=_claude_code,
-        restart="start a new session",
         signs=("~/.claude",),
     ),
     HostPlace(
         name="cursor",
         title="Cursor",
         files={"any": ("~/.cursor/mcp.json",)},
-        place=("mcpServers",),
         restart="restart it, or turn the server on under Settings, MCP",
     ),
     HostPlace(
@@ -175,7 +172,6 @@ _HOSTS: Final = (
         name="windsurf",
         title="Windsurf",
         files={"any": ("~/.codeium/windsurf/mcp_config.json",)},
-        place=("mcpServers",),
         restart="press Refresh in its MCP settings",
     ),
     HostPlace(
@@ -186,13 +182,11 @@ _HOSTS: Final = (
         place=("mcp_servers",),
         form="toml",
         named=_named_for_codex,
-        restart="start a new session",
     ),
     HostPlace(
         name="gemini-cli",
         title="Gemini CLI",
         files={"any": ("~/.gemini/settings.json",)},
-        place=("mcpServers",),
         named=_named_for_gemini,
         restart="start a new session, in a folder that you trust: elsewhere it starts no server",
     ),
@@ -215,13 +209,11 @@ _HOSTS: Final = (
         place=("mcp",),
         newer=("mcp", "servers"),
         entry=_opencode,
-        restart="start a new session",
     ),
     HostPlace(
         name="cline",
         title="Cline",
         files={"any": (_CLINE, "~/.cline/data/settings/cline_mcp_settings.json")},
-        place=("mcpServers",),
         restart="nothing to do: it notices the change",
     ),
     HostPlace(
@@ -234,20 +226,17 @@ _HOSTS: Final = (
         place=("extensions",),
         form="yaml",
         entry=_goose,
-        restart="start a new session",
     ),
     HostPlace(
         name="lm-studio",
         title="LM Studio",
         files={"any": ("~/.lmstudio/mcp.json",)},
-        place=("mcpServers",),
         restart="nothing to do: it notices the change",
     ),
     HostPlace(
         name="continue",
         title="Continue",
         files={"any": ("~/.continue/config.yaml",)},
-        place=("mcpServers",),
         form="yaml",
         listed=True,
         new_text="name: Local Config\nversion: 1.0.0\nschema: v1\n",
@@ -260,9 +249,7 @@ _HOSTS: Final = (
         title="Copilot CLI",
         files={"any": ("~/.copilot/mcp-config.json",)},
         folder_variable="COPILOT_HOME",
-        place=("mcpServers",),
         entry=_copilot,
-        restart="start a new session",
     ),
 )
 

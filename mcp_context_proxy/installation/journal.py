@@ -46,11 +46,11 @@ from mcp_context_proxy.installation.editing import (
     entries,
     toml_header,
     toml_table,
+    unified,
 )
 from mcp_context_proxy.installation.plan import FileChange, HostPlan
-from mcp_context_proxy.system import locked, remove_left
+from mcp_context_proxy.system import locked, make_private_folder, remove_left
 from mcp_context_proxy.system.later import platformdirs
-from mcp_context_proxy.system.process import make_private_folder
 
 _PRIVATE: Final = 0o600
 
@@ -89,7 +89,7 @@ class Journal:
         found = []
         with suppress(OSError):
             for path in sorted(self.folder.glob("*.json"), reverse=True):
-                with suppress(OSError, ValueError, TypeError, KeyError):
+                with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
                     data = json.loads(path.read_bytes())
                     found.append((path, Installation(**{**data, "place": tuple(data["place"])})))
         return found
@@ -225,9 +225,7 @@ def _replace(file: Path, before: bytes | None, after: bytes, *, private: bool = 
     remove_left(file, ".", _END)
     handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", suffix=_END, dir=file.parent)
     try:
-        _store(handle, after)
-        _give(Path(temporary), file.parent if before is None else file)
-        Path(temporary).chmod(mode)
+        _store(handle, after, file.parent if before is None else file, mode)
         _unchanged(file, before)  # a disk takes its time, in which the host may write as well
         Path(temporary).replace(file)
     except BaseException:
@@ -271,31 +269,49 @@ def _digest(data: bytes) -> str:
 
 
 def _create(file: Path, data: bytes) -> None:
-    _store(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), data)
-    _give(file, file.parent)
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
+    try:
+        _store(handle, data, file.parent)
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
 
 
-def _store(handle: int, data: bytes) -> None:
-    """Write a file to the disk, and close it: what it stands for may change at once."""
+def _store(handle: int, data: bytes, like: Path, mode: int | None = None) -> None:
+    """Write a file to the disk, and close it: what it stands for may change at once.
+
+    It gets the owner of `like`, and a mode, while it is open: later, somebody else may have put another file
+    in its place.
+    """
     with os.fdopen(handle, "wb") as stream:
         stream.write(data)
         stream.flush()
+        _give(stream.fileno(), like)
+        if mode is not None and hasattr(os, "fchmod"):
+            os.fchmod(stream.fileno(), mode)
         os.fsync(stream.fileno())
 
 
 def _make_folder(folder: Path) -> None:
     made = [one for one in (*reversed(folder.parents), folder) if not one.exists()]
     make_private_folder(folder)
-    for one in made:
-        _give(one, one.parent)
+    for one in made if _is_root() else ():
+        with suppress(OSError):
+            handle = os.open(one, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+            _give(handle, one.parent)
+            os.close(handle)
 
 
-def _give(path: Path, like: Path) -> None:
-    """Give a file that root has made, as with ``sudo``, to the owner of `like`."""
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
+def _give(handle: int, like: Path) -> None:
+    """Give an open file that root has made, as with ``sudo``, to the owner of `like`."""
+    if _is_root():
         with suppress(OSError):  # a file system without owners
             status = like.stat()
-            os.chown(path, status.st_uid, status.st_gid)
+            os.fchown(handle, status.st_uid, status.st_gid)
+
+
+def _is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def kept_data(configuration: Path) -> Iterator[Path]:
@@ -523,16 +539,15 @@ def _in_toml(text: str, tables: Any, server: str, tool: str | None, enabled: boo
     if holder.get("enabled", True) is enabled:
         return text
     holder["enabled"] = enabled
-    bom, body = ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
-    crlf = "\r\n" in body
-    after = _with_key(body.replace("\r\n", "\n"), path, "true" if enabled else "false")
+    body, as_it_was = unified(text)
+    after = _with_key(body, path, "true" if enabled else "false")
     try:
         got = parse(Path("config.toml"), after).tables
     except ConfigError:
         got = None
     if got != wanted:
         raise EditError(f"{'.'.join(path)} is written in a form that cannot be edited in place")
-    return bom + (after.replace("\n", "\r\n") if crlf else after)
+    return as_it_was(after)
 
 
 def _with_key(text: str, path: tuple[str, ...], value: str) -> str:

@@ -20,12 +20,12 @@ from msgspec import Struct, field
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import options_of
 from mcp_context_proxy.config import ServerConfig, default_path
-from mcp_context_proxy.config.forms import read
+from mcp_context_proxy.config.forms import expand, read
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import converted, dialect_of, from_host, is_ourselves, names_for
 from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
-from mcp_context_proxy.config.source import Mistake, dotted, expand, parse, plain, read_toml
+from mcp_context_proxy.config.source import Mistake, dotted, parse, plain, read_toml
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HostPlace
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries

@@ -32,7 +32,8 @@ from mcp_context_proxy.interactions.index import InteractionIndex, MemoryQuery
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval.scoring import calibration_for
-from mcp_context_proxy.store import DAY, Interaction, InteractionScope, InteractionStore, new_origin
+from mcp_context_proxy.store.learned import Interaction, InteractionScope, InteractionStore, new_origin
+from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import BatchWriter, in_thread
@@ -156,7 +157,6 @@ class InteractionMemory:
         return self._store.put(presentable, now, self._keep.keep, oldest, origins)
 
     def known(self, presentable: Sequence[Interaction]) -> set[Interaction]:
-        """Return those that are kept already, whatever their ids."""
         return self._store.equal(presentable)
 
     def room(self) -> int:
@@ -255,6 +255,10 @@ class InteractionMemory:
         scope = replace(scope_of(agent_name, interaction_type), owner=owner)
         results = tuple(Recollection(_readable(one), None, None) for one in self._store.latest(limit, scope))
         return Recall(results, "recent", self._store.count(scope), 0)
+
+    def kinds(self) -> list[tuple[str, str, int, float]]:
+        """Return agents and types, each with the number of interactions and the time of the latest."""
+        return self._store.kinds()
 
     def forget(self, scope: InteractionScope) -> int:
         return self._store.forget(scope)

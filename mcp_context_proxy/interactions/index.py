@@ -21,7 +21,8 @@ from mcp_context_proxy.retrieval.item_metadata import Fields
 from mcp_context_proxy.retrieval.scoring import STRONG_COVERAGE, Calibration, fuse
 from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool
-from mcp_context_proxy.store import DAY, Interaction, InteractionScope, InteractionStore, InteractionVector
+from mcp_context_proxy.store.learned import Interaction, InteractionScope, InteractionStore, InteractionVector
+from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:

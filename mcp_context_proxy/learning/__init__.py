@@ -26,8 +26,10 @@ from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import IncludeMode, Tool, ToolKey, Vector
 from mcp_context_proxy.statistics.recorder import WINDOW_DAYS
-from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Pair, PairId, Store, ToolSessions
-from mcp_context_proxy.store.tables import decoded_vector, encoded_vector
+from mcp_context_proxy.store.learned import DECAY_PER_DAY, Pair, PairId
+from mcp_context_proxy.store.opening import Store
+from mcp_context_proxy.store.statistics import DAY
+from mcp_context_proxy.store.tables import ToolSessions, decoded_vector, encoded_vector
 from mcp_context_proxy.system.later import np, pattern
 from mcp_context_proxy.system.process import date_of
 
@@ -278,7 +280,6 @@ class Topic(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, vector: Vector) -> Self:
-        """Start with one query."""
         return cls(1, vector.astype(np.float64))
 
     def with_query(self, vector: Vector) -> Topic:
@@ -322,7 +323,6 @@ class PairLine(msgspec.Struct, omit_defaults=True):
 
 
 def exported(pairs: Iterable[Pair]) -> Iterable[bytes]:
-    """Yield one JSON line per pair."""
     for pair in pairs:
         facts = (*pair.tool, pair.confidence, pair.uses, pair.first, pair.last, pair.query)
         line = PairLine(*facts, owner=pair.owner)

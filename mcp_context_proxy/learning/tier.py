@@ -42,17 +42,9 @@ from mcp_context_proxy.learning import (
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.retrieval import Support
 from mcp_context_proxy.retrieval.vectors import dots
-from mcp_context_proxy.store import (
-    DAY,
-    PAIRS,
-    LearnedStore,
-    Pair,
-    PairChanges,
-    PairId,
-    StatisticsStore,
-    Taught,
-    UseRow,
-)
+from mcp_context_proxy.store.learned import LearnedStore, Pair, PairChanges, PairId, Taught, UseRow
+from mcp_context_proxy.store.migrations import PAIRS
+from mcp_context_proxy.store.statistics import DAY, StatisticsStore
 from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import time_of_day
@@ -123,7 +115,6 @@ class _Known(Struct, frozen=True):
         return no_pairs() if index is None else index
 
     def changed(self, changes: PairChanges) -> _Known:
-        """Return the pairs after some changes."""
         indexes = dict(self.indexes)
         for owner in {pair.owner for pair in changes.pairs} | {owner for owner, _ in changes.gone}:
             gone = {pair for whose, pair in changes.gone if whose == owner}
@@ -436,12 +427,10 @@ class LearnedTier:
 
 @cache
 def no_pairs() -> PairIndex:
-    """Return the index of an owner who has taught nothing."""
     return PairIndex.of(())
 
 
 def most_of(owner: str) -> int:
-    """Return the number of pairs that an owner may have."""
     return MOST_OF_AN_OWNER if owner else MOST_PAIRS
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable
+from math import inf
 from typing import Any, Final, TypeAlias
 
 import anyio
@@ -62,20 +64,25 @@ class BearerAuth(httpx2.Auth):
         self,
         config: ServerConfig,
         learn: Learn = lambda secrets: None,
+        *,
         clock: Callable[[], float] = time_of_day,
         login: Login | None = None,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; the login is read with the first request, by default from its file.
 
-        `learn` takes every token before it is used.
+        `learn` takes every token before it is used. Tokens expire by `clock`; `steady` is never set
+        back, and this waits by it.
         """
         self._config, self._login = config, login or CredentialFile(config)
-        self._learn, self._clock = learn, clock
+        self._learn, self._clock, self._steady = learn, clock, steady
         self._without_person = config.oauth is not None and config.oauth.grant == "client_credentials"
         self._known: OAuthCredentials | None = None
         self._kept: OAuthCredentials | None = None
         """The login as it was last read or written; it may be that it cannot be written."""
-        self._read_again_at = 0.0
+        self._unstored: tuple[OAuthCredentials, OAuthCredentials | None] | None = None
+        """Credentials that could not be stored, and those that are stored and no longer valid."""
+        self._read_again_at = -inf
         self._reading = anyio.Lock()
         self._lock = anyio.Lock()
         self._failure: AuthorizationError | None = None
@@ -109,9 +116,10 @@ class BearerAuth(httpx2.Auth):
 
     async def _token(self) -> str | None:
         async with self._reading:
-            if self._read_again_at <= self._clock():
+            if self._read_again_at <= self._steady():
                 await self._read_if_possible(now=False)
-                self._read_again_at = self._clock() + REREAD_SECONDS
+                await self._store_waiting()
+                self._read_again_at = self._steady() + REREAD_SECONDS
         known = self._known
         if known is None:
             return await self._renewed(None) if self._without_person else None
@@ -134,7 +142,7 @@ class BearerAuth(httpx2.Auth):
         async with self._lock:
             if self._known is not None and self._known.access_token != refused:
                 return self._known.access_token
-            if self._failure is not None and self._clock() < self._try_again_at:
+            if self._failure is not None and self._steady() < self._try_again_at:
                 raise self._failure
             # Never cancelled half way: the new tokens would be lost, and the old ones are void.
             with anyio.CancelScope(shield=True):
@@ -144,13 +152,20 @@ class BearerAuth(httpx2.Auth):
                 except LoginRequiredError:
                     raise
                 except AuthorizationError as error:
-                    self._failure, self._try_again_at = error, self._clock() + PAUSE_SECONDS
+                    self._failure, self._try_again_at = error, self._steady() + PAUSE_SECONDS
                     raise
             return renewed.access_token
 
     async def _read(self, *, now: bool) -> OAuthCredentials | None:
         """Read the login, and use its credentials from now on if they have changed."""
         found = await in_thread(self._login.read_now if now else self._login.read)
+        if self._unstored is not None:
+            new, old = self._unstored
+            if (found and found.access_token) == (old and old.access_token):
+                # Its refresh token is used up, and a second use would end the login.
+                found = new
+            else:
+                self._unstored = None
         if found != self._kept:
             self._kept = found
             self._use(found)
@@ -177,6 +192,8 @@ class BearerAuth(httpx2.Auth):
             return found
         if not self._without_person:
             self._check_renewable(found)
+        # Its import takes seconds on a busy machine, which no issuer has to answer for and nobody waits for.
+        await load_oauth()
         async with self._login.renewing(alone=not self._without_person):
             with anyio.move_on_after(RENEWAL_SECONDS):
                 found = await self._read_if_possible(now=True)
@@ -187,7 +204,6 @@ class BearerAuth(httpx2.Auth):
 
     async def _request_new(self, old: OAuthCredentials | None) -> OAuthCredentials:
         name = self._config.name
-        await load_oauth()
         from mcp_context_proxy.oauth import login, token_endpoint  # noqa: PLC0415 - many servers want no token
 
         if self._without_person:
@@ -219,17 +235,35 @@ class BearerAuth(httpx2.Auth):
 
     async def _store(self, new: OAuthCredentials, old: OAuthCredentials | None) -> bool:
         """Keep new credentials, also later; return False if the old ones are not there any more."""
+        level = logging.WARNING
+        if self._unstored is not None:
+            old, level = self._unstored[1], logging.DEBUG
         try:
             if not await in_thread(self._login.write, new, old):
                 return False
-            self._kept = new
+            self._kept, self._unstored = new, None
         except (OSError, AuthorizationError) as error:
+            self._unstored = new, old
             reason = getattr(error, "strerror", None) or error
-            logger.warning("the new token of %s cannot be stored: %s", self._config.name, reason)
+            logger.log(
+                level,
+                "the new token of %s cannot be stored, and is used until then: %s",
+                self._config.name,
+                reason,
+            )
         except StoreError as error:
             logger.warning("the new token of %s cannot be stored yet: %s", self._config.name, error)
             self._login.write_later(new, old)
         return True
+
+    async def _store_waiting(self) -> None:
+        """Try again to store credentials, unless they are just being renewed, or were replaced."""
+        if self._unstored is None or self._lock.locked():
+            return
+        async with self._lock, self._login.renewing(alone=not self._without_person):
+            await self._read_if_possible(now=True)
+            if self._unstored is not None:
+                await self._store(*self._unstored)
 
 
 INTERIM: Final = 32

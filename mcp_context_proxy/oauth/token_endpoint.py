@@ -36,7 +36,7 @@ from mcp_context_proxy.config import AuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import OAuthCredentials
 from mcp_context_proxy.oauth.bearer import bounded
-from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.protocol.strangers import is_loopback, one_line
 from mcp_context_proxy.system import threads
 from mcp_context_proxy.system.process import time_of_day
 
@@ -215,12 +215,18 @@ class GrantRefusedError(AuthorizationError):
     """Raised when the refresh token is no longer valid, so that only a new login helps."""
 
 
-_LOST: Final = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.ReadTimeout)
+class _SlowAnswerError(OAuthFlowError):
+    """Raised when a response is not whole after its time."""
+
+
+_LOST: Final = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.ReadTimeout, _SlowAnswerError)
 """Errors after which a refresh token may have been used up, and the new one never arrived."""
 
 
-async def refresh(config: ServerConfig, credentials: OAuthCredentials) -> OAuthCredentials:
-    """Return credentials with new tokens for the refresh token.
+async def refresh(
+    config: ServerConfig, credentials: OAuthCredentials, seconds: float = REQUEST_SECONDS
+) -> OAuthCredentials:
+    """Return credentials with new tokens for the refresh token, if they come within some seconds.
 
     Raises `GrantRefusedError` if the refresh token is no longer valid, and `AuthorizationError` if the
     authorization server cannot be reached, or its response cannot be used.
@@ -233,7 +239,7 @@ async def refresh(config: ServerConfig, credentials: OAuthCredentials) -> OAuthC
     if credentials.indicator is not None:
         data["resource"] = credentials.indicator
     try:
-        response = await _post_as_client(config, credentials, credentials.token_endpoint, data)
+        response = await _post_as_client(config, credentials, credentials.token_endpoint, data, seconds)
     except AuthorizationError as error:
         if not isinstance(error.__context__, _LOST):
             raise
@@ -314,7 +320,11 @@ def with_tokens(credentials: OAuthCredentials, tokens: OAuthToken) -> OAuthCrede
 
 
 async def _post_as_client(
-    config: ServerConfig, credentials: OAuthCredentials, url: str, data: dict[str, str]
+    config: ServerConfig,
+    credentials: OAuthCredentials,
+    url: str,
+    data: dict[str, str],
+    seconds: float = REQUEST_SECONDS,
 ) -> httpx2.Response:
     context = OAuthContext(
         credentials.resource, OAuthClientMetadata(redirect_uris=None), InMemoryTokenStorage(), None, None
@@ -327,7 +337,8 @@ async def _post_as_client(
     try:
         destinations = Destinations(config, NetworkReach(credentials.reach))
         data, headers = context.prepare_token_auth(data, {})
-        return await exchange(destinations, httpx2.Request("POST", url, data=data, headers=headers))
+        request = httpx2.Request("POST", url, data=data, headers=headers)
+        return await exchange(destinations, request, seconds=seconds)
     except Exception as error:
         # boundary: the network, and any response of the authorization server
         raise AuthorizationError(credentials.server, explained(error)) from None
@@ -353,7 +364,7 @@ async def exchange(
 
 def too_slow(request: httpx2.Request, seconds: float = REQUEST_SECONDS) -> OAuthFlowError:
     """Return the error for a response that is not whole after its time."""
-    return OAuthFlowError(f"{request.url.host} did not answer within {seconds:g} s")
+    return _SlowAnswerError(f"{request.url.host} did not answer within {seconds:g} s")
 
 
 async def _exchange(destinations: Destinations, request: httpx2.Request, most: int) -> httpx2.Response:
@@ -400,16 +411,9 @@ def check_encrypted(url: str) -> None:
     Raises `OAuthFlowError` if it is neither https nor this machine.
     """
     parts = httpx2.URL(url)
-    if parts.scheme != "https" and not _is_loopback(parts.host):
+    if parts.scheme != "https" and not is_loopback(parts.host):
         where = parts.host or one_line(url, REASON_SHOWN)
         raise OAuthFlowError(f"{where} is not reached over https: tokens would be readable on the way")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def explained(error: BaseException) -> str:

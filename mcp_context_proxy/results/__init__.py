@@ -9,24 +9,6 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.results.result_store import KeptResults, ReadError, ReadPage, read
-from mcp_context_proxy.results.shortening import SMALL_BYTES, LargeResults, with_note
-
-__all__ = [
-    "ASKS",
-    "FAILED",
-    "SMALL_BYTES",
-    "SUCCEEDED",
-    "KeptResults",
-    "LargeResults",
-    "Outcome",
-    "ReadError",
-    "ReadPage",
-    "ending_of",
-    "outcome_of",
-    "read",
-    "with_note",
-]
 
 MOST_DECODED: Final = 1024 * 1024
 """Size of a result up to which it is decoded; a larger one counts as a success."""

@@ -209,7 +209,7 @@ class Engine:
             indexed = done, considered
             kind = "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
             if index.unread:
-                note = f"Indexing has begun: {index.unread:,} {kind} could not be searched yet."
+                note = f"Indexing has begun: {index.unread:,} items could not be searched yet."
             elif likely:
                 near = f"the {likely} likeliest were compared by meaning"
                 note = f"Indexing goes on: of {considered:,} {kind}, {near}."

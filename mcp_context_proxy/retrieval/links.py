@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from mcp_context_proxy.items import Document, Item, Tool
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, RIVALS, Background
-from mcp_context_proxy.retrieval.text import identifier_words, name_key, sentences, terms
+from mcp_context_proxy.retrieval.text import identifier_words, meanings, name_key, sentences, terms
 from mcp_context_proxy.retrieval.vectors import best
 from mcp_context_proxy.system.later import np, pattern
 
@@ -77,14 +77,7 @@ PATTERNS_TRIED: Final = 64
 
 _BRACES = pattern(r"\{([^{}]*)\}")
 
-_LANGUAGES: Final = dict(
-    re.findall(
-        r"(\w+)=(\S+)",
-        "py=python pyi=python ipynb=python js=javascript mjs=javascript ts=typescript jsx=react tsx=react"
-        " rb=ruby rs=rust go=golang kt=kotlin cs=csharp cpp=c++ sh=bash pl=perl ex=elixir hs=haskell jl=julia"
-        " md=markdown yml=yaml tf=terraform docx=word xlsx=excel pptx=slide-presentation-powerpoint",
-    )
-)
+_LANGUAGES: Final = meanings("files")
 """The languages and programs of files with these endings."""
 
 BEGINNING: Final = 200

@@ -29,7 +29,7 @@ from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.config.tables import KIB
 from mcp_context_proxy.downstream import Ask
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.errors import InputMissingError, RemoteError
+from mcp_context_proxy.errors import BadAnswerError, InputMissingError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
@@ -133,7 +133,7 @@ async def ask_client(caller: Caller, ask: Ask, method: str, params: Members) -> 
 
 
 ROLES: Final = ("user", "assistant")
-"""Roles that the messages of a sampling request may have."""
+"""Roles that messages of a server may have, in a sampling request and in a prompt."""
 
 ANSWERS: Final = ("accept", "decline", "cancel")
 """What a person may do with an elicitation."""
@@ -369,6 +369,26 @@ def _check_roles(messages: Any) -> None:
             if envelope.letters_of(key) == "role" and (key != "role" or value not in ROLES):
                 said = quoted(f"{key}: {value}")
                 raise RequestError(INVALID_PARAMS, f"a message has {said}; roles are {', '.join(ROLES)}")
+
+
+def check_prompt(server: str, result: bytes) -> None:
+    """Refuse a prompt with a message that some hosts would give a model as that of its system.
+
+    Raises:
+        BadAnswerError: there is one, perhaps under a name that comes twice or is spelled in another way.
+    """
+    # As pairs: of a name that comes twice, some readers take the first value, and some the last.
+    for name, messages in json.loads(result, object_pairs_hook=_Pairs):
+        if envelope.letters_of(name) != "messages":
+            continue
+        for message in [messages] if isinstance(messages, _Pairs) else messages or ():
+            for key, value in message if isinstance(message, _Pairs) else ():
+                if envelope.letters_of(key) == "role" and (key != "role" or value not in ROLES):
+                    raise BadAnswerError(server, f"with a message of another role than {' and '.join(ROLES)}")
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The members of an object in JSON, in their order."""
 
 
 def _bound_sampling(asked: dict[str, Any], most: int) -> None:

@@ -60,7 +60,7 @@ from mcp_context_proxy.server.search_answers import (
     shown_name,
 )
 from mcp_context_proxy.server.signatures import Detail, ToolSignature, summary
-from mcp_context_proxy.store import ApprovalStore
+from mcp_context_proxy.store.tables import ApprovalStore
 from mcp_context_proxy.system.process import date_of
 from mcp_context_proxy.system.threads import assigned, in_thread
 from mcp_context_proxy.trust import ACTING, Role

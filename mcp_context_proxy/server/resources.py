@@ -40,6 +40,7 @@ from mcp_context_proxy.protocol.strangers import one_line, quoted, stranger_json
 from mcp_context_proxy.server import Caller, rendering
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, tell_waiting
 from mcp_context_proxy.server.notifications import LIVE, Watches
+from mcp_context_proxy.server.questions import check_prompt
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread
@@ -326,9 +327,14 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
             prompt = await self._resolve(name, params, caller)
         sent = {**params, "name": envelope.raw(prompt.name)}
         judge = partial(self._raise_if_other, prompt)
-        return await self._forward(
-            prompt.server, "prompts/get", sent, caller, f"prompt {prompt.name!r}", judge
-        )
+        subject = f"prompt {prompt.name!r}"
+        result = await self._forward(prompt.server, "prompts/get", sent, caller, subject, judge)
+        with downstream_errors(caller.era):
+            if len(result) > envelope.TAKEN_APART_BYTES:
+                await in_thread(check_prompt, prompt.server, result)
+            else:
+                check_prompt(prompt.server, result)
+        return result
 
     async def complete(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``completion/complete``, fitted to the caller's era."""

@@ -16,7 +16,7 @@ from msgspec import Struct
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext, key_of
-from mcp_context_proxy.context.search import Found
+from mcp_context_proxy.context.search import Found, server_asked_for
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -46,6 +46,9 @@ from mcp_context_proxy.server.signatures import (
 )
 from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.fingerprints import sign_in, withheld
+
+NAMED_OF_ONE: Final = 40
+"""Further tools that are named where a query asks for those of one server."""
 
 HOW_TO_CALL: Final = f"Call one through {CALL}, with its name and arguments."
 HOW_TO_CALL_MARKED: Final = (
@@ -83,6 +86,9 @@ SIGNED: Final = 3
 NEAREST: Final = 3
 """Items that are named if nothing fits."""
 
+REMEDY_CHARACTERS: Final = 300
+"""Length of a cause with its remedy, of a server that a query names."""
+
 CAUSE_CHARACTERS: Final = 80
 """Length to which a note cuts the reason why a server has no connection."""
 
@@ -118,6 +124,7 @@ def answer_tokens(top_n: int | None) -> int:
     return ANSWER_TOKENS if top_n is None else max(ANSWER_TOKENS, top_n * TOKENS_EACH)
 
 
+UNREAD: Final = "Rules and references are still being read, and were not searched."
 NOT_SEARCHED: Final = "Not searched"
 NOT_CONNECTED: Final = "Searched as last known, because not connected yet"
 NOT_LISTED: Final = "Searched as last known, because their lists cannot be had"
@@ -159,6 +166,8 @@ def search_notes(
         notes.append(Note(found.tools.note, UNFINISHED))
         if found.tools.likely:
             noted[UNFINISHED] = frozenset()
+    if found.snapshot.unread:
+        notes.append(Note(UNREAD, UNREAD))
     if answer.context.dropped:
         notes.append(Note(f"{over_budget(answer.context, found.snapshot, name_of)}."))
     missing = {
@@ -166,23 +175,33 @@ def search_notes(
         for name, off in fleet.off.items()
         if reaches(name)
     }
-    missing |= {client.name: _standing(client) for client in fleet.unlisted if reaches(client.name)}
+    asked = set(identifier_words(answer.context.query.casefold()).split())
+    missing |= {
+        client.name: _standing(client, whole=_is_named(client.name, asked))
+        for client in fleet.unlisted
+        if reaches(client.name)
+    }
     waiting = {
         client.name: _standing(client) if client.cause else ""
         for client in fleet.remembered
         if reaches(client.name)
     }
     stale = {name: "" for name in fleet.stale if reaches(name)}
-    asked = set(identifier_words(answer.context.query.casefold()).split())
     fits = bool(found.results) and not found.near_misses
     for note, servers in ((NOT_SEARCHED, missing), (NOT_CONNECTED, waiting), (NOT_LISTED, stale)):
         known = noted.get(note, frozenset())
         if note == NOT_SEARCHED:
             known = frozenset(name for name in known if fits and not _is_named(name, asked))
         if told := {name: why for name, why in servers.items() if name not in known}:
-            with_reasons = [f"{name} ({why})" if why else name for name, why in told.items()]
-            brief = f"{note}: {some_of([*told], BRIEFLY_NOTED)}." if note == NOT_SEARCHED else ""
-            notes.append(Note(f"{note}: {some_of(with_reasons)}.", brief))
+            with_reasons = {name: f"{name} ({why})" if why else name for name, why in told.items()}
+            # Where nothing fits, what became of a server that the query means is the answer.
+            meant = [name for name in told if _is_named(name, asked)]
+            in_brief = [
+                *(with_reasons[name] for name in meant),
+                *(name for name in told if name not in meant),
+            ]
+            brief = f"{note}: {some_of(in_brief, BRIEFLY_NOTED)}." if note == NOT_SEARCHED else ""
+            notes.append(Note(f"{note}: {some_of([*with_reasons.values()])}.", brief))
         # One that was well in between is named again.
         noted[note] = frozenset(servers)
     known = noted.get(WITHHELD, frozenset()) if fits else frozenset()
@@ -202,15 +221,18 @@ def _is_named(server: str, asked: Set[str]) -> bool:
     return asked >= set(identifier_words(server.casefold()).split())
 
 
-def _standing(client: DownstreamClient) -> str:
-    """Return the state of a server that is not connected, with the reason."""
+def _standing(client: DownstreamClient, *, whole: bool = False) -> str:
+    """Return the state of a server that is not connected, with the reason; if `whole`, with its remedy."""
     # The seconds of a download are in parentheses, as the whole will be.
     standing = client.standing.replace("(", "").replace(")", "")
     if not client.cause:
         return standing
     again = " again; before that" if client.state is ServerState.STARTING else ""
-    # After the first clause there is advice for a person.
-    return f"{standing}{again}: {one_line(client.cause.partition('; ')[0], CAUSE_CHARACTERS)}"
+    # After the first clause there is advice for a person, who may ask what became of a server.
+    cause = "; ".join(filter(None, (client.cause, client.remedy)))
+    if not whole:
+        cause = cause.partition("; ")[0]
+    return f"{standing}{again}: {one_line(cause, REMEDY_CHARACTERS if whole else CAUSE_CHARACTERS)}"
 
 
 def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
@@ -272,16 +294,18 @@ def search_text(
         tokens: Budget; without effect on documents told whole.
         name_of: Returns the name under which the caller gets a tool.
         about: Returns a line about a tool that is told whole, such as its figures; None for none.
-        searched: Number of tools and documents that were searched; by default those of today.
+        searched: Number of tools and documents that were searched for an answer of former times, in which no
+            further tools of a server are named; by default those of today.
     """
     found = answer.found
+    more = _others_of_server(answer, name_of) if searched is None else []
     searched = searched or (len(found.snapshot.tools), len(found.snapshot.documents))
     results, known = found.results, _count_text(*searched)
     if not results:
         text = _nothing_fits(found, known, notes, count, name_of)
         if answer.context.dropped:
             text = f"{over_budget(answer.context, found.snapshot, name_of)}.\n{HOW_ALL_THE_SAME}"
-        return "\n\n".join([text, *_documents(answer, titled=True)])
+        return "\n\n".join([text, *_documents(answer, titled=True), *more])
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
         names = some_of([item_name(one, name_of) for one in found.near_misses[:NEAREST]])
@@ -306,7 +330,17 @@ def search_text(
         fitting = Fitting(results, found.snapshot, count, name_of, query=answer.context.query)
         told = fitting.fit([*head, *tail], tokens)
     # Without tools they are what the first line announces.
-    return "\n\n".join([*head, *told, *tail, *_documents(answer, titled=bool(told))])
+    return "\n\n".join([*head, *told, *tail, *_documents(answer, titled=bool(told)), *more])
+
+
+def _others_of_server(answer: SearchAnswer, name_of: NameOf) -> list[str]:
+    """Return a line that names the other tools of a server if a query asks for all that it has."""
+    found = answer.found
+    server = server_asked_for(answer.context.query, found.snapshot.servers)
+    told = {result.item.key for result in found.results if isinstance(result.item, Tool)}
+    tools = () if server is None else found.snapshot.tools.values()
+    names = [shown_name(one, name_of) for one in tools if one.server == server and one.key not in told]
+    return [f"{len(names)} more of {server}: {some_of(names, NAMED_OF_ONE)}"] if names else []
 
 
 def _documents(answer: SearchAnswer, *, titled: bool) -> list[str]:

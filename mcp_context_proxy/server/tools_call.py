@@ -30,6 +30,7 @@ from mcp_context_proxy.context.session import Handles, Session, SessionContext, 
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import (
     AuthorizationError,
+    AwaitedServersError,
     ChangedToolError,
     DownstreamError,
     RemoteError,
@@ -47,22 +48,14 @@ from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import HANDSHAKE
 from mcp_context_proxy.protocol.framing import after_step
 from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
-from mcp_context_proxy.results import (
-    ASKS,
-    FAILED,
-    SMALL_BYTES,
-    SUCCEEDED,
-    LargeResults,
-    Outcome,
-    ending_of,
-    outcome_of,
-)
-from mcp_context_proxy.results.shortening import Call
+from mcp_context_proxy.results import ASKS, FAILED, SUCCEEDED, Outcome, ending_of, outcome_of
+from mcp_context_proxy.results.shortening import SMALL_BYTES, Call, LargeResults
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, object_in_text, request_error, tell_waiting
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.store import DAY, Interaction
+from mcp_context_proxy.store.learned import Interaction
+from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import person_in
@@ -569,7 +562,7 @@ def failure(text: str) -> bytes:
 
 
 def unknown(error: UnknownItemError) -> bytes:
-    """Return a tool result that says that there is no such tool, and how to find those that exist."""
-    if isinstance(error, SharedNameError):
+    """Return a tool result that says that there is no such tool, and how to find one where it names none."""
+    if isinstance(error, SharedNameError) or (isinstance(error, AwaitedServersError) and error.known):
         return failure(bounded(str(error)))
     return failure(f"{bounded(str(error))}\n{meta_definitions.SEARCH} finds tools by what they do.")

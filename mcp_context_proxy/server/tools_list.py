@@ -30,7 +30,7 @@ from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool, ToolClass
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
-from mcp_context_proxy.results import KeptResults
+from mcp_context_proxy.results.result_store import KeptResults
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY
 from mcp_context_proxy.system.threads import assigned, in_thread

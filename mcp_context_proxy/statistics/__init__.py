@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeAlias
 from msgspec import Struct
 
 from mcp_context_proxy.items import ToolKey
-from mcp_context_proxy.store import (
+from mcp_context_proxy.store.statistics import (
     DAY,
     HOUR,
     Counts,
@@ -26,6 +26,7 @@ from mcp_context_proxy.store import (
     SearchUsage,
     ToolUsage,
     UsageSlot,
+    count_in,
 )
 from mcp_context_proxy.system import keep_latest
 
@@ -134,9 +135,7 @@ class Batch:
 
     def add_documents(self, documents: Iterable[DocumentUsage]) -> None:
         for usage in documents:
-            key = UsageSlot.of(usage.last), usage.key
-            known = self._documents.get(key)
-            self._documents[key] = usage if known is None else known.plus(usage)
+            count_in(self._documents, (UsageSlot.of(usage.last), usage.key), usage)
 
     def add_call(
         self,
@@ -159,7 +158,6 @@ class Batch:
             self.add_call(tool, ms, failed, result_bytes, time, owner)
 
     def add_search(self, row: SearchRow) -> None:
-        """Count a search, and keep it."""
         found, latency = int(row.results > 0), {bucket_of(row.ms): 1}
         usage = SearchUsage(1, found, reranked=int(row.reranked), ms=row.ms, latency=latency)
         self.add_usage(UsageSlot.of(row.time, owner=row.owner), usage)
@@ -176,16 +174,13 @@ class Batch:
         self.add_usage(UsageSlot.of(time, owner=owner), SearchUsage(shown=shown, behind=behind))
 
     def add_usage(self, slot: UsageSlot, usage: SearchUsage) -> None:
-        known = self.searches.get(slot)
-        self.searches[slot] = usage if known is None else known.plus(usage)
+        count_in(self.searches, slot, usage)
 
     def take(self, later: Batch) -> None:
         for key, calls in later._calls.items():
-            known = self._calls.get(key)
-            self._calls[key] = calls if known is None else known.plus(calls)
+            count_in(self._calls, key, calls)
         for slot_and_key, read in later._documents.items():
-            before = self._documents.get(slot_and_key)
-            self._documents[slot_and_key] = read if before is None else before.plus(read)
+            count_in(self._documents, slot_and_key, read)
         for slot, usage in later.searches.items():
             self.add_usage(slot, usage)
         for row in later.rows.values():

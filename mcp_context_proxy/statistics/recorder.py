@@ -26,17 +26,17 @@ from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Document, Item, Snapshot, Snapshots, ToolKey
 from mcp_context_proxy.statistics import Batch, EndedCall, ToolFigures
-from mcp_context_proxy.store import (
+from mcp_context_proxy.store.statistics import (
     DAY,
     DOCUMENTS,
     DefinitionRow,
     DocumentUsage,
     SearchRow,
     StatisticsStore,
-    ToolSession,
-    ToolSessionStore,
     ToolUsage,
+    count_in,
 )
+from mcp_context_proxy.store.tables import ToolSession, ToolSessionStore
 from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import LAST_SECONDS, BatchWriter, in_thread
@@ -150,7 +150,6 @@ class UsageRecorder:
         self.counters.called(server, ms, failed)
 
     def searched(self, row: SearchRow, shown: int) -> None:
-        """Count a search whose response has `shown` tokens."""
         self._records.add(lambda batch: batch.add_search(row))
         self.counters.searched(row.origin, row.ms, row.results > 0, row.reranked)
         self._shown.append((row.time, shown, row.owner))
@@ -268,7 +267,7 @@ class UsageRecorder:
             everybody = dict(by_owner.pop("", {}))
             for usages in by_owner.values():
                 for key, usage in usages.items():
-                    everybody[key] = usage if key not in everybody else everybody[key].plus(usage)
+                    count_in(everybody, key, usage)
             self._totals = {**by_owner, "": everybody}
             self._version = version
             self._figures_by_owner = {
@@ -289,9 +288,8 @@ class UsageRecorder:
         for slot, usage in batch.tools:
             for owner in {"", slot.owner}:
                 totals = self._totals.setdefault(owner, {})
-                known = totals.get(usage.key)
-                total = totals[usage.key] = usage if known is None else known.plus(usage)
-                changed[owner][usage.key] = ToolFigures.of(total)
+                count_in(totals, usage.key, usage)
+                changed[owner][usage.key] = ToolFigures.of(totals[usage.key])
         for owner, figures in changed.items():
             self._figures_by_owner[owner] = {**self._figures_by_owner.get(owner, {}), **figures}
         self.figures = self._figures_by_owner.get("", {})

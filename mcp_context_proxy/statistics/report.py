@@ -28,7 +28,7 @@ from msgspec import Struct
 from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.statistics import ToolFigures, percentile
-from mcp_context_proxy.store import (
+from mcp_context_proxy.store.statistics import (
     DAY,
     DOCUMENTS,
     HOUR,

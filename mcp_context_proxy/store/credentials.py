@@ -26,7 +26,8 @@ from mcp_context_proxy.config.tables import keys_of
 from mcp_context_proxy.errors import ContextProxyError, StoreError
 from mcp_context_proxy.store.database import Tables
 from mcp_context_proxy.store.migrations import CREDENTIALS
-from mcp_context_proxy.store.opening import LeaseStore, Store
+from mcp_context_proxy.store.opening import Store
+from mcp_context_proxy.store.tables import LeaseStore
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +60,9 @@ class CredentialStore(Tables):
     """Sealed credentials."""
 
     def revision(self) -> int:
-        """Return a number that grows whenever a credential is changed."""
-        return self._database.number("SELECT revision FROM areas WHERE area = ?", (CREDENTIALS,))
+        return self._database.revision(CREDENTIALS)
 
     def all(self) -> list[SealedRow]:
-        """Return all rows, by kind and name."""
         return self._database.read(SealedRow, "FROM credentials ORDER BY kind, name")
 
     def get(self, kind: str, name: str) -> SealedRow | None:
@@ -144,7 +143,6 @@ class SharedCredentials:
         seal: Seal,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Know nothing before the first look."""
         self._store, self.leases, self._seal, self._clock = store, leases, seal, clock
         self._lock, self._looking = threading.Lock(), threading.Lock()
         self._known: Mapping[tuple[str, str], Credential] = {}

@@ -28,7 +28,6 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from msgspec import Struct
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store.migrations import OLDEST_SQLITE_VERSION, SQLITE_VERSION, sqlite_migration
 from mcp_context_proxy.system import process
 
 logger = logging.getLogger(__name__)
@@ -68,8 +67,49 @@ class Cursor(Protocol):
         """Return all rows that are left."""
 
 
-class Transaction(ABC):
+class Queries(ABC):
+    """Queries of a database, or of a transaction on it. Every method raises `StoreError` when it fails."""
+
+    @abstractmethod
+    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of one query."""
+
+    def rows_of_keys(
+        self, statement: str, keys: Sequence[Any], parameters: Sequence[Any] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Return all rows of a query that ends with ``IN``, for any number of keys."""
+        found: list[tuple[Any, ...]] = []
+        for start in range(0, len(keys), KEYS_PER_QUERY):
+            some = keys[start : start + KEYS_PER_QUERY]
+            marks = ",".join("?" * len(some))
+            found += self.rows(f"{statement} ({marks})", (*parameters, *some))
+        return found
+
+    def read(self, row: type[T], rest: str, parameters: Sequence[Any] = ()) -> list[T]:
+        """Return rows as objects whose fields are the columns: ``SELECT fields {rest}``."""
+        columns = ", ".join(row.__struct_fields__)
+        return [row(*values) for values in self.rows(f"SELECT {columns} {rest}", parameters)]
+
+    def read_of_keys(self, row: type[T], rest: str, keys: Sequence[Any]) -> list[T]:
+        """Return rows as `read` does, for a query as in `rows_of_keys`."""
+        columns = ", ".join(row.__struct_fields__)
+        return [row(*values) for values in self.rows_of_keys(f"SELECT {columns} {rest}", keys)]
+
+    def number(self, statement: str, parameters: Sequence[Any] = ()) -> int:
+        """Return the number that a query selects; 0 for none, where damage has taken its row away."""
+        rows = self.rows(statement, parameters)
+        return int(rows[0][0]) if rows else 0
+
+    def revision(self, area: str) -> int:
+        """Return a number that grows whenever something in an area is changed."""
+        return self.number("SELECT revision FROM areas WHERE area = ?", (area,))
+
+
+class Transaction(Queries):
     """A write transaction: all of it is kept, or nothing."""
+
+    holding = ""
+    """End of a query for a row that must stay as it is until the end of the transaction."""
 
     @abstractmethod
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Cursor:
@@ -79,11 +119,8 @@ class Transaction(ABC):
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run one statement for each row of parameters, in their order."""
 
-    def rows_of_keys(
-        self, statement: str, keys: Sequence[Any], parameters: Sequence[Any] = ()
-    ) -> list[tuple[Any, ...]]:
-        """Return all rows of a query that ends with ``IN``, for any number of keys."""
-        return _rows_of_keys(lambda *query: self.execute(*query).fetchall(), statement, keys, parameters)
+    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self.execute(statement, parameters).fetchall()
 
     def put(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Iterable[Any]) -> None:
         """Write rows; one of the same key is replaced."""
@@ -122,10 +159,6 @@ class Transaction(ABC):
         )
         return self.revision(area)
 
-    def revision(self, area: str) -> int:
-        row = self.execute("SELECT revision FROM areas WHERE area = ?", (area,)).fetchone()
-        return 0 if row is None else int(row[0])
-
     def is_new(self, writer: str, area: str, batch: int, now: float) -> bool:
         """Return whether a batch of a writer is not in the store yet, and note that it is in it now.
 
@@ -141,15 +174,14 @@ class Transaction(ABC):
 
     def holds(self, job: str, token: int) -> bool:
         """Return whether a lease is the latest of its job: nobody has taken the job over since."""
-        held = self.execute("SELECT token FROM leases WHERE job = ?", (job,)).fetchone()
-        return held is not None and held[0] == token
+        return self.number(f"SELECT token FROM leases WHERE job = ?{self.holding}", (job,)) == token
 
     def does_upkeep(self) -> bool:
         """Return whether this process still does the upkeep: nobody else takes it over before the end."""
         return True
 
 
-class Database(ABC):
+class Database(Queries):
     """An open database of the current schema. Blocking and thread-safe; methods raise `StoreError`."""
 
     def __init__(self, replica: str = "") -> None:
@@ -165,10 +197,6 @@ class Database(ABC):
     def problem(self) -> str | None:
         """A problem of the database now, for a person; None when all is well."""
         return None
-
-    @abstractmethod
-    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return all rows of one query."""
 
     @abstractmethod
     def transaction(
@@ -199,7 +227,7 @@ class Database(ABC):
         """
         return True
 
-    def take_upkeep_over(self) -> None:  # noqa: B027 - only replicas take turns
+    def take_upkeep_over(self) -> None:
         """Do the upkeep from now on, whoever did it before."""
 
     def migrate(self) -> tuple[int, int]:
@@ -211,7 +239,7 @@ class Database(ABC):
     def schema_version(self) -> int:
         """Return the version of the schema."""
 
-    def go_on_counting(self) -> None:  # noqa: B027 - only some databases need it
+    def go_on_counting(self) -> None:
         """Have ids go on after the greatest, when rows with ids were written."""
 
     @abstractmethod
@@ -222,24 +250,7 @@ class Database(ABC):
     def close(self) -> None:
         """Close it; may be called twice."""
 
-    def read(self, row: type[T], rest: str, parameters: Sequence[Any] = ()) -> list[T]:
-        """Return rows as objects whose fields are the columns: ``SELECT fields {rest}``."""
-        columns = ", ".join(row.__struct_fields__)
-        return [row(*values) for values in self.rows(f"SELECT {columns} {rest}", parameters)]
-
-    def rows_of_keys(
-        self, statement: str, keys: Sequence[Any], parameters: Sequence[Any] = ()
-    ) -> list[tuple[Any, ...]]:
-        """Return all rows of a query that ends with ``IN``, for any number of keys."""
-        return _rows_of_keys(self.rows, statement, keys, parameters)
-
-    def number(self, statement: str, parameters: Sequence[Any] = ()) -> int:
-        """Return the number that a query selects; 0 for none, where damage has taken its row away."""
-        rows = self.rows(statement, parameters)
-        return int(rows[0][0]) if rows else 0
-
     def changes(self) -> dict[str, int]:
-        """Return the revision of every area."""
         return dict(self.rows("SELECT area, revision FROM areas"))
 
 
@@ -265,17 +276,6 @@ class Tables:
             return
         with self._database.transaction(area) as transaction:
             yield transaction if transaction.does_upkeep() else None
-
-
-def _rows_of_keys(
-    rows: Rows, statement: str, keys: Sequence[Any], parameters: Sequence[Any]
-) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
-    for start in range(0, len(keys), KEYS_PER_QUERY):
-        some = keys[start : start + KEYS_PER_QUERY]
-        marks = ",".join("?" * len(some))
-        found += rows(f"{statement} ({marks})", (*parameters, *some))
-    return found
 
 
 class FailureLog:
@@ -318,17 +318,6 @@ class FailureLog:
 
 MEMORY: Final = Path(":memory:")
 """SQLite's name for a database without a file."""
-
-OPENING_TIMEOUT_S: Final = 1.0
-"""Timeout for another process while the file is opened: the proxy does not serve before that."""
-CHECK_BUDGET_S: Final = 0.5
-"""For the integrity check at the start. A store too large to check in this time is used as it is: damage that
-was not seen is found, at the latest, when it is read."""
-CHECK_STEPS: Final = 5_000
-"""SQLite instructions between two looks at the clock: a fraction of a millisecond."""
-CACHE_KIB: Final = 512
-"""Page cache of each connection, which fills and stays; pages that are read again are in the system's cache,
-too. SQLite's default is 2 MiB."""
 
 BUSY_TIMEOUT_S: Final = 5.0
 """Timeout for another process's transaction; ours take milliseconds."""
@@ -388,7 +377,7 @@ class SqliteDatabase(Database):
 
     @contextlib.contextmanager
     def transaction(self, area: str | None = None, *, shared: bool = False) -> Iterator[Transaction]:
-        with self._failures.logged(), self._writing.acquire() as connection, _immediate(connection):
+        with self._failures.logged(), self._writing.acquire() as connection, immediate(connection):
             yield SqliteTransaction(connection)
         self._failures.recovered()
 
@@ -491,77 +480,8 @@ class ReopeningConnection:
                 connection.close()
 
 
-def open_connection(
-    path: Path, check: bool = True, content: sqlite3.Connection | None = None
-) -> sqlite3.Connection:
-    """Open or create the file, check it if asked to, and migrate it to the current schema.
-
-    A database in memory begins with the `content`. Raises `StoreDamagedError`, `StoreUnavailableError`, or
-    `StoreError` for another reason.
-    """
-    with translating_errors(path), contextlib.ExitStack() as undo:
-        connection = sqlite3.connect(
-            path, timeout=OPENING_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
-        undo.callback(connection.close)
-        if content is not None:
-            content.backup(connection)
-        if check:
-            _check(connection, path)
-        # The mode stays with the file. Two processes that create it may collide here; one of them sets it.
-        with contextlib.suppress(sqlite3.OperationalError):
-            connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        # Deleted rows are overwritten, not merely unlinked: queries and interactions are somebody's words.
-        connection.execute("PRAGMA secure_delete = ON")
-        _migrate(connection, path)
-        undo.pop_all()
-    return connection
-
-
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    deadline = time.monotonic() + CHECK_BUDGET_S
-    connection.set_progress_handler(lambda: int(time.monotonic() > deadline), CHECK_STEPS)
-    try:
-        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.OperationalError as e:
-        if e.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
-            raise
-        verdict = "ok"
-    finally:
-        connection.set_progress_handler(None, 0)
-    if verdict != "ok":
-        raise StoreDamagedError(path, str(verdict))
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    def schema_version() -> int:
-        return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-    if schema_version() == SQLITE_VERSION:
-        return
-    with _immediate(connection):
-        # Read again, now that nobody else can write: another process may have been faster.
-        version = schema_version()
-        if version > SQLITE_VERSION:
-            newer = f"a newer version wrote it (schema {version}, this one knows {SQLITE_VERSION})"
-            raise StoreError(path, newer)
-        damage = f"its tables are not those of schema {version}"
-        if 0 < version < OLDEST_SQLITE_VERSION:
-            raise StoreDamagedError(path, f"{damage}, which no released version wrote")
-        try:
-            for statement in sqlite_migration(version):
-                connection.execute(statement)
-        except sqlite3.OperationalError as e:
-            if e.sqlite_errorcode != sqlite3.SQLITE_ERROR:
-                raise
-            raise StoreDamagedError(path, f"{damage}: {e}") from e
-        connection.execute(f"PRAGMA user_version = {SQLITE_VERSION}")
-
-
 @contextlib.contextmanager
-def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
+def immediate(connection: sqlite3.Connection) -> Iterator[None]:
     """Run a write transaction: all or nothing."""
     # IMMEDIATE: a transaction that begins as a reader cannot wait for the write lock, it fails.
     connection.execute("BEGIN IMMEDIATE")

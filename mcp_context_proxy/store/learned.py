@@ -1,4 +1,4 @@
-"""Learned pairs with the uses that taught them, and interactions of agents with their embeddings.
+"""Learned pairs with the uses that taught them, interactions of agents with their embeddings, working sets.
 
 A use is learned in one transaction: the pairs as they are then, the lessons that its session has had before,
 and what follows from both. So two processes lose no use, and count no repetition.
@@ -15,8 +15,8 @@ from msgspec import Struct, field
 from msgspec.structs import astuple, replace
 
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.store.database import Rows, Tables, Transaction
-from mcp_context_proxy.store.migrations import INTERACTIONS, PAIRS
+from mcp_context_proxy.store.database import Queries, Tables, Transaction
+from mcp_context_proxy.store.migrations import INTERACTIONS, PAIRS, WORKING_SET
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector, is_vector, lag_of
 from mcp_context_proxy.system.process import time_of_day
@@ -114,12 +114,10 @@ class LearnedStore(Tables):
         return self._database.number("SELECT COUNT(*) FROM learned")
 
     def revision(self) -> int:
-        """Return a number that grows whenever a pair is changed or forgotten."""
-        return self._database.number("SELECT revision FROM areas WHERE area = ?", (PAIRS,))
+        return self._database.revision(PAIRS)
 
     def changes(self, after: int) -> PairChanges:
-        # The revision first: what is committed in between comes once more with the next look.
-        return _changes(self._database.rows, self.revision(), after)
+        return _changes(self._database, after)
 
     def teach(self, use: UseRow, after: int, decide: Decide) -> PairChanges:
         """Learn from a use; return its changes.
@@ -128,14 +126,13 @@ class LearnedStore(Tables):
         nothing; then those changes are returned.
         """
         with self._database.transaction(PAIRS) as transaction:
-            revision = transaction.revision(PAIRS)
-            before = _changes(lambda *query: transaction.execute(*query).fetchall(), revision, after)
-            if transaction.execute("SELECT 1 FROM uses WHERE id = ?", (use.id,)).fetchone() is not None:
+            before = _changes(transaction, after)
+            if transaction.number("SELECT 1 FROM uses WHERE id = ?", (use.id,)):
                 return before
-            taught = transaction.execute(
+            taught = transaction.rows(
                 "SELECT key, server, tool FROM uses WHERE owner = ? AND session = ? AND key IS NOT NULL",
                 (use.owner, use.session),
-            ).fetchall()
+            )
             pairs, key = decide(before, frozenset((each, (server, tool)) for each, server, tool in taught))
             transaction.put(
                 "uses",
@@ -169,11 +166,10 @@ class LearnedStore(Tables):
         now = time_of_day()
         with self._database.transaction(PAIRS) as transaction:
             query = "SELECT owner, key, server, tool FROM learned WHERE server = ? AND tool = ?"
-            rows = [tuple(row) for tool in tools for row in transaction.execute(query, tool).fetchall()]
+            rows = [tuple(row) for tool in tools for row in transaction.rows(query, tool)]
             _forget(transaction, rows, now)
 
     def lag(self) -> float:
-        """Return the seconds by which the clock has leapt ahead, as `lag_of` does."""
         return lag_of(self._database)
 
     def forget_uses(self) -> None:
@@ -189,13 +185,17 @@ class LearnedStore(Tables):
 _GONE: Final = "SELECT id FROM tombstones WHERE area = ? AND revision > ?"
 
 
-def _changes(rows: Rows, revision: int, after: int) -> PairChanges:
+def _changes(queries: Queries, after: int) -> PairChanges:
+    # The revision first: what is committed in between comes once more with the next look.
+    revision = queries.revision(PAIRS)
     if revision <= after:
         return PairChanges(revision)
-    gone = [] if after == 0 else rows(_GONE, (PAIRS, after))
+    gone = [] if after == 0 else queries.rows(_GONE, (PAIRS, after))
     found = [
         Pair(key, (server, tool), query, decoded_vector(vector), *facts)
-        for key, server, tool, query, vector, *facts in rows(f"{_SELECT} WHERE revision > ?", (after,))
+        for key, server, tool, query, vector, *facts in queries.rows(
+            f"{_SELECT} WHERE revision > ?", (after,)
+        )
         if is_vector(vector)
     ]
     found.sort(key=lambda pair: (pair.first, pair.key, pair.tool))
@@ -219,7 +219,7 @@ def _remove(
 ) -> None:
     if revision is not None:
         changed = "SELECT owner, key, server, tool FROM learned WHERE revision > ?"
-        renewed = {tuple(row) for row in transaction.execute(changed, (revision,)).fetchall()}
+        renewed = {tuple(row) for row in transaction.rows(changed, (revision,))}
         rows = [row for row in rows if row not in renewed]
     _forget(transaction, rows, time_of_day())
 
@@ -382,9 +382,8 @@ class InteractionStore(Tables):
 
     def get(self, ids: Sequence[int]) -> list[Interaction]:
         """Return the interactions by some ids that are still there, by id."""
-        columns = "agent_name, interaction_type, content, time, id, owner"
-        rows = self._database.rows_of_keys(f"SELECT {columns} FROM interactions WHERE id IN", ids)
-        return sorted((Interaction(*row) for row in rows), key=lambda one: one.id)
+        found = self._database.read_of_keys(Interaction, "FROM interactions WHERE id IN", ids)
+        return sorted(found, key=lambda one: one.id)
 
     def equal(self, rows: Sequence[Interaction]) -> set[Interaction]:
         """Return those of some interactions, with id 0, that are kept already."""
@@ -460,3 +459,46 @@ def _forget_old(transaction: Transaction, keep: int, since: float) -> None:
         "(SELECT id FROM interactions ORDER BY id DESC LIMIT 1 OFFSET ?)",
         (keep,),
     )
+
+
+WORKING_SETS_KEPT = 30
+"""Days whose choice is kept, to look back."""
+
+
+class _Chosen(Struct, frozen=True):
+    server: str
+    tool: str
+    why: str
+
+
+class WorkingSetStore(Tables):
+    """The working set of each day: chosen by the first process that needs it, the same for all others."""
+
+    def get(self, day: str, budget: int) -> dict[ToolKey, str] | None:
+        """Return the tools of a day, each with the reason; None if nobody has chosen them yet."""
+        query = "SELECT tools FROM working_sets WHERE day = ? AND budget = ?"
+        rows = self._database.rows(query, (day, budget))
+        return _decoded_tools(rows[0][0]) if rows else None
+
+    def choose(self, day: str, budget: int, chosen: Mapping[ToolKey, str]) -> dict[ToolKey, str]:
+        """Keep the tools of a day, and return those that count: another process may have been faster."""
+        encoded = msgspec.json.encode([_Chosen(*tool, why) for tool, why in chosen.items()])
+        with self._database.transaction(WORKING_SET) as transaction:
+            transaction.execute(
+                "INSERT INTO working_sets (day, budget, tools) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                (day, budget, encoded),
+            )
+            transaction.next_revision(WORKING_SET)
+            transaction.forget_old("working_sets", ("day", "budget"), by="day", keep=WORKING_SETS_KEPT)
+            query = "SELECT tools FROM working_sets WHERE day = ? AND budget = ?"
+            (tools,) = transaction.execute(query, (day, budget)).fetchone()
+        return _decoded_tools(tools) or dict(chosen)
+
+
+def _decoded_tools(tools: object) -> dict[ToolKey, str] | None:
+    """Return the tools of a row; None where it is damaged."""
+    try:
+        found = msgspec.json.decode(tools if isinstance(tools, bytes) else b"", type=list[_Chosen])
+    except msgspec.DecodeError:
+        return None
+    return {(one.server, one.tool): one.why for one in found}

@@ -1,4 +1,4 @@
-"""The store, from its opening to its copies; and leases and the working set, for all who use it at once.
+"""The store, from its opening to its copies.
 
 Opening never fails: a damaged file is set aside, an unusable one replaced by memory. A copy goes from
 a file into PostgreSQL, for example, or back: in parts, in the order of the keys, and a row that is there
@@ -15,20 +15,17 @@ import logging
 import os
 import sqlite3
 import stat
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-import msgspec
 from msgspec import Struct
 
 from mcp_context_proxy.config import StoreConfig
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.store.database import (
     MEMORY,
     Database,
@@ -36,172 +33,24 @@ from mcp_context_proxy.store.database import (
     SqliteDatabase,
     StoreDamagedError,
     StoreUnavailableError,
-    Tables,
-    Transaction,
-    open_connection,
+    immediate,
     translating_errors,
 )
-from mcp_context_proxy.store.learned import InteractionStore, LearnedStore
-from mcp_context_proxy.store.migrations import WORKING_SET
+from mcp_context_proxy.store.learned import InteractionStore, LearnedStore, WorkingSetStore
+from mcp_context_proxy.store.migrations import OLDEST_SQLITE_VERSION, SQLITE_VERSION, sqlite_migration
 from mcp_context_proxy.store.statistics import StatisticsStore
 from mcp_context_proxy.store.tables import (
     ApprovalStore,
+    LeaseStore,
     ListingStore,
     RequestStore,
     ToolSessionStore,
     VectorStore,
 )
-from mcp_context_proxy.system import process
+from mcp_context_proxy.system import make_private, make_private_folder
 from mcp_context_proxy.system.later import platformdirs
 
 logger = logging.getLogger(__name__)
-
-
-class Lease(Struct, frozen=True):
-    """The right to do a job until a moment."""
-
-    job: str
-    token: int
-    """Number of the lease: a later one of the same job has a greater one."""
-    until: float
-    """Seconds since 1970, on the clock of the database."""
-
-
-class LeaseStore(Tables):
-    """Leases: which process does a job that one of them should do."""
-
-    def take(self, job: str, seconds: float, *, over: bool = False) -> Lease | None:
-        """Take or renew the lease of a job; None while another process has it, unless it is taken over."""
-        database = self._database
-        now = database.now()
-        with database.transaction() as transaction:
-            # Writing first makes the others wait, so that only one of them finds the lease free.
-            transaction.execute(
-                "INSERT INTO leases (job, holder, token, until) VALUES (?, ?, 0, 0) "
-                "ON CONFLICT (job) DO UPDATE SET until = leases.until",
-                (job, ""),
-            )
-            query = "SELECT holder, token, until FROM leases WHERE job = ?"
-            holder, token, until = transaction.execute(query, (job,)).fetchone()
-            if holder != database.writer and until > now and not over:
-                return None
-            if holder != database.writer or until <= now:
-                token += 1
-            transaction.execute(
-                "UPDATE leases SET holder = ?, token = ?, until = ? WHERE job = ?",
-                (database.writer, token, now + seconds, job),
-            )
-        return Lease(job, token, now + seconds)
-
-    def give_back(self, lease: Lease) -> None:
-        """End a lease, so that another process can take it at once."""
-        statement = "UPDATE leases SET until = 0 WHERE job = ? AND token = ?"
-        self._database.change(statement, (lease.job, lease.token))
-
-    def held(self) -> list[tuple[str, str, float]]:
-        """Return jobs, who holds them and until when."""
-        query = "SELECT job, holder, until FROM leases WHERE until > ? ORDER BY job"
-        return [(job, holder, until) for job, holder, until in self._database.rows(query, [self.now()])]
-
-    def now(self) -> float:
-        """Return the time by which leases end."""
-        return self._database.now()
-
-
-UPKEEP: Final = "upkeep"
-"""Job of deleting old rows and summing up statistics."""
-
-UPKEEP_SECONDS: Final = 60.0
-"""Time after which another process takes the job over from one that was lost."""
-
-
-class Upkeep:
-    """The job of deleting old rows, which one of several processes does. Blocking and thread-safe."""
-
-    def __init__(self, leases: LeaseStore, clock: Callable[[], float] = time.monotonic) -> None:
-        self._leases, self._clock = leases, clock
-        self._lease: Lease | None = None
-        self._asked = -UPKEEP_SECONDS
-        self._asking = threading.Lock()
-
-    def is_ours(self) -> bool:
-        """Return whether this process does the job. The lease is taken or renewed if it is time."""
-        with self._asking:
-            now = self._clock()
-            if now - self._asked >= UPKEEP_SECONDS / 2:
-                self._asked = now
-                try:
-                    self._lease = self._leases.take(UPKEEP, UPKEEP_SECONDS)
-                except StoreError:
-                    self._lease = None  # logged by the store
-            return self._lease is not None
-
-    def take_over(self) -> None:
-        """Do the job from now on, and have whoever did it before refused.
-
-        Raises:
-            StoreError: the store cannot be written.
-        """
-        with self._asking:
-            self._lease, self._asked = self._leases.take(UPKEEP, UPKEEP_SECONDS, over=True), self._clock()
-
-    def is_still_ours(self, transaction: Transaction) -> bool:
-        """Return whether nobody has taken the job over since `is_ours` was asked."""
-        lease = self._lease
-        return lease is not None and transaction.holds(lease.job, lease.token)
-
-    def end(self) -> None:
-        """Leave the job to others."""
-        with self._asking:
-            lease, self._lease = self._lease, None
-        if lease is not None:
-            try:
-                self._leases.give_back(lease)
-            except StoreError:
-                return  # it ends by itself
-
-
-WORKING_SETS_KEPT = 30
-"""Days whose choice is kept, to look back."""
-
-
-class _Chosen(msgspec.Struct, frozen=True):
-    server: str
-    tool: str
-    why: str
-
-
-class WorkingSetStore(Tables):
-    """The working set of each day: chosen by the first process that needs it, the same for all others."""
-
-    def get(self, day: str, budget: int) -> dict[ToolKey, str] | None:
-        """Return the tools of a day, each with the reason; None if nobody has chosen them yet."""
-        query = "SELECT tools FROM working_sets WHERE day = ? AND budget = ?"
-        rows = self._database.rows(query, (day, budget))
-        return _decoded(rows[0][0]) if rows else None
-
-    def choose(self, day: str, budget: int, chosen: Mapping[ToolKey, str]) -> dict[ToolKey, str]:
-        """Keep the tools of a day, and return those that count: another process may have been faster."""
-        encoded = msgspec.json.encode([_Chosen(*tool, why) for tool, why in chosen.items()])
-        with self._database.transaction(WORKING_SET) as transaction:
-            transaction.execute(
-                "INSERT INTO working_sets (day, budget, tools) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-                (day, budget, encoded),
-            )
-            transaction.next_revision(WORKING_SET)
-            transaction.forget_old("working_sets", ("day", "budget"), by="day", keep=WORKING_SETS_KEPT)
-            query = "SELECT tools FROM working_sets WHERE day = ? AND budget = ?"
-            (tools,) = transaction.execute(query, (day, budget)).fetchone()
-        return _decoded(tools) or dict(chosen)
-
-
-def _decoded(tools: object) -> dict[ToolKey, str] | None:
-    """Return the tools of a row; None where it is damaged."""
-    try:
-        found = msgspec.json.decode(tools if isinstance(tools, bytes) else b"", type=list[_Chosen])
-    except msgspec.DecodeError:
-        return None
-    return {(one.server, one.tool): one.why for one in found}
 
 
 IN_MEMORY: Final = "memory"
@@ -213,6 +62,17 @@ COMPANIONS: Final = ("-wal", "-shm")
 """Suffixes of the files that SQLite keeps beside a database."""
 KEPT_ASIDE: Final = 3
 """Damaged files that are kept, the latest, for whoever wants to save some of their content."""
+
+OPENING_TIMEOUT_S: Final = 1.0
+"""Timeout for another process while the file is opened: the proxy does not serve before that."""
+CHECK_BUDGET_S: Final = 0.5
+"""For the integrity check at the start. A store too large to check in this time is used as it is: damage that
+was not seen is found, at the latest, when it is read."""
+CHECK_STEPS: Final = 5_000
+"""SQLite instructions between two looks at the clock: a fraction of a millisecond."""
+CACHE_KIB: Final = 512
+"""Page cache of each connection, which fills and stays; pages that are read again are in the system's cache,
+too. SQLite's default is 2 MiB."""
 
 MOST_IN_MEMORY: Final = 256 * 1024 * 1024
 """Largest file whose content is used from memory if it cannot be written."""
@@ -392,7 +252,7 @@ class _Opener:
         """Make sure there is a file that only its owner may read; return its inode."""
         path = self._path
         try:
-            process.make_private_folder(path.parent)
+            make_private_folder(path.parent)
             # Only a new file may be opened here: closing an existing one would drop the locks that another
             # connection of this process has on it.
             with contextlib.suppress(FileExistsError):
@@ -409,8 +269,77 @@ class _Opener:
             raise StoreError(path, "it cannot be read and written by this user")
         # A copied file may be readable by others.
         for suffix in ("", *COMPANIONS):
-            process.make_private(path.with_name(path.name + suffix))
+            make_private(path.with_name(path.name + suffix))
         return status.st_ino
+
+
+def open_connection(
+    path: Path, check: bool = True, content: sqlite3.Connection | None = None
+) -> sqlite3.Connection:
+    """Open or create an SQLite file, check it if asked to, and migrate it to the current schema.
+
+    A database in memory begins with the `content`. Raises `StoreDamagedError`, `StoreUnavailableError`, or
+    `StoreError` for another reason.
+    """
+    with translating_errors(path), contextlib.ExitStack() as undo:
+        connection = sqlite3.connect(
+            path, timeout=OPENING_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        undo.callback(connection.close)
+        if content is not None:
+            content.backup(connection)
+        if check:
+            _check(connection, path)
+        # The mode stays with the file. Two processes that create it may collide here; one of them sets it.
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        # Deleted rows are overwritten, not merely unlinked: queries and interactions are somebody's words.
+        connection.execute("PRAGMA secure_delete = ON")
+        _migrate(connection, path)
+        undo.pop_all()
+    return connection
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    deadline = time.monotonic() + CHECK_BUDGET_S
+    connection.set_progress_handler(lambda: int(time.monotonic() > deadline), CHECK_STEPS)
+    try:
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError as e:
+        if e.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        verdict = "ok"
+    finally:
+        connection.set_progress_handler(None, 0)
+    if verdict != "ok":
+        raise StoreDamagedError(path, str(verdict))
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    def schema_version() -> int:
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+    if schema_version() == SQLITE_VERSION:
+        return
+    with immediate(connection):
+        # Read again, now that nobody else can write: another process may have been faster.
+        version = schema_version()
+        if version > SQLITE_VERSION:
+            newer = f"a newer version wrote it (schema {version}, this one knows {SQLITE_VERSION})"
+            raise StoreError(path, newer)
+        damage = f"its tables are not those of schema {version}"
+        if 0 < version < OLDEST_SQLITE_VERSION:
+            raise StoreDamagedError(path, f"{damage}, which no released version wrote")
+        try:
+            for statement in sqlite_migration(version):
+                connection.execute(statement)
+        except sqlite3.OperationalError as e:
+            if e.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                raise
+            raise StoreDamagedError(path, f"{damage}: {e}") from e
+        connection.execute(f"PRAGMA user_version = {SQLITE_VERSION}")
 
 
 def _set_aside(path: Path, identity: int, reason: str) -> str | None:

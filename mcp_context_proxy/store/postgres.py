@@ -30,7 +30,7 @@ from mcp_context_proxy.store.migrations import (
     TABLES,
     postgres_migration,
 )
-from mcp_context_proxy.store.opening import LeaseStore, Upkeep
+from mcp_context_proxy.store.tables import LeaseStore, Upkeep
 
 BREAK_SECONDS: Final = 1.0
 """Time after a failure in which nothing is tried. Then one operation is, and the others wait for it."""
@@ -56,6 +56,9 @@ _AWAY: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 class PostgresTransaction(Transaction):
     """A write transaction on a connection that has begun one."""
 
+    holding = " FOR SHARE"
+    """Another process that changes the row, such as one that takes a job over, waits for this transaction."""
+
     def __init__(self, connection: psycopg.Connection[Any], schema: str, upkeep: Upkeep) -> None:
         self._connection, self._schema, self._upkeep = connection, schema, upkeep
 
@@ -69,13 +72,6 @@ class PostgresTransaction(Transaction):
             self._connection.execute(translated(statement, self._schema), written[0])
         elif written:
             self._connection.cursor().executemany(translated(statement, self._schema), written)
-
-    def holds(self, job: str, token: int) -> bool:
-        """Return whether a lease is the latest of its job; it stays so until the end of the transaction."""
-        # Another process that takes the job over waits for this transaction.
-        query = "SELECT token FROM leases WHERE job = ? FOR SHARE"
-        held = self.execute(query, (job,)).fetchone()
-        return held is not None and held[0] == token
 
     def does_upkeep(self) -> bool:
         return self._upkeep.is_still_ours(self)
@@ -115,7 +111,6 @@ class PostgresDatabase(Database):
 
     @property
     def problem(self) -> str | None:
-        """The failure that lasts, for a person; None when all is well."""
         failure = self._breaker.failure
         return (
             None if failure is None else f"{failure}. Calls and searches go on; what is new waits in memory"
@@ -188,7 +183,6 @@ class PostgresDatabase(Database):
         self._upkeep.take_over()
 
     def close(self) -> None:
-        """Close all connections; may be called twice."""
         self._upkeep.end()
         self._closed = True
         self._hints.close()
@@ -411,7 +405,6 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self, connection: psycopg.Connection[Any], seconds: float) -> Iterator[_Watched]:
-        """Give the work on a connection some seconds."""
         watched = _Watched(connection.fileno(), time.monotonic() + seconds)
         with self._changed:
             self._watched.add(watched)
@@ -428,7 +421,6 @@ class Watchdog:
                 self._watched.discard(watched)
 
     def close(self) -> None:
-        """End the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -83,7 +83,6 @@ class ToolUsage(Usage):
 
     @property
     def key(self) -> ToolKey:
-        """Server and own name of the tool."""
         return self.server, self.tool
 
 
@@ -155,7 +154,6 @@ class DefinitionRow(Struct, frozen=True):
 
     @property
     def key(self) -> ToolKey:
-        """Server and own name of the tool."""
         return self.server, self.tool
 
 
@@ -187,7 +185,6 @@ DOCUMENTS: Final = ""
 
 
 def added(one: Counts, other: Counts) -> Counts:
-    """Return the sum of two histograms."""
     if not other:
         return one
     total = Counter(one)
@@ -195,7 +192,14 @@ def added(one: Counts, other: Counts) -> Counts:
     return dict(total)
 
 
+K = TypeVar("K")
 U = TypeVar("U", ToolUsage, SearchUsage, DocumentUsage)
+
+
+def count_in(counts: dict[K, U], key: K, usage: U) -> None:
+    """Add usage to what was counted under the same key."""
+    known = counts.get(key)
+    counts[key] = usage if known is None else known.plus(usage)
 
 
 class _UsageTable(Generic[U]):
@@ -218,8 +222,7 @@ class _UsageTable(Generic[U]):
             if slot not in rows:
                 rows[slot] = self._rows_of(transaction, replica, slot)
             key = self._name_of(usage)
-            known = rows[slot].get(key)
-            rows[slot][key] = usage if known is None else known.plus(usage)
+            count_in(rows[slot], key, usage)
             changed[slot, key] = None
         columns = ("seconds", "start", "owner", "replica", *self._fields)
         written = list[Sequence[object]]()
@@ -238,7 +241,7 @@ class _UsageTable(Generic[U]):
             f"SELECT {self.columns} FROM {self.name} "
             "WHERE seconds = ? AND start = ? AND owner = ? AND replica = ?"
         )
-        found = transaction.execute(query, (slot.seconds, slot.start, slot.owner, replica)).fetchall()
+        found = transaction.rows(query, (slot.seconds, slot.start, slot.owner, replica))
         usages = [self.read(values) for values in found]
         return {self._name_of(usage): usage for usage in usages}
 
@@ -252,7 +255,7 @@ class _UsageTable(Generic[U]):
         """Turn hours of all replicas before one moment into days, and delete days before another."""
         old = (HOUR, hours_before)
         query = f"SELECT start, owner, {self.columns} FROM {self.name} WHERE seconds = ? AND start < ?"
-        found = transaction.execute(query, old).fetchall()
+        found = transaction.rows(query, old)
         days = [(UsageSlot.of(start, DAY, owner), self.read(values)) for start, owner, *values in found]
         self.add(transaction, "", days)
         transaction.execute(f"DELETE FROM {self.name} WHERE seconds = ? AND start < ?", old)
@@ -338,8 +341,7 @@ class StatisticsStore(Tables):
         together: dict[ToolKey, ToolUsage] = {}
         for usage in self.tools_by_owner(since).values():
             for key, one in usage.items():
-                known = together.get(key)
-                together[key] = one if known is None else known.plus(one)
+                count_in(together, key, one)
         return list(together.values())
 
     def tools_by_owner(self, since: float = 0.0) -> dict[str, dict[ToolKey, ToolUsage]]:
@@ -384,8 +386,7 @@ class StatisticsStore(Tables):
         )
         found: dict[UsageSlot, SearchUsage] = {}
         for seconds, start, *values in rows:
-            slot, usage = UsageSlot(seconds, start), _SEARCHES.read(values)
-            found[slot] = found[slot].plus(usage) if slot in found else usage
+            count_in(found, UsageSlot(seconds, start), _SEARCHES.read(values))
         return found
 
     def calls(self, since: float = 0.0) -> dict[UsageSlot, tuple[int, int]]:
@@ -422,7 +423,7 @@ class StatisticsStore(Tables):
         """
         with self._database.transaction(USAGE) as transaction:
             query = "SELECT tool, first FROM definitions WHERE server = ?"
-            known = dict(transaction.execute(query, (server,)).fetchall())
+            known = dict(transaction.rows(query, (server,)))
             transaction.execute("DELETE FROM definitions WHERE server = ?", (server,))
             now = {row.tool for row in rows}
             gone = sorted((first, tool) for tool, first in known.items() if tool not in now)

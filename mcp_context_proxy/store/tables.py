@@ -1,18 +1,21 @@
-"""Tables of vectors, listings of servers, request contexts, sessions by tool, and approvals."""
+"""Tables of vectors, listings of servers, request contexts, sessions by tool, approvals, and leases."""
 
 from __future__ import annotations
 
 import hashlib
+import threading
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct, field
 
+from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.store.database import Database, Tables, Transaction
+from mcp_context_proxy.store.database import Database, Queries, Tables, Transaction
 from mcp_context_proxy.store.migrations import APPROVALS, LISTINGS
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import time_of_day
@@ -205,9 +208,7 @@ class RequestStore(Tables):
         return [id_ for (id_,) in self._database.rows(query, [*whose, since, moment, limit])]
 
     def of_ids(self, ids: Sequence[str]) -> list[RequestRow]:
-        columns = ", ".join(RequestRow.__struct_fields__)
-        query = f"SELECT {columns} FROM requests WHERE id IN"
-        return [RequestRow(*row) for row in self._database.rows_of_keys(query, ids)]
+        return self._database.read_of_keys(RequestRow, "FROM requests WHERE id IN", ids)
 
     def _latest(self, where: str, parameters: Sequence[object]) -> list[RequestRow]:
         rest = f"FROM requests {where} ORDER BY time DESC, id DESC LIMIT ?"
@@ -236,7 +237,6 @@ class ToolSessions(Struct, frozen=True):
 
     @property
     def key(self) -> ToolKey:
-        """Server and own name of the tool."""
         return self.server, self.tool
 
 
@@ -371,7 +371,6 @@ class ApprovalStore(Tables):
     """Decisions about definitions. Two processes never decide about one server at the same time."""
 
     def revision(self) -> int:
-        """Return a number that grows whenever a process has decided something."""
         return self._database.number("SELECT COALESCE(MAX(revision), 0) FROM approvals")
 
     def decided_since(self, revision: int) -> list[ApprovalRow]:
@@ -380,7 +379,6 @@ class ApprovalStore(Tables):
         return list(_record(found, ()).rows)
 
     def servers(self) -> list[str]:
-        """Return the names of all servers with definitions, in order."""
         return [name for (name,) in self._database.rows("SELECT DISTINCT server FROM approvals ORDER BY 1")]
 
     def first_seen(self) -> dict[str, float]:
@@ -388,9 +386,7 @@ class ApprovalStore(Tables):
         return dict(self._database.rows("SELECT server, MIN(time) FROM approved_versions GROUP BY server"))
 
     def record(self, server: str) -> ApprovalRecord:
-        found = self._database.rows(f"{_SELECT} WHERE server = ?", (server,))
-        versions = self._database.read(VersionRow, "FROM approved_versions WHERE server = ?", (server,))
-        return _record(found, versions)
+        return _read(self._database, server)
 
     def approved_digest(self, server: str, kind: str, connection: str, version: str) -> bytes:
         """Return the digest of a list of which all was approved; empty if none is known."""
@@ -411,7 +407,7 @@ class ApprovalStore(Tables):
             additions = decide(before)
             if not additions:
                 return before
-            (latest,) = transaction.execute("SELECT COALESCE(MAX(revision), 0) FROM approvals").fetchone()
+            latest = transaction.number("SELECT COALESCE(MAX(revision), 0) FROM approvals")
             values = [
                 (*(getattr(row, each) for each in _COLUMNS[:-1]), latest + 1 + at, row.checksum)
                 for at, row in enumerate(additions.rows)
@@ -454,12 +450,9 @@ class ApprovalStore(Tables):
             return _read(transaction, server) if old else after
 
 
-def _read(transaction: Transaction, server: str) -> ApprovalRecord:
-    found = transaction.execute(f"{_SELECT} WHERE server = ?", (server,)).fetchall()
-    columns = ", ".join(VersionRow.__struct_fields__)
-    query = f"SELECT {columns} FROM approved_versions WHERE server = ?"
-    versions = transaction.execute(query, (server,)).fetchall()
-    return _record(found, [VersionRow(*values) for values in versions])
+def _read(queries: Queries, server: str) -> ApprovalRecord:
+    found = queries.rows(f"{_SELECT} WHERE server = ?", (server,))
+    return _record(found, queries.read(VersionRow, "FROM approved_versions WHERE server = ?", (server,)))
 
 
 def _record(found: Iterable[tuple[Any, ...]], versions: Iterable[VersionRow]) -> ApprovalRecord:
@@ -487,3 +480,111 @@ def _superseded(rows: Iterable[ApprovalRow], names: Collection[tuple[str, str]])
         last = {row.state: row for row in of_name}
         others = [row for row in of_name if row not in (last.get(APPROVED), last.get(REJECTED))]
         yield from others[: max(0, len(others) - DEFINITIONS_PER_NAME)]
+
+
+class Lease(Struct, frozen=True):
+    """The right to do a job until a moment."""
+
+    job: str
+    token: int
+    """Number of the lease: a later one of the same job has a greater one."""
+    until: float
+    """Seconds since 1970, on the clock of the database."""
+
+
+LONGEST_LEASE: Final = 3600.0
+"""Seconds beyond any lease, and beyond small corrections of the clock."""
+
+
+class LeaseStore(Tables):
+    """Leases: which process does a job that one of them should do."""
+
+    def take(self, job: str, seconds: float, *, over: bool = False) -> Lease | None:
+        """Take or renew the lease of a job; None while another process has it, unless it is taken over."""
+        database = self._database
+        now = database.now()
+        with database.transaction() as transaction:
+            # Writing first makes the others wait, so that only one of them finds the lease free.
+            transaction.execute(
+                "INSERT INTO leases (job, holder, token, until) VALUES (?, ?, 0, 0) "
+                "ON CONFLICT (job) DO UPDATE SET until = leases.until",
+                (job, ""),
+            )
+            query = "SELECT holder, token, until FROM leases WHERE job = ?"
+            holder, token, until = transaction.execute(query, (job,)).fetchone()
+            # One that ends later was taken when the clock was ahead, perhaps by a process that is gone.
+            held = now < until <= now + LONGEST_LEASE
+            if holder != database.writer and held and not over:
+                return None
+            if holder != database.writer or until <= now:
+                token += 1
+            transaction.execute(
+                "UPDATE leases SET holder = ?, token = ?, until = ? WHERE job = ?",
+                (database.writer, token, now + seconds, job),
+            )
+        return Lease(job, token, now + seconds)
+
+    def give_back(self, lease: Lease) -> None:
+        """End a lease, so that another process can take it at once."""
+        statement = "UPDATE leases SET until = 0 WHERE job = ? AND token = ?"
+        self._database.change(statement, (lease.job, lease.token))
+
+    def held(self) -> list[tuple[str, str, float]]:
+        query = "SELECT job, holder, until FROM leases WHERE until > ? ORDER BY job"
+        return [(job, holder, until) for job, holder, until in self._database.rows(query, [self.now()])]
+
+    def now(self) -> float:
+        """Return the time by which leases end."""
+        return self._database.now()
+
+
+UPKEEP: Final = "upkeep"
+"""Job of deleting old rows and summing up statistics."""
+
+UPKEEP_SECONDS: Final = 60.0
+"""Time after which another process takes the job over from one that was lost."""
+
+
+class Upkeep:
+    """The job of deleting old rows, which one of several processes does. Blocking and thread-safe."""
+
+    def __init__(self, leases: LeaseStore, clock: Callable[[], float] = monotonic) -> None:
+        self._leases, self._clock = leases, clock
+        self._lease: Lease | None = None
+        self._asked = -UPKEEP_SECONDS
+        self._asking = threading.Lock()
+
+    def is_ours(self) -> bool:
+        """Return whether this process does the job. The lease is taken or renewed if it is time."""
+        with self._asking:
+            now = self._clock()
+            if now - self._asked >= UPKEEP_SECONDS / 2:
+                self._asked = now
+                try:
+                    self._lease = self._leases.take(UPKEEP, UPKEEP_SECONDS)
+                except StoreError:
+                    self._lease = None  # logged by the store
+            return self._lease is not None
+
+    def take_over(self) -> None:
+        """Do the job from now on, and have whoever did it before refused.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
+        with self._asking:
+            self._lease, self._asked = self._leases.take(UPKEEP, UPKEEP_SECONDS, over=True), self._clock()
+
+    def is_still_ours(self, transaction: Transaction) -> bool:
+        """Return whether nobody has taken the job over since `is_ours` was asked."""
+        lease = self._lease
+        return lease is not None and transaction.holds(lease.job, lease.token)
+
+    def end(self) -> None:
+        with self._asking:
+            lease, self._lease = self._lease, None
+        if lease is not None:
+            try:
+                self._leases.give_back(lease)
+            except StoreError:
+                return  # it ends by itself

@@ -22,9 +22,9 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.errors import NOTICE, StoreError
-from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
-from mcp_context_proxy.store import Additions, ApprovalRecord, ApprovalRow, ApprovalStore, VersionRow
+from mcp_context_proxy.store.tables import Additions, ApprovalRecord, ApprovalRow, ApprovalStore, VersionRow
+from mcp_context_proxy.system import Bucket
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.fingerprints import (
     APPROVED,
@@ -42,6 +42,7 @@ from mcp_context_proxy.trust.fingerprints import (
     is_distinctive,
     list_digest,
     output_schema,
+    own_values,
     ruling_of,
     suspicion,
     withheld,
@@ -298,6 +299,11 @@ class Approvals:
         unknown = [one for one in candidates.values() if record.find(one) is None]
         owners = self._names_of_others(origin.server, own_names()) if unknown else {}
         signs = {one.name: sign for one in unknown if (sign := suspicion(one, owners)) is not None}
+        if owners and signs:
+            values = own_values(one.definition for one in candidates.values())
+            owners = {name: owner for name, owner in owners.items() if name not in values}
+            suspects = [one for one in unknown if one.name in signs]
+            signs = {one.name: sign for one in suspects if (sign := suspicion(one, owners)) is not None}
         outputs_known = self._outputs_known(record, unknown)
         judgement = self._judge(record, origin, kind, candidates, signs, outputs_known)
         if not judgement.additions:

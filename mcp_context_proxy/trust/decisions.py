@@ -22,7 +22,9 @@ from msgspec import Struct
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.protocol.strangers import clean
-from mcp_context_proxy.store import DAY, Additions, ApprovalRecord, ApprovalRow, Store
+from mcp_context_proxy.store.opening import Store
+from mcp_context_proxy.store.statistics import DAY
+from mcp_context_proxy.store.tables import Additions, ApprovalRecord, ApprovalRow
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.approval import Name
@@ -47,7 +49,9 @@ def changed_lines(before: bytes | None, after: bytes) -> list[str]:
     ``before`` was served, None if there was nothing; ``after`` is what the server lists now.
     """
     old, new = ({} if before is None else _decoded(before)), _decoded(after)
-    return [*_new_sentences(old, new), *_differences("", old, new, [COMPARISONS])]
+    # What is new as a whole needs no list of its sentences before it.
+    sentences = () if before is None else _new_sentences(old, new)
+    return [*sentences, *_differences("", old, new, [COMPARISONS])]
 
 
 def shortened(lines: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ from msgspec import Struct
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.items import Encoded, ToolClass
 from mcp_context_proxy.protocol.strangers import clean, in_plain_letters
-from mcp_context_proxy.store import ApprovalRow
+from mcp_context_proxy.store.tables import ApprovalRow
 from mcp_context_proxy.system.later import pattern
 
 
@@ -316,6 +316,21 @@ def foreign(owners: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:
     return {name: server for name, server in owners.items() if words[name] not in meant}
 
 
+def own_values(definitions: Iterable[Encoded]) -> set[str]:
+    """Return the values that definitions let parameters have: by one, a server means an action of its own."""
+    found, left = set[str](), [json.loads(bytes(one)) for one in definitions]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+            values = value.get("enum")
+            if isinstance(values, list):
+                found.update(one for one in values if isinstance(one, str))
+        elif isinstance(value, list):
+            left += value
+    return found
+
+
 def _name_words(name: str) -> tuple[str, ...]:
     """Return the words of a name, the same ones for each way to write them together."""
     return tuple(_stem(word.lower()) for word in _PART.findall(name))
@@ -339,7 +354,7 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
     if (sign := sign_in(text)) is not None:
         return sign
     named = owners.keys() & set(_NAME.findall(text)) if owners else ()
-    return f"it names a tool of server {owners[min(named)]!r}" if named else None
+    return f"it names {min(named)!r}, a tool of server {owners[min(named)]!r}" if named else None
 
 
 def sign_in_definition(definition: bytes) -> str | None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from mcp_context_proxy.statistics import seconds_of
-from mcp_context_proxy.store import Store
+from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.approval import Approvals

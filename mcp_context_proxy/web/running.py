@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -85,6 +86,7 @@ class ServerStatus(Struct, frozen=True):
     cause: str = ""
     """Reason of a failure."""
     tools: int = 0
+    """Tools that it offers, without those that are turned off or withheld."""
     calls: int = 0
     """Answered or failed calls since the proxy started."""
     errors: int = 0
@@ -186,14 +188,15 @@ class RunningApi(Api):
         clients = [*proxy.fleet.clients.values()]
         groups = {client.name: group for client in clients if (group := _group(client)) is not None}
         memory = await in_thread(process.resident_of_groups, {*groups.values()})
-        usage = proxy.usage
+        usage, snapshot = proxy.usage, proxy.catalog.snapshot
         counts = {} if usage is None else usage.counters.servers
+        away = Counter(one.server for of in (snapshot.turned_off, snapshot.withheld) for one in of.values())
         servers = [
             ServerStatus(
                 name=client.name,
                 state=client.standing,
                 cause=failure_and_remedy(client),
-                tools=len(client.listing.tools),
+                tools=max(len(client.listing.tools) - away[client.name], 0),
                 calls=counts[client.name].calls if client.name in counts else 0,
                 errors=counts[client.name].errors if client.name in counts else 0,
                 failures=client.failures,
@@ -259,7 +262,7 @@ class RunningApi(Api):
             raise BadRequestError(HTTPStatus.TOO_MANY_REQUESTS, sentence(gateway.quota))
         params = {"name": envelope.raw(name), "arguments": envelope.raw(body.arguments)}
         try:
-            with gateway.drain.busy():
+            with gateway.drain:
                 result = await gateway.handle("tools/call", params, _caller(principal))
         except RequestError as error:
             raise BadRequestError(HTTPStatus.BAD_GATEWAY, f"{one_line(error.message)}.") from None

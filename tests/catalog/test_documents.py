@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.catalog.documents import Loaded, load_documents, overview
+from mcp_context_proxy.catalog.document_reading import overview
+from mcp_context_proxy.catalog.documents import Loaded, load_documents
 from mcp_context_proxy.catalog.files import Finding
 from mcp_context_proxy.catalog.front_matter import read_front_matter
 from mcp_context_proxy.config import DocumentsConfig, Limits

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.catalog.documents import SECTIONS_LIMIT, Loaded, divide, load_documents
+from mcp_context_proxy.catalog.document_reading import SECTIONS_LIMIT, divide
+from mcp_context_proxy.catalog.documents import Loaded, load_documents
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Document, IncludeMode, Kind
 
@@ -91,12 +92,13 @@ def test_a_rule_for_some_files_is_not_in_every_context_of_a_folder_that_is(write
     assert by_name == {"all": IncludeMode.ALWAYS, "api": IncludeMode.AGENT}
 
 
-def test_imports_of_an_agents_file_are_no_text_and_a_file_of_imports_alone_is_reported(write: Write) -> None:
+def test_an_import_of_what_is_read_anyway_is_no_text_and_any_other_is_reported(write: Write) -> None:
     root = write(
         {
             "CLAUDE.md": "@AGENTS.md\n\n## Plans\n\nAsk @anna first.\n",
             "GEMINI.md": "@./AGENTS.md\n@~/.gemini/mine.md\n",
             "AGENTS.md": "## Build\n\nRun make.\n",
+            "app/CLAUDE.md": "@../AGENTS.md\n",
         }
     )
 
@@ -106,7 +108,74 @@ def test_imports_of_an_agents_file_are_no_text_and_a_file_of_imports_alone_is_re
         "AGENTS/Build": "## Build\n\nRun make.",
         "CLAUDE/Plans": "## Plans\n\nAsk @anna first.",
     }
-    assert told(loaded, root) == ["GEMINI.md: left out: it only imports other files; configure those"]
+    assert told(loaded, root) == [
+        "GEMINI.md:2: ~/.gemini/mine.md is not imported; give it an entry of its own"
+    ]
+
+
+def test_an_agents_file_of_its_own_entry_has_what_it_imports_from_its_folder(write: Write) -> None:
+    root = write(
+        {
+            "CLAUDE.md": "@AGENTS.md\n@docs/style.md\n\n## Plans\n\nAsk first.\n",
+            "AGENTS.md": "---\ntitle: Shop\n---\n## Build\n\nRun make.\n\n@CLAUDE.md\n",
+            "docs/style.md": "## Style\n\nUse types.\n",
+        }
+    )
+
+    loaded = load(root / "CLAUDE.md")
+
+    assert {one.name: one.text for one in loaded.documents} == {
+        "CLAUDE/Build": "## Build\n\nRun make.",
+        "CLAUDE/Style": "## Style\n\nUse types.",
+        "CLAUDE/Plans": "## Plans\n\nAsk first.",
+    }
+    assert not loaded.findings
+    assert root / "docs" in loaded.folders
+
+
+def test_an_import_is_followed_only_to_visible_markdown_below_the_file_that_has_it(
+    write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "secret.md").write_text("secret")
+    root = (
+        write({"p/CLAUDE.md": "", "p/.env.md": "secret", "p/key.pem": "secret", "p/real.md": "Fine."}) / "p"
+    )
+    (root / "link.md").symlink_to(tmp_path / "secret.md")
+    (root / "folder").symlink_to(tmp_path)
+    names = [
+        "../secret.md",
+        f"{tmp_path}/secret.md",
+        ".env.md",
+        "key.pem",
+        "link.md",
+        "folder/secret.md",
+        "no.md",
+    ]
+    (root / "CLAUDE.md").write_text("".join(f"@{name}\n" for name in [*names, "real.md"]))
+
+    loaded = load(root / "CLAUDE.md")
+
+    assert only(loaded).text == "Fine."
+    assert told(loaded, root) == [
+        f"CLAUDE.md:{line}: {name} is not imported; give it an entry of its own"
+        for line, name in enumerate(names, 1)
+    ]
+
+
+def test_an_import_of_a_file_with_an_entry_of_its_own_is_read_once(write: Write) -> None:
+    root = write({"CLAUDE.md": "@AGENTS.md\n", "AGENTS.md": "## Build\n\nRun make.\n"})
+    entries = [DocumentsConfig(path=root / name) for name in ("CLAUDE.md", "AGENTS.md")]
+
+    loaded = load_documents(entries, Limits())
+
+    assert [one.name for one in loaded.documents] == ["AGENTS/Build"]
+    assert not loaded.findings
+
+
+def test_a_decorator_in_code_of_an_agents_file_is_no_import(write: Write) -> None:
+    text = "## Models\n\n```python\n@dataclass\nclass Order: ...\n```"
+
+    assert only(load(write({"AGENTS.md": text}))).text == text
 
 
 def test_a_document_that_search_does_not_look_at_as_a_whole_is_reported(write: Write) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mcp_context_proxy.catalog.documents import FINDINGS_LOGGED, DocumentChanges, DocumentLibrary
 from mcp_context_proxy.config import DocumentsConfig, Limits
@@ -89,3 +90,25 @@ def test_each_finding_is_logged_once_and_further_ones_are_counted(
     assert len(library.loaded.findings) == 50
     assert len(caplog.messages) == FINDINGS_LOGGED + 1
     assert caplog.messages[-1] == f"and {50 - FINDINGS_LOGGED} more findings about documents"
+
+
+def test_a_reload_parses_no_front_matter_of_a_file_that_is_unchanged(
+    write: Write, library: DocumentLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    composed = []
+    compose = yaml.compose
+
+    def counted(*args: object, **more: object) -> object:
+        composed.append(args)
+        return compose(*args, **more)
+
+    monkeypatch.setattr(yaml, "compose", counted)
+    skill = "---\nname: pdf\ndescription: Fills forms\n---\nx"
+    write({"references/pdf/SKILL.md": skill, "references/a.md": "---\ntags: [b]\n---\nx"})
+    library.reload()
+    places, composed[:] = library.loaded.skills, []
+    write({"references/c.md": "x"})
+
+    assert library.reload().added == ("reference://c",)
+    assert library.loaded.skills == places != ()
+    assert composed == []

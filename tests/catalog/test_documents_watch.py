@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 import watchfiles
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.config import DocumentsConfig, Limits
+from mcp_context_proxy.config.reload import Looks
 from mcp_context_proxy.items import Kind
 
 pytestmark = pytest.mark.anyio
@@ -201,6 +203,35 @@ async def test_if_polling_fails_too_changes_are_still_noticed(write: Write) -> N
     async with watching(library_of(write({"a.md": "one"})), watch_paths=broken) as changes:
         write({"a.md": "two"})
         assert await changes.receive() == DocumentChanges(changed=("rule://a",))
+
+
+async def test_a_folder_that_is_replaced_unreported_is_noticed_by_the_watching_thread(
+    write: Write, docs: Path
+) -> None:
+    """It looks itself, so the event loop sleeps for as long as nothing is different."""
+
+    async def deaf(
+        *_: str, stop_event: Looks, **__: Any
+    ) -> AsyncGenerator[set[tuple[watchfiles.Change, str]], None]:
+        while not await anyio.to_thread.run_sync(stop_event.is_set):  # noqa: ASYNC110 - as a thread does
+            await anyio.sleep(0.01)
+        return
+        yield set()
+
+    async with watching(library_of(write({"a.md": "one"})), watch_paths=deaf) as changes:
+        await anyio.Path(docs).rename(docs.with_name("old"))
+        write({"a.md": "two"})
+        assert await changes.receive()
+        await anyio.Path(docs).rename(docs.with_name("older"))
+        write({"a.md": "three"})
+        assert await changes.receive()
+
+
+def test_a_watching_thread_looks_once_a_second_however_often_it_asks() -> None:
+    looked = list[int]()
+    looks = Looks(anyio.Event(), lambda: bool(looked.append(1)))
+    assert not any(looks.is_set() for _ in range(1_000))
+    assert len(looked) < 10
 
 
 async def test_without_folders_nothing_is_watched() -> None:

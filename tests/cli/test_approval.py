@@ -9,7 +9,7 @@ from support.listings import Run as Listed
 from support.listings import tool
 from support.servers import Workshop
 
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 from .conftest import Run
 

@@ -337,6 +337,32 @@ def test_what_a_program_says_at_its_end_leads_to_a_remedy(run: Run, workshop: Wo
     assert "failed without these variables" not in told, "what they said is the reason"
 
 
+def test_a_program_that_ends_without_a_variable_is_told_where_to_set_it(run: Run, workshop: Workshop) -> None:
+    """The words are those of real programs."""
+    said = {
+        "slack": "Please set SLACK_BOT_TOKEN and SLACK_TEAM_ID environment variables",
+        "brave": "Error: BRAVE_API_KEY environment variable is required",
+        "gitlab": "GITLAB_PERSONAL_ACCESS_TOKEN environment variable is not set",
+        "python": "KeyError: 'SOME_API_KEY'",
+        "list": "Missing required environment variables:\n  - FIRST_KEY\n  - SECOND_KEY\nSee the README_FILE",
+        "shell": "ANY_TOKEN must be set",
+        "given": "GIVEN_TOKEN is required to be valid",
+        "other": "Error [ERR_MODULE_NOT_FOUND]: required by /srv/SOME_FILE.js",
+    }
+    for name, lines in said.items():
+        workshop.server(name, at_start=[{"stderr": f"{lines}\n"}, {"exit": 1}])
+    workshop.servers["given"].settings["env"] = {"GIVEN_TOKEN": "abc"}
+    told = flat(run("check", "--config", workshop.config(), ANY_TOKEN="hidden-value").stdout)
+
+    assert "-> set SLACK_BOT_TOKEN, SLACK_TEAM_ID in env under servers.slack" in told
+    assert "-> set BRAVE_API_KEY in env under servers.brave" in told
+    assert "-> set GITLAB_PERSONAL_ACCESS_TOKEN in env under servers.gitlab" in told
+    assert "-> set SOME_API_KEY in env under servers.python" in told
+    assert "-> set FIRST_KEY, SECOND_KEY in env under servers.list" in told
+    assert '-> it does not get ANY_TOKEN of this environment: write inherit = ["ANY_TOKEN"] under' in told
+    assert "environment: given, other failed without these variables" in told
+
+
 def test_an_unknown_host_name_is_told_from_a_refused_connection_and_a_proxy_is_named(
     run: Run, workshop: Workshop
 ) -> None:

@@ -4,8 +4,13 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 from support.servers import Workshop, tool
+
+from mcp_context_proxy.context import RequestContext
+from mcp_context_proxy.store import open_store
 
 from .conftest import Run
 
@@ -128,6 +133,18 @@ def test_requests_lists_queries_and_explains_one(run: Run, config: Path) -> None
     assert forecast.split()[1:4] == ["agent", "tool", "weather__forecast"]
     assert "mentions" in forecast
     assert json.loads(run("requests", oldest["id"], "--json", "--config", config).stdout) == oldest
+
+
+def test_a_list_of_requests_names_the_client_of_each_where_one_is_known(run: Run, config: Path) -> None:
+    run("context", QUERY, "--config", config)
+    with open_store(config.parent / "store.sqlite3") as store:
+        (row,) = store.requests.latest(1)
+        asked = replace(msgspec.json.decode(row.context, type=RequestContext), id="0" * 16, client="cursor")
+        store.requests.put([replace(row, id=asked.id, context=msgspec.json.encode(asked))], 10, 0.0)
+
+    listed = run("requests", "--config", config, COLUMNS="200").stdout.splitlines()
+    assert listed[0].split() == ["ID", "Time", "Items", "Tokens", "Client", "Query"]
+    assert sorted(line.split()[-len(QUERY.split()) - 1] for line in listed[1:3]) == ["-", "cursor"]
 
 
 def test_the_reasons_of_a_request_are_told_whole_at_80_columns(run: Run, config: Path) -> None:

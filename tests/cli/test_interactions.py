@@ -10,7 +10,7 @@ from support.embeddings import Asked, Service, embedding_service
 from support.servers import Workshop, tool
 
 from mcp_context_proxy import Interactions
-from mcp_context_proxy.store import Interaction
+from mcp_context_proxy.store.learned import Interaction
 
 from .conftest import Run
 
@@ -121,6 +121,17 @@ def test_recall_says_if_interactions_are_not_recorded(run: Run, workshop: Worksh
 
     assert 'Nothing fits "anything" among 0 interactions.' in done.stdout
     assert "enabled = true under [interactions]" in " ".join(done.stdout.split())
+
+
+def test_recall_says_which_agents_and_types_there_are_where_none_is_as_asked(
+    run: Run, config: Path, store: Path
+) -> None:
+    add(store, "the first")
+    told = " ".join(run("recall", "first", "--agent", "plannr", "--config", config).stdout.split())
+
+    assert "among 0 interactions. None is of that agent and type; there are agents " in told
+    assert "planner" in told
+    assert "message" in told
 
 
 def test_control_characters_are_not_shown(run: Run, config: Path, store: Path) -> None:

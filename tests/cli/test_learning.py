@@ -9,7 +9,9 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.embedding.embeddings import LazyModel, QueryEmbedder
 from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
-from mcp_context_proxy.store import DefinitionRow, ToolSession, open_store
+from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.store.statistics import DefinitionRow
+from mcp_context_proxy.store.tables import ToolSession
 
 from .conftest import Run
 

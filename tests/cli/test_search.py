@@ -151,10 +151,10 @@ def test_json_names_the_applied_filters_and_the_source_of_category_and_tags(run:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--category", "ofice"), "--category: there is no category 'ofice'. Did you mean 'office'"),
-        (("--tag", "papier"), "--tag: there is no tag 'papier'. Did you mean 'paper'"),
-        (("--any-tag", "creat"), "--any-tag: there is no tag 'creat'. Did you mean 'create'"),
-        (("--language", "cobol"), "--language: there is no language 'cobol'. There is none"),
+        (("--category", "ofice"), "There is no category 'ofice'. Did you mean 'office'"),
+        (("--tag", "papier"), "There is no tag 'papier'. Did you mean 'paper'"),
+        (("--any-tag", "creat"), "There is no tag 'creat'. Did you mean 'create'"),
+        (("--language", "cobol"), "There is no language 'cobol'. There is none"),
         (("--min-success-rate", "90"), "90 is not a number from 0 to 1"),
     ],
 )

@@ -6,7 +6,8 @@ import pytest
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.statistics import count_call
-from mcp_context_proxy.store import (
+from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.store.statistics import (
     DAY,
     DefinitionRow,
     DocumentUsage,
@@ -14,7 +15,6 @@ from mcp_context_proxy.store import (
     SearchUsage,
     ToolUsage,
     UsageSlot,
-    open_store,
 )
 
 from .conftest import Run

@@ -11,7 +11,7 @@ import pytest
 from support.servers import Workshop
 from support.stores import NOW, add
 
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 from .conftest import Run
 
@@ -64,7 +64,7 @@ LAPTOP = """
 import sys
 from pathlib import Path
 import mcp_context_proxy.app.build, mcp_context_proxy.front.http, mcp_context_proxy.cli.store
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 with open_store(Path(sys.argv[1])) as store:
     store.learned.all()
 assert not [name for name in sys.modules if name.startswith(("psycopg", "mcp_context_proxy.store.postgres"))]

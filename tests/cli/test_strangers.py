@@ -9,7 +9,8 @@ import pytest
 from support.listings import approve
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.store import Interaction, open_store
+from mcp_context_proxy.store.learned import Interaction
+from mcp_context_proxy.store.opening import open_store
 
 from .conftest import Run
 

@@ -1,6 +1,7 @@
 """``ui``: the address of the page, for somebody who may see it."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx2
@@ -81,21 +82,36 @@ def test_ui_accepts_another_port_than_the_configured_one(
 
 
 PAGE = """
-import socket
+import socket, sys
+page = sys.argv[1].encode()
 listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
 while True:
     peer, _ = listener.accept()
     peer.recv(65536)
-    peer.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n")
+    peer.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: %d\\r\\n\\r\\n" % len(page) + page)
     peer.close()
 """
+
+
+def test_ui_takes_no_page_of_another_program_for_its_own(run: Run, workshop: Workshop) -> None:
+    command = [sys.executable, "-c", PAGE, "<title>Flowers</title>"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        done = run("ui", "--config", served_at(workshop.folder, port))
+        other.kill()
+
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert done.stdout == ""
 
 
 @needs_another_user
 @pytest.mark.skipif(not as_nobody, reason="needs root")
 def test_ui_leads_to_no_page_of_another_user_who_listens_at_the_port(run: Run, workshop: Workshop) -> None:
-    command = [*as_nobody, "/usr/bin/python3", "-I", "-S", "-c", PAGE]
+    ours = "<title>Servers - mcp-context-proxy</title>"
+    command = [*as_nobody, "/usr/bin/python3", "-I", "-S", "-c", PAGE, ours]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         port = int(other.stdout.readline())

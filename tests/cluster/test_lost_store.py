@@ -28,21 +28,11 @@ from support.stores import vector
 
 from mcp_context_proxy.config import StoreConfig
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store import (
-    DAY,
-    Interaction,
-    InteractionScope,
-    Pair,
-    RequestRow,
-    SearchUsage,
-    Store,
-    StoreUnavailableError,
-    ToolUsage,
-    UsageSlot,
-    UseRow,
-    open_store,
-)
-from mcp_context_proxy.store.opening import UPKEEP_SECONDS, Upkeep
+from mcp_context_proxy.store.database import StoreUnavailableError
+from mcp_context_proxy.store.learned import Interaction, InteractionScope, Pair, UseRow
+from mcp_context_proxy.store.opening import Store, open_store
+from mcp_context_proxy.store.statistics import DAY, SearchUsage, ToolUsage, UsageSlot
+from mcp_context_proxy.store.tables import UPKEEP_SECONDS, RequestRow, Upkeep
 
 psycopg = pytest.importorskip("psycopg")
 from mcp_context_proxy.store.migrations import POSTGRES_VERSION  # noqa: E402 - an extra
@@ -337,7 +327,7 @@ def test_a_replica_that_was_paused_deletes_nothing_once_another_has_taken_over(
 OLD_LEADER = """
 import sys
 from mcp_context_proxy.config import StoreConfig
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 url, namespace, until = sys.argv[1], sys.argv[2], float(sys.argv[3])
 with open_store(StoreConfig(url=url, namespace=namespace, timeout_seconds=20)) as store:
     pairs, revision = store.learned.all(), store.learned.revision()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.config.source import expand
+from mcp_context_proxy.config.forms import expand
 
 ENVIRON = {"TOKEN": "t0ken", "EMPTY": "", "userHome": "mine", "NESTED": "${TOKEN}"}
 

@@ -206,6 +206,8 @@ async def test_a_session_has_the_name_under_which_its_client_introduced_itself(p
     hello = Hello("2025-11-25", Raw(b"{}"), Raw(b'{"name": "claude-code", "version": "1"}'))
 
     assert (await proxy.contexts.state(Session(hello=hello))).client == "claude-code"
+    await proxy.contexts.select("one", Session(hello=hello))
+    assert [one.client for one in await proxy.contexts.records.latest(1, None)] == ["claude-code"]
     assert (await proxy.contexts.state(Session())).client is None
 
 

@@ -410,11 +410,11 @@ RESULT = (
     ],
 )
 async def test_the_list_of_failing_jobs_brings_the_tool_that_reads_a_log(
-    reading: ResultReading, comes: bool
+    engine: ContextEngine, reading: ResultReading, comes: bool
 ) -> None:
-    with with_rules(expand_results=reading.enabled) as engine:
-        session = called(engine, JOBS, RESULT, reading)
-        context = await engine.build("hello", session)
+    session = called(engine, JOBS, RESULT, reading)
+    session.overrides = Overrides(expand_results=reading.enabled)
+    context = await engine.build("hello", session)
 
     assert ("ci__get_pipeline_job_output" in brought(context)) is comes
 
@@ -430,29 +430,32 @@ DESK = tuple(
         ("delete_ticket", "Delete a ticket of the help desk", TICKET),
     )
 )
+STAGING = ("stage_changes", "make_commit", "list_tags", "prune_remote", "blame_line", "read_hooks")
 
 
-async def test_a_list_is_followed_by_reading_one_of_its_things() -> None:
-    with ContextEngine(Catalog(DESK)) as engine:
-        session = Session(overrides=Overrides(expand_results=True))
-        engine.called(session, "list_tickets", '[{"ticket_id": "HD-7", "title": "No sound"}]')
-        steps = brought(await engine.build("go on", session))
+@pytest.fixture(scope="module")
+def followed() -> Iterator[ContextEngine]:
+    """An engine over servers whose tools are called one after the other."""
+    vcs = [
+        tool(one, f"{one.replace('_', ' ').capitalize()} of a repository", server="vcs") for one in STAGING
+    ]
+    with ContextEngine(Catalog([*DESK, *vcs])) as made:
+        yield made
+
+
+async def test_a_list_is_followed_by_reading_one_of_its_things(followed: ContextEngine) -> None:
+    session = Session(overrides=Overrides(expand_results=True))
+    followed.called(session, "list_tickets", '[{"ticket_id": "HD-7", "title": "No sound"}]')
+    steps = brought(await followed.build("go on", session))
 
     assert next(iter(steps)) == "desk__get_ticket"
     assert not {"desk__search_tickets", "desk__create_ticket", "desk__delete_ticket"} & steps.keys()
 
 
-STAGING = ("stage_changes", "make_commit", "list_tags", "prune_remote", "blame_line", "read_hooks")
-
-
-async def test_what_follows_elsewhere_follows_where_no_word_is_shared() -> None:
-    steps = [
-        tool(name, f"{name.replace('_', ' ').capitalize()} of a repository", server="vcs") for name in STAGING
-    ]
-    with ContextEngine(Catalog(steps)) as engine:
-        session = Session(overrides=Overrides(expand_results=True))
-        engine.called(session, "stage_changes", "2 files are staged: src/a.py, src/b.py")
-        context = await engine.build("go on", session)
+async def test_what_follows_elsewhere_follows_where_no_word_is_shared(followed: ContextEngine) -> None:
+    session = Session(overrides=Overrides(expand_results=True))
+    followed.called(session, "stage_changes", "2 files are staged: src/a.py, src/b.py")
+    context = await followed.build("go on", session)
 
     assert next(iter(brought(context))) == "vcs__make_commit"
 

@@ -51,9 +51,9 @@ PAGES = [
 ]
 
 
-@pytest.fixture(params=sorted(PAGES))
-def any_page(request: pytest.FixtureRequest) -> Page:
-    return page(str(request.param))
+@pytest.fixture(scope="session")
+def pages() -> list[Page]:
+    return [page(name) for name in sorted(PAGES)]
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import shlex
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from mcp_context_proxy import __version__
 from mcp_context_proxy.config import load
 
@@ -20,18 +22,23 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
-def test_links_lead_to_files_and_headings_that_are_there(any_page):
-    for match in _LINK.finditer(any_page.text):
-        file, _, anchor = match["target"].partition("#")
-        if not file.startswith(("http://", "https://")):
-            target = (any_page.path.parent / file).resolve() if file else any_page.path
-            assert target.exists(), match["target"]
-            assert not anchor or anchor in anchors(target), match["target"]
+def test_links_lead_to_files_and_headings_that_are_there(pages):
+    lost = []
+    for page in pages:
+        for match in _LINK.finditer(page.text):
+            file, _, anchor = match["target"].partition("#")
+            if not file.startswith(("http://", "https://")):
+                target = (page.path.parent / file).resolve() if file else page.path
+                if not target.exists() or (anchor and anchor not in anchors(target)):
+                    lost.append((page.path.name, match["target"]))
+
+    assert lost == []
 
 
-def test_json_snippets_are_json(any_page):
-    for block in any_page.blocks("json"):
-        json.loads(block)
+def test_json_snippets_are_json(pages):
+    for page in pages:
+        for block in page.blocks("json"):
+            assert json.loads(block) is not None, page.path
 
 
 def environ(home):
@@ -41,28 +48,24 @@ def environ(home):
     return {"HOME": str(home)} | replica | dict.fromkeys(secrets, "t" * 32)
 
 
-def test_toml_snippets_load_as_a_configuration(any_page, tmp_path):
+@pytest.mark.parametrize("sign", [None, r"(?m)^# (?=\[|[a-z_]+ = )"], ids=["as they are", "uncommented"])
+def test_toml_snippets_load_as_a_configuration(pages, tmp_path, sign):
     for name in ("rules", "references", ".claude/skills", "project/.cursor/rules", "project/AGENTS.md"):
         (tmp_path / name).mkdir(parents=True)
-    for block in any_page.blocks("toml"):
-        file = tmp_path / "config.toml"
-        file.write_text(block, encoding="utf-8")
-        load(file, environ=environ(tmp_path))
+    for page in pages:
+        file = tmp_path / f"{page.path.stem}.toml"
+        for block in page.blocks("toml"):
+            text = block if sign is None else re.sub(sign, "", block)
+            assert tomllib.loads(text), page.path
+            if sign is None or "documents" not in text:
+                file.write_text(text, encoding="utf-8")
+                load(file, environ=environ(tmp_path))
 
 
-def test_toml_snippets_load_with_every_comment_sign_removed(any_page, tmp_path):
-    for block in any_page.blocks("toml"):
-        text = re.sub(r"(?m)^# (?=\[|[a-z_]+ = )", "", block)
-        assert tomllib.loads(text)
-        if "documents" not in text:
-            file = tmp_path / "config.toml"
-            file.write_text(text, encoding="utf-8")
-            load(file, environ=environ(tmp_path))
-
-
-def test_commands_are_ones_the_program_has(any_page, understood):
-    for line in any_page.commands("mcp-context-proxy"):
-        understood(shlex.split(line)[1:])
+def test_commands_are_ones_the_program_has(pages, understood):
+    for page in pages:
+        for line in page.commands("mcp-context-proxy"):
+            understood(shlex.split(line)[1:])
 
 
 def test_the_changelog_has_this_version(changelog):

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from promises import README, README_REMARKS, README_SECTIONS, SECURITY, Promise
+from promises import README, README_REMARKS, README_SECTIONS, SECURITY
 
 ROOT = Path(__file__).parents[2]
 PAGE_OF_SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
@@ -45,9 +45,10 @@ def test_security_md_makes_these_promises_and_no_others() -> None:
     assert _NUMBERED.findall(promises) == [promise.sentence for promise in SECURITY]
 
 
-@pytest.mark.parametrize("promise", README, ids=lambda promise: promise.sentence[:40])
-def test_a_promise_of_the_readme_is_in_the_readme(promise: Promise) -> None:
-    assert prose(PAGE_OF_README).count(promise.sentence) == 1
+def test_the_promises_of_the_readme_are_in_the_readme_once() -> None:
+    text = prose(PAGE_OF_README)
+
+    assert [promise.sentence for promise in README if text.count(promise.sentence) != 1] == []
 
 
 @pytest.mark.parametrize("heading", README_SECTIONS)
@@ -65,12 +66,15 @@ def test_every_remark_is_in_the_readme() -> None:
     assert [remark for remark in README_REMARKS if remark not in text] == []
 
 
-@pytest.mark.parametrize("promise", SECURITY + README, ids=lambda promise: promise.sentence[:40])
-def test_each_promise_is_proved_by_tests_that_exist(promise: Promise) -> None:
-    assert promise.proofs
-    for proof in promise.proofs:
-        file, _, name = proof.partition("::")
-        assert name in names_in(ROOT / "tests" / file), proof
+def test_each_promise_is_proved_by_tests_that_exist() -> None:
+    assert [promise.sentence for promise in SECURITY + README if not promise.proofs] == []
+    proofs = {proof for promise in SECURITY + README for proof in promise.proofs}
+    assert [proof for proof in proofs if not exists(proof)] == []
+
+
+def exists(proof: str) -> bool:
+    file, _, name = proof.partition("::")
+    return name in names_in(ROOT / "tests" / file)
 
 
 def test_each_attack_of_the_list_has_a_test_that_exists() -> None:

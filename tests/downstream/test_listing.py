@@ -18,7 +18,7 @@ from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.downstream.era_negotiation import Introduction
 from mcp_context_proxy.downstream.listing import FILED_BYTES, ListingCache, ServerListing, filed
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ from support.ledger import until
 from support.proxies import inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.downstream.lifecycle import StartLimiter
+from mcp_context_proxy.downstream.fleet import DOWNLOADS_AT_ONCE, StartLimiter
 
 pytestmark = pytest.mark.anyio
 
@@ -25,8 +25,8 @@ class Starting:
     def may(self) -> list[int]:
         return list(self.free)
 
-    async def start(self, number: int) -> None:
-        self.free[number] = await self.starts.take()
+    async def start(self, number: int, downloads: bool = False) -> None:
+        self.free[number] = await self.starts.take(downloads=downloads)
 
 
 async def test_a_server_waits_for_a_place_to_start() -> None:
@@ -41,6 +41,21 @@ async def test_a_server_waits_for_a_place_to_start() -> None:
         await anyio.wait_all_tasks_blocked()
 
     assert starting.may == [0, 1, 2]
+
+
+async def test_a_download_waits_for_others_and_holds_up_only_downloads() -> None:
+    starting = Starting(StartLimiter(2 * DOWNLOADS_AT_ONCE))
+    async with anyio.create_task_group() as group:
+        for number in range(DOWNLOADS_AT_ONCE + 1):
+            group.start_soon(starting.start, number, True)
+        group.start_soon(starting.start, 99)
+        await anyio.wait_all_tasks_blocked()
+        assert {*starting.may} == {*range(DOWNLOADS_AT_ONCE), 99}
+        starting.free[1]()
+        starting.free[1]()
+        await anyio.wait_all_tasks_blocked()
+
+    assert {*starting.may} == {*range(DOWNLOADS_AT_ONCE + 1), 99}
 
 
 async def test_until_the_front_serves_only_a_first_group_is_started() -> None:

@@ -10,7 +10,7 @@ import pytest
 from mcp_context_proxy.embedding import Matrix
 from mcp_context_proxy.embedding.embeddings import BATCH, CachedEmbedder, LazyModel, OnnxModel
 from mcp_context_proxy.errors import EmbeddingCancelledError
-from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.store.opening import Store, open_store
 
 
 class CountingEmbedder:

@@ -14,7 +14,7 @@ from mcp_context_proxy.config import EmbeddingConfig, Limits
 from mcp_context_proxy.embedding.embeddings import RETRY_SECONDS, CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.endpoint import ATTEMPTS, CHARACTERS, TEXTS_A_REQUEST, EndpointModel
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 PATIENT = Limits(embedding_seconds=30.0, embedding_query_seconds=30.0)
 HASTY = Limits(embedding_seconds=0.2, embedding_query_seconds=0.2)

@@ -27,7 +27,7 @@ from mcp_context_proxy.embedding import (
 )
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, OnnxModel, load_model
 from mcp_context_proxy.retrieval.item_metadata import item_text
-from mcp_context_proxy.store import IN_MEMORY, Store, open_store
+from mcp_context_proxy.store.opening import IN_MEMORY, Store, open_store
 
 LISTS = Path(__file__).parents[1] / "data" / "tools"
 MODEL_ID = read_folder(PACKAGED_MODEL, EmbeddingConfig()).model_id

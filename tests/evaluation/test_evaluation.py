@@ -21,7 +21,7 @@ from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import FITTING, METHODS
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 GOLDEN = Path(__file__).parents[1] / "retrieval" / "data" / "mcpproxy_golden"
 

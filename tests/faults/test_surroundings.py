@@ -25,7 +25,7 @@ from support.raw_client import PATIENCE, RawClient
 from support.servers import Workshop
 from support.wires import http, stdio
 
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.trust.decisions import decide
 from mcp_context_proxy.trust.fingerprints import State
 

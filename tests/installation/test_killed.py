@@ -1,7 +1,9 @@
 """An installation that is killed, or that a host writes into, loses nothing of the host's file."""
 
 import os
+import resource
 import signal
+import stat
 import sys
 import tomllib
 import warnings
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.nobody import NOBODY
 
 from mcp_context_proxy.installation.editing import EditError, entries
 
@@ -24,7 +27,7 @@ def test_what_the_host_writes_while_its_file_is_replaced_stays(put: Place, machi
     machine.file.write_text("", "utf-8")
 
     def write_as_the_host(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "os.chmod" and file.name in str(arguments[0]):
+        if event == "os.chmod" and isinstance(arguments[0], int):
             file.write_text("{}", "utf-8")
 
     def install() -> None:
@@ -35,6 +38,48 @@ def test_what_the_host_writes_while_its_file_is_replaced_stays(put: Place, machi
     assert os.WEXITSTATUS(in_copy(install)) == 0
     assert file.read_text("utf-8") == "{}"
     assert machine.journal.installations() == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or os.geteuid() != 0, reason="only root can give files away")
+def test_no_program_of_a_person_gets_a_file_of_root_while_root_installs(
+    put: Place, machine: Machine, tmp_path: Path
+) -> None:
+    """It puts a link to that file in place of the one that root has just made in its folder."""
+    file, victim = put("cursor", SETTINGS["cursor"].encode()), tmp_path / "of-root"
+    victim.write_text("", "utf-8")
+    victim.chmod(0o600)
+    for path in (file.parent, file):
+        os.chown(path, NOBODY, NOBODY)
+    file.chmod(0o644)
+
+    def put_a_link(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("os.chown", "os.chmod"):
+            for made in file.parent.glob(".mcp.json.*"):
+                made.unlink()
+                made.symlink_to(victim)
+
+    def install() -> None:
+        sys.addaudithook(put_a_link)
+        machine.install("cursor")
+
+    in_copy(install)
+    status = victim.stat()
+    assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (0, 0o600)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="acts in a copy of this process")
+def test_copy_of_a_hosts_file_that_finds_no_room_leaves_nothing(put: Place, machine: Machine) -> None:
+    text = SETTINGS["cursor"] + "\n" * 40_000
+    file = put("cursor", text.encode())
+
+    def install() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        with pytest.raises(OSError, match="File too large"):
+            machine.install("cursor")
+
+    assert os.WEXITSTATUS(in_copy(install)) == 0
+    assert file.read_text("utf-8") == text
+    assert [*machine.journal.folder.iterdir()] == []
 
 
 def in_copy(act: Callable[[], object]) -> int:

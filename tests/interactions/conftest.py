@@ -17,7 +17,8 @@ from mcp_context_proxy.interactions import (
     MESSAGE,
     InteractionMemory,
 )
-from mcp_context_proxy.store import Interaction, Store, open_store
+from mcp_context_proxy.store.learned import Interaction
+from mcp_context_proxy.store.opening import Store, open_store
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from mcp_context_proxy.errors import ModelError, StoreError
 from mcp_context_proxy.interactions import CALL, Interaction, InteractionMemory, Recall
-from mcp_context_proxy.store import InteractionScope, Store, open_store
+from mcp_context_proxy.store.learned import InteractionScope
+from mcp_context_proxy.store.opening import Store, open_store
 
 from .conftest import DAY, NOW, QUERY, SECRET, Clock, Words, memory_in, remembered, said
 

@@ -13,7 +13,7 @@ import pytest
 
 from mcp_context_proxy.errors import ModelError, StoreError
 from mcp_context_proxy.interactions import WAITING, InteractionMemory, InteractionRecorder
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 from .conftest import QUERY, Clock, Words, memory_in, said
 

@@ -7,7 +7,7 @@ import pytest
 
 from mcp_context_proxy.learning import key_of
 from mcp_context_proxy.learning.tier import ENOUGH, confidence
-from mcp_context_proxy.store import Pair
+from mcp_context_proxy.store.learned import Pair
 
 
 def build_pairs(*uses: int, tools: int = 1) -> list[Pair]:

@@ -24,7 +24,8 @@ from mcp_context_proxy.learning import (
     pruned,
     used_again,
 )
-from mcp_context_proxy.store import DAY, Pair
+from mcp_context_proxy.store.learned import Pair
+from mcp_context_proxy.store.statistics import DAY
 
 from .conftest import Words
 

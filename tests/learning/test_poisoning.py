@@ -17,7 +17,7 @@ from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval import SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 LISTS = Path(__file__).parents[1] / "data" / "tools"
 SERVERS = ("filesystem", "git", "google-maps", "memory", "slack", "sqlite", "time", "linear")

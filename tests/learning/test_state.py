@@ -8,7 +8,7 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from mcp_context_proxy.learning import PairIndex, key_of
-from mcp_context_proxy.store import Pair
+from mcp_context_proxy.store.learned import Pair
 
 
 def build_pair(query: int, tool: int, confidence: float = 0.5) -> Pair:

@@ -18,7 +18,8 @@ import pytest
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.learning import MOST_ADDED_IN_DOUBT, NEW_IN_A_SESSION, Signal, Use, moved
 from mcp_context_proxy.learning.tier import LearnedTier, UseRecorder
-from mcp_context_proxy.store import DAY, open_store
+from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, Principal, Role
 
@@ -392,7 +393,7 @@ import sys
 from pathlib import Path
 from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 sys.path[:0] = [sys.argv[2]]
 from conftest import Words
 print("ready", flush=True)

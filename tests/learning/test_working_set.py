@@ -9,7 +9,9 @@ import pytest
 
 from mcp_context_proxy.learning import SEVERAL, WorkingSet, chosen
 from mcp_context_proxy.statistics.recorder import SessionRecorder
-from mcp_context_proxy.store import DAY, DefinitionRow, ToolSession, ToolSessions, open_store
+from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.store.statistics import DAY, DefinitionRow
+from mcp_context_proxy.store.tables import ToolSession, ToolSessions
 
 from .conftest import Clock
 

@@ -26,8 +26,8 @@ from mcp_context_proxy.config.tables import ClusterConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError, StoreError
 from mcp_context_proxy.oauth import CredentialFile, Login, Logins, OAuthCredentials
 from mcp_context_proxy.oauth.bearer import BearerAuth
-from mcp_context_proxy.store import Store, open_store
 from mcp_context_proxy.store.credentials import SharedCredentials, shared_credentials
+from mcp_context_proxy.store.opening import Store, open_store
 
 from .conftest import fetched, logged_in, server_config, visit
 
@@ -165,7 +165,7 @@ from mcp_context_proxy.config import Config, ServerConfig, StoreConfig
 from mcp_context_proxy.config.tables import ClusterConfig
 from mcp_context_proxy.oauth.bearer import BearerAuth
 from mcp_context_proxy.oauth import Logins
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.store.credentials import shared_credentials
 async def main(url, key, place):
     config, store = ServerConfig(name="locked", url=url), StoreConfig(**json.loads(place))

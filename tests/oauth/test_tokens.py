@@ -1,5 +1,6 @@
 """A token is used as long as it is good, renewed once, and kept for its owner alone."""
 
+import errno
 import gzip
 import os
 import stat
@@ -15,8 +16,8 @@ from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
 
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
-from mcp_context_proxy.oauth import CredentialFile, OAuthCredentials
-from mcp_context_proxy.oauth.bearer import REREAD_SECONDS, BearerAuth
+from mcp_context_proxy.oauth import CredentialFile, OAuthCredentials, token_endpoint
+from mcp_context_proxy.oauth.bearer import PAUSE_SECONDS, REREAD_SECONDS, BearerAuth
 
 from .conftest import fetched, logged_in, server_config
 
@@ -191,7 +192,7 @@ async def test_a_running_proxy_follows_a_new_login_and_a_logout(
     protected: Protected,
 ) -> None:
     config, now = server_config(protected), [time.time()]
-    auth = BearerAuth(config, clock=lambda: now[0])
+    auth = BearerAuth(config, clock=lambda: now[0], steady=lambda: now[0])
     first, sent = await logged_in(config), []
     sent.append(await token_sent(auth))
     second = await logged_in(config)
@@ -204,6 +205,27 @@ async def test_a_running_proxy_follows_a_new_login_and_a_logout(
 
     bearer = [f"Bearer {each.access_token}" for each in (first, first, second)]
     assert sent == [*bearer, None]
+
+
+async def test_a_clock_that_is_set_back_delays_neither_a_new_login_nor_the_next_attempt(
+    protected: Protected,
+) -> None:
+    config, now, passed = server_config(protected), [time.time()], [0.0]
+    first = await logged_in(config)
+    CredentialFile(config).write(replace(first, token_endpoint="http://127.0.0.1:9/token"))
+    protected.issuer.expire_all()
+    auth = BearerAuth(config, clock=lambda: now[0], steady=lambda: passed[0])
+    with pytest.raises(AuthorizationError):
+        await fetched(config, auth)
+    CredentialFile(config).write(first)
+    now[0] -= 3600
+    passed[0] += PAUSE_SECONDS
+    assert await fetched(config, auth) != 401
+    second = await logged_in(config)
+    now[0] -= 3600
+    passed[0] += REREAD_SECONDS
+
+    assert await token_sent(auth) == f"Bearer {second.access_token}"
 
 
 async def test_a_logout_leaves_no_token_that_a_killed_proxy_was_writing(protected: Protected) -> None:
@@ -272,6 +294,14 @@ async def test_the_first_error_after_a_lost_answer_to_a_refresh_advises_a_login(
     assert kept.refresh_token == credentials.refresh_token
 
 
+async def test_a_refresh_without_an_answer_advises_a_login_if_it_goes_on(protected: Protected) -> None:
+    config = server_config(protected)
+    credentials = await logged_in(config)
+    protected.issuer.refresh_seconds = 30
+    with pytest.raises(AuthorizationError, match="if this goes on, run: mcp-context-proxy login locked"):
+        await token_endpoint.refresh(config, credentials, seconds=0.5)
+
+
 async def test_credentials_for_another_issuer_url_or_name_are_not_used(protected: Protected) -> None:
     await logged_in(server_config(protected))
     file = CredentialFile(server_config(protected))
@@ -305,10 +335,71 @@ async def test_without_a_writable_folder_a_login_lasts_until_the_proxy_stops(
     assert protected.issuer.granted == ["client_credentials"]
 
 
-async def test_a_damaged_file_counts_as_no_login(protected: Protected) -> None:
+class FullDisk(CredentialFile):
+    """A login whose file can be read, and written only while there is room."""
+
+    full = True
+
+    def write(self, new: OAuthCredentials, instead_of: OAuthCredentials | None = None) -> bool:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(new, instead_of)
+
+
+async def test_no_refresh_token_is_used_twice_while_the_disk_is_full(protected: Protected) -> None:
     config = server_config(protected)
     await logged_in(config)
-    CredentialFile(config).path.write_bytes(b'{"access_token": 7')
+    disk = FullDisk(config)
+    auth = BearerAuth(config, login=disk)
+    for _ in range(3):
+        protected.issuer.expire_all()
+        assert await fetched(config, auth) != 401
+
+    assert protected.issuer.failed == []
+    assert protected.issuer.granted.count("refresh_token") == 3
+
+
+async def test_new_tokens_are_stored_once_the_disk_has_room(protected: Protected) -> None:
+    config, now = server_config(protected), [time.time()]
+    await logged_in(config)
+    disk = FullDisk(config)
+    auth = BearerAuth(config, login=disk, steady=lambda: now[0])
+    protected.issuer.expire_all()
+    await fetched(config, auth)
+    disk.full = False
+    now[0] += REREAD_SECONDS
+    sent = await token_sent(auth)
+
+    kept = CredentialFile(config).read()
+    assert kept is not None
+    assert sent == f"Bearer {kept.access_token}"
+    assert protected.issuer.failed == []
+
+
+async def test_a_login_while_new_tokens_wait_for_room_is_not_replaced_by_them(protected: Protected) -> None:
+    config, now = server_config(protected), [time.time()]
+    await logged_in(config)
+    disk = FullDisk(config)
+    auth = BearerAuth(config, login=disk, steady=lambda: now[0])
+    protected.issuer.expire_all()
+    await fetched(config, auth)
+    second = await logged_in(config)
+    disk.full = False
+    now[0] += REREAD_SECONDS
+    sent = await token_sent(auth)
+
+    kept = CredentialFile(config).read()
+    assert kept is not None
+    assert sent == f"Bearer {second.access_token}" == f"Bearer {kept.access_token}"
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"access_token": 7', b'{"more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
+)
+async def test_a_damaged_file_counts_as_no_login(protected: Protected, content: bytes) -> None:
+    config = server_config(protected)
+    await logged_in(config)
+    CredentialFile(config).path.write_bytes(content)
 
     with pytest.raises(LoginRequiredError):
         await fetched(config)

@@ -67,6 +67,25 @@ async def test_the_others_serve_and_search_calls_and_health_say_why_one_does_not
     assert told in problem
 
 
+async def test_where_nothing_fits_a_server_that_the_query_names_comes_with_its_remedy(
+    workshop: Workshop, era: str
+) -> None:
+    workshop.server("reports", tools=[tool("write_report", "Writes the yearly report of a region")])
+    ended = [{"stderr": "Please set CHAT_TOKEN and CHAT_TEAM environment variables\n"}, {"exit": 1}]
+    for name in ("customer-relations", "warehouse-planning", "accounting-reports", "chat"):
+        workshop.server(name, at_start=ended)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        texts = [
+            text_of(await host.call("search_available_tools", {"query": query}))
+            for query in ("zyxgh qwvut", "zyxgh qwvut chat")
+        ]
+
+    assert "set CHAT_TOKEN" not in texts[0]
+    assert "Not searched: chat (" in texts[1]
+    assert "it exited (code 1); set CHAT_TOKEN, CHAT_TEAM in env under servers.chat)" in texts[1]
+
+
 async def test_where_each_server_is_off_the_instructions_say_so_and_who_names_the_mistakes(
     workshop: Workshop,
 ) -> None:

@@ -11,7 +11,7 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.statistics.report import Reports
-from mcp_context_proxy.store import DAY
+from mcp_context_proxy.store.statistics import DAY
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from mcp_context_proxy.downstream.era_negotiation import Introduction
 from mcp_context_proxy.downstream.lifecycle import IdleTimer, ServerState
 from mcp_context_proxy.downstream.listing import STALE_SECONDS, ListingCache, ServerListing
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 pytestmark = pytest.mark.anyio
 

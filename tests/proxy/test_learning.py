@@ -13,7 +13,7 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.learning import Signal, moved
-from mcp_context_proxy.store import Pair
+from mcp_context_proxy.store.learned import Pair
 from mcp_context_proxy.trust import Principal, Profile, Role
 
 pytestmark = pytest.mark.anyio

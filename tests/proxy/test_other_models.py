@@ -28,7 +28,7 @@ from mcp_context_proxy.embedding.embeddings import (
 )
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 pytestmark = pytest.mark.anyio
 

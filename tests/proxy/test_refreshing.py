@@ -20,8 +20,12 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.config.settings import DocumentsConfig
+from mcp_context_proxy.context.search import Found
+from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.listing import LISTS, LONG_LIST, ServerListing
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.retrieval import Ranking
+from mcp_context_proxy.server.search_answers import search_notes
 from mcp_context_proxy.system.threads import in_thread
 
 pytestmark = pytest.mark.anyio
@@ -130,6 +134,24 @@ async def test_a_first_list_waits_for_documents_that_are_read_but_not_in_the_cat
     assert len(catalog.snapshot.documents) == 1
 
 
+async def test_an_answer_says_that_rules_and_references_are_not_read_yet(tmp_path: Path) -> None:
+    (tmp_path / "style.md").write_text("# Style", encoding="utf-8")
+    library = DocumentLibrary([DocumentsConfig(kind=Kind.RULE, path=tmp_path)], Limits())
+    catalog = Catalog(ExposeConfig(), Limits(), list, library, configured=frozenset)
+    fleet: Any = SimpleNamespace(off={}, unlisted=[], remembered=[], stale=[])
+    nothing = Ranking("style", (), 0, "lexical", None, False, (), 0.0)
+    context: Any = SimpleNamespace(query="style", dropped=())
+
+    def told() -> bool:
+        catalog.refresh()
+        answer = SearchAnswer(context, Found(nothing, None, catalog.snapshot))
+        return any("still being read" in note.text for note in search_notes(answer, fleet))
+
+    assert told()
+    library.reload()
+    assert not told()
+
+
 async def test_a_snapshot_is_published_while_the_long_list_of_another_server_is_read_ahead() -> None:
     tools = Slow(ENTRIES["tools"], 3)
     large, honest = (
@@ -177,7 +199,7 @@ async def test_a_server_is_called_while_the_long_list_of_another_one_is_read(wor
             assert finish.wait(PATIENCE)
             proxy.catalog.read_ahead(config, listed)
 
-        proxy.fleet.read_ahead = read
+        proxy.fleet.shared.read_ahead = read
         go.touch()
         assert await in_thread(begun.wait, PATIENCE)
         called = await Host(proxy, "handshake").call("honest__hello")

@@ -17,7 +17,7 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.statistics import ToolFigures
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Reports, SearchFigures
-from mcp_context_proxy.store import SearchRow
+from mcp_context_proxy.store.statistics import SearchRow
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from mcp_context_proxy.results import read
+from mcp_context_proxy.results.result_store import read
 from mcp_context_proxy.results.shortening import MOST_EXCERPT_BYTES, Shortened, shorten, with_note
 
 LIMIT = 4_000

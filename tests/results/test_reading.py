@@ -6,8 +6,7 @@ import json
 import pytest
 from support.growth import costs_more
 
-from mcp_context_proxy.results import ReadError, read
-from mcp_context_proxy.results.result_store import PLACES
+from mcp_context_proxy.results.result_store import PLACES, ReadError, read
 
 LINES = [f"row {number}" for number in range(100)]
 

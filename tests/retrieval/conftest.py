@@ -15,7 +15,7 @@ from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 
 @pytest.fixture(scope="module")

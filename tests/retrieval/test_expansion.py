@@ -5,7 +5,7 @@ from mcp_context_proxy.items import Item
 from mcp_context_proxy.library import Catalog, reference, tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 PARTS = {
     "bread": "Bread is baked in an oven from flour, water, salt and yeast. ",

@@ -12,7 +12,7 @@ from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Ranking, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 DATA = Path(__file__).parent / "data" / "mcpproxy_golden"
 FIVE = SearchOptions(top_n=5, include_score=9)

@@ -15,7 +15,7 @@ from mcp_context_proxy.retrieval import Ranking
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.indexing import INSTRUCTION_TERMS, instruction_terms
 from mcp_context_proxy.retrieval.scoring import INSTRUCTIONS, packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 from .conftest import build_snapshot, build_tool
 

@@ -18,7 +18,7 @@ from mcp_context_proxy.retrieval.item_metadata import (
     metadata_of,
 )
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.trust.guard import danger_of
 from mcp_context_proxy.web.search import described
 

@@ -12,7 +12,7 @@ from mcp_context_proxy.retrieval.forms import WORDS, WordList
 from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import calibration_for, packaged_background
 from mcp_context_proxy.retrieval.text import TRANSLATIONS
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 CATALOGS = {
     "German": {

@@ -24,7 +24,7 @@ from mcp_context_proxy.retrieval.queries import (
     read_query,
 )
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 
 def read(query: str, stands_for: Mapping[str, str] | None = None) -> ReadQuery:

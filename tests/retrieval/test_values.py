@@ -16,7 +16,7 @@ from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.retrieval.text import stem
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 
 def read(query: str) -> ReadQuery:

@@ -16,8 +16,12 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.results import KeptResults
-from mcp_context_proxy.results.result_store import RESULTS_KEPT, RESULTS_KEPT_PER_SESSION, KeptText
+from mcp_context_proxy.results.result_store import (
+    RESULTS_KEPT,
+    RESULTS_KEPT_PER_SESSION,
+    KeptResults,
+    KeptText,
+)
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, Principal, Role
 

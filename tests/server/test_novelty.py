@@ -6,7 +6,8 @@ import pytest
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.store import DefinitionRow, open_store
+from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.store.statistics import DefinitionRow
 
 pytestmark = pytest.mark.anyio
 

@@ -1,7 +1,7 @@
 """Counts that wait for the store are added up and stay small, however long they wait."""
 
 from mcp_context_proxy.statistics import ROWS, Batch
-from mcp_context_proxy.store import SearchRow, SearchUsage, UsageSlot
+from mcp_context_proxy.store.statistics import SearchRow, SearchUsage, UsageSlot
 
 NOW = 1_700_000_000.0
 

@@ -14,7 +14,8 @@ from mcp_context_proxy import Catalog
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.statistics.recorder import Inventory, UsageRecorder
-from mcp_context_proxy.store import SearchRow, StatisticsStore, open_store
+from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.store.statistics import SearchRow, StatisticsStore
 
 pytestmark = pytest.mark.anyio
 

@@ -10,16 +10,8 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.statistics import count_call, seconds_of
 from mcp_context_proxy.statistics.recorder import forget_old_counts
 from mcp_context_proxy.statistics.report import NOT_TIMED, Reports
-from mcp_context_proxy.store import (
-    DAY,
-    HOUR,
-    DefinitionRow,
-    SearchUsage,
-    Store,
-    ToolUsage,
-    UsageSlot,
-    open_store,
-)
+from mcp_context_proxy.store.opening import Store, open_store
+from mcp_context_proxy.store.statistics import DAY, HOUR, DefinitionRow, SearchUsage, ToolUsage, UsageSlot
 
 NOON = 20_000 * DAY + 12 * HOUR
 

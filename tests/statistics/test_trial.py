@@ -7,7 +7,7 @@ import random
 import pytest
 
 from mcp_context_proxy.statistics.report import Trial, arm_of, compared
-from mcp_context_proxy.store import DAY, SearchRow
+from mcp_context_proxy.store.statistics import DAY, SearchRow
 
 NOW = 1_700_000_000.0
 ACCEPTED = {"learned": 0.6, "plain": 0.45}

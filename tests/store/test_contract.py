@@ -15,27 +15,12 @@ from support.stores import MODEL, NOW, add, key, reads, vector
 
 from mcp_context_proxy.config import StoreConfig
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store import (
-    DAY,
-    HOUR,
-    PAIRS,
-    Additions,
-    ApprovalRow,
-    Interaction,
-    InteractionScope,
-    Pair,
-    PairChanges,
-    RequestRow,
-    SearchUsage,
-    Store,
-    ToolSession,
-    ToolUsage,
-    UsageSlot,
-    UseRow,
-    VersionRow,
-    open_store,
-)
 from mcp_context_proxy.store.credentials import CredentialStore, SealedRow
+from mcp_context_proxy.store.learned import Interaction, InteractionScope, Pair, PairChanges, UseRow
+from mcp_context_proxy.store.migrations import PAIRS
+from mcp_context_proxy.store.opening import Store, open_store
+from mcp_context_proxy.store.statistics import DAY, HOUR, SearchUsage, ToolUsage, UsageSlot
+from mcp_context_proxy.store.tables import Additions, ApprovalRow, RequestRow, ToolSession, VersionRow
 
 SLOT = UsageSlot.of(NOW)
 _names = (f"contract{number}" for number in itertools.count())
@@ -339,6 +324,15 @@ def test_one_process_has_a_lease_until_it_ends_and_a_late_one_is_told(again: Ope
         assert not transaction.holds("job", lease.token)
         assert transaction.holds("job", taken.token)
     assert [(job, holder) for job, holder, _ in one.leases.held()] == [("job", other.database.writer)]
+
+
+def test_a_lease_from_a_time_when_the_clock_was_years_ahead_keeps_nobody_from_the_job(again: Open) -> None:
+    one, other = again(), again()
+    assert one.leases.take("job", 60) is not None
+    with one.database.transaction() as transaction:
+        transaction.execute("UPDATE leases SET until = until + ?", (365 * DAY,))
+
+    assert other.leases.take("job", 60) is not None
 
 
 def test_the_first_choice_of_a_day_counts(again: Open) -> None:

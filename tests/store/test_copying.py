@@ -10,19 +10,11 @@ import pytest
 from support.stores import MODEL, NOW, add, reads
 
 from mcp_context_proxy.config import StoreConfig
-from mcp_context_proxy.store import (
-    Additions,
-    ApprovalRow,
-    DocumentUsage,
-    Interaction,
-    Store,
-    UsageSlot,
-    UseRow,
-    VersionRow,
-    open_store,
-)
 from mcp_context_proxy.store.credentials import CredentialStore, SealedRow
-from mcp_context_proxy.store.opening import OF_PROCESSES, copy, digest, tables
+from mcp_context_proxy.store.learned import Interaction, UseRow
+from mcp_context_proxy.store.opening import OF_PROCESSES, Store, copy, digest, open_store, tables
+from mcp_context_proxy.store.statistics import DocumentUsage, UsageSlot
+from mcp_context_proxy.store.tables import Additions, ApprovalRow, VersionRow
 
 ROWS = 520
 """More than are copied at once."""

@@ -11,7 +11,7 @@ import pytest
 from support.stores import NOW, add, key, quick_folder, reads, vector
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,8 @@ import pytest
 from support.stores import MODEL, NOW, key, vector
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store import Store, StoreUnavailableError, open_store
+from mcp_context_proxy.store.database import StoreUnavailableError
+from mcp_context_proxy.store.opening import Store, open_store
 
 PATIENCE = 60
 

@@ -11,7 +11,7 @@ import pytest
 from support.stores import quick_folder
 from support.writers import TOGETHER, writers
 
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 pytestmark = [
     pytest.mark.slow(times=10),

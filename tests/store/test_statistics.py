@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.store import (
+from mcp_context_proxy.store.opening import Store, open_store
+from mcp_context_proxy.store.statistics import (
     DAY,
     HOUR,
     DefinitionRow,
     SearchRow,
     SearchUsage,
-    Store,
     ToolUsage,
     UsageSlot,
-    open_store,
 )
 
 NOON = 20_000 * DAY + 12 * HOUR
@@ -68,8 +67,8 @@ def test_usage_of_an_hour_is_added_to_what_is_there(store: Store) -> None:
 def test_several_processes_add_to_one_store(path: Path) -> None:
     program = f"""
 import os
-from mcp_context_proxy.store import open_store
-from mcp_context_proxy.store import UsageSlot, ToolUsage
+from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.store.statistics import UsageSlot, ToolUsage
 others = range(2)
 first = all(os.fork() for _ in others)
 with open_store({str(path)!r}) as store:

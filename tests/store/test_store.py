@@ -13,7 +13,7 @@ import pytest
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.store.opening import Store, open_store
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="file modes are POSIX")
 
@@ -132,7 +132,7 @@ import os
 import sys
 from pathlib import Path
 import numpy as np
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 others = [] if len(sys.argv) < 3 else range(int(sys.argv[2]) - 1)
 first = all(os.fork() for _ in others)
 with open_store(Path(sys.argv[1])) as store:

@@ -4,10 +4,12 @@ Most faults show with one value or with two together, so rows in which every two
 the whole cross product finds (Kuhn, Wallace and Gallo, "Software fault interactions", 2004), with a fraction
 of the tests.
 
-As a plugin of pytest it runs tests marked `pairwise` with these rows, and slow ones marked `each_value` with
-those that have every value. All others get the mark `full_cross`, and what has that mark is left out unless a
-person's own ``-m`` speaks of it. Where a whole cross product would enter the same branches again and again,
-``cross`` in either mark says how many values meet even then: other rows are never run.
+As a plugin of pytest it runs tests marked `pairwise` with these rows, and slow ones marked `each_value`
+with those that have every value. Values of a parameter that are marked `either`, because they hardly ever
+matter to a test, take turns: each row of its other parameters has one of them. All other rows get the mark
+`full_cross`, and what has that mark is left out unless a person's own ``-m`` speaks of it. Where a whole
+cross product would enter the same branches again and again, ``cross`` in the first two modes says how many
+values meet even then: other rows are never run.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from itertools import combinations
+from zlib import crc32
 
 import pytest
 
@@ -63,6 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 most = marker.kwargs.get("cross")
                 crosses[item.nodeid.partition("[")[0], strength, most].append(item)
     others = set[pytest.Item]()
+    _take_turns(items)
     for (_, strength, most), cross in crosses.items():
         rows = [_parameters(item) for item in cross]
         chosen = covering(rows, strength)
@@ -76,6 +80,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         config.hook.pytest_deselected(items=[item for item in items if item in others])
         items[:] = [item for item in items if item not in others]
+
+
+def _take_turns(items: list[pytest.Item]) -> None:
+    """Leave one value to each row of a parameter whose values are marked `either`, by its name."""
+    rows = defaultdict[str, defaultdict[tuple[int, ...], list[pytest.Function]]](lambda: defaultdict(list))
+    for item in items:
+        either = item.get_closest_marker("either")
+        if either and isinstance(item, pytest.Function) and not {*STRENGTHS} & {*item.keywords}:
+            rest = tuple(id(value) for name, value in item.callspec.params.items() if name != either.args[0])
+            rows[item.nodeid.partition("[")[0]][rest].append(item)
+    for name, values in rows.items():
+        for turn, same in enumerate(values.values(), crc32(name.encode())):
+            for item in same:
+                if item is not same[turn % len(same)]:
+                    item.add_marker("full_cross")
 
 
 def _parameters(item: pytest.Function) -> list[Hashable]:

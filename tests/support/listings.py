@@ -15,7 +15,7 @@ from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.downstream.listing import ServerListing
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.store import Store
+from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
 from mcp_context_proxy.trust.decisions import decide, hash_of, pending
 from mcp_context_proxy.trust.fingerprints import State

@@ -10,20 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store import (
+from mcp_context_proxy.store.learned import Interaction, InteractionScope, Pair
+from mcp_context_proxy.store.opening import Store
+from mcp_context_proxy.store.statistics import (
     HOUR,
     DefinitionRow,
-    Interaction,
-    InteractionScope,
-    Pair,
-    RequestRow,
     SearchRow,
     SearchUsage,
-    Store,
-    ToolSession,
     ToolUsage,
     UsageSlot,
 )
+from mcp_context_proxy.store.tables import RequestRow, ToolSession
 
 MODEL = "model"
 NOW = 20_000.0 * 24 * HOUR

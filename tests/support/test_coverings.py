@@ -101,6 +101,14 @@ def test_never_whole(a, b, c):
 def test_never_more(a, b):
     pass
 
+@pytest.fixture(params=[pytest.param(each, marks=pytest.mark.either("era")) for each in ("old", "new")])
+def era(request):
+    pass
+
+@pytest.mark.parametrize("row", range(4))
+def test_turns(row, era):
+    pass
+
 @pytest.mark.parametrize("size", [
     1, pytest.param(9, marks=pytest.mark.full_cross), pytest.param(99, marks=pytest.mark.nightly)
 ])
@@ -112,7 +120,7 @@ def test_size(size):
 def collected(folder: Path, *options: str) -> list[str]:
     """The tests of a module that pytest would run."""
     (folder / "test_some.py").write_text(MODULE)
-    marks = "".join(f"  {mark}\n" for mark in (*STRENGTHS, *ASKED_FOR))
+    marks = "".join(f"  {mark}\n" for mark in (*STRENGTHS, *ASKED_FOR, "either"))
     (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n{marks}")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "support.coverings", "--collect-only", *options]
     # Other plugins take seconds to import.
@@ -126,7 +134,7 @@ def test_the_other_combinations_run_only_if_they_are_asked_for(tmp_path: Path) -
     usual, others = collected(tmp_path), collected(tmp_path, "-m", "full_cross")
 
     assert not set(usual) & set(others)
-    crossed = [name for name in (*usual, *others) if "never" not in name]
+    crossed = [name for name in (*usual, *others) if "never" not in name and "turns" not in name]
     assert len([name for name in usual if name in crossed]) == 3 * 3 + 3 + 1
     assert len([name for name in others if name in crossed]) == 3 * 3 + 3 + 1
     assert [name for name in usual if "size" in name] == ["test_size[1]"]
@@ -143,3 +151,16 @@ def test_rows_that_a_mark_leaves_out_of_the_cross_never_run(tmp_path: Path) -> N
     assert len(whole) < 3 * 2 * 2
     rows = [tuple(name.partition("[")[2].rstrip("]").split("-")) for name in whole]
     assert pairs(rows) == pairs(list(product("xy", "xy", "xyz")))
+
+
+def test_values_that_hardly_matter_take_turns(tmp_path: Path) -> None:
+    rows = {f"test_turns[{era}-{row}]" for era in ("old", "new") for row in range(4)}
+    usual, others = (
+        {name for name in collected(tmp_path, *options) if "turns" in name}
+        for options in ((), ("-m", "full_cross"))
+    )
+
+    assert usual in (
+        {name for name in rows if ("old" in name) == (name[-2] in turn)} for turn in ("02", "13")
+    )
+    assert others == rows - usual

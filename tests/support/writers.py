@@ -19,7 +19,9 @@ from typing import IO
 
 import numpy as np
 
-from mcp_context_proxy.store import RequestRow, ToolUsage, UsageSlot, open_store
+from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.store.statistics import ToolUsage, UsageSlot
+from mcp_context_proxy.store.tables import RequestRow
 
 TOGETHER = 8
 """Rows of one transaction, which are there together or not at all."""

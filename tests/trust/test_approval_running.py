@@ -15,7 +15,7 @@ from support.proxies import Host, inside
 from support.raw_client import RpcError
 from support.servers import PROGRAM, Server, Workshop, tool
 
-from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.trust.decisions import decide
 from mcp_context_proxy.trust.fingerprints import State
 

@@ -13,7 +13,8 @@ from support.listings import Run, encoded
 from mcp_context_proxy.catalog.names import tool_named
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.errors import UnknownItemError
-from mcp_context_proxy.store import ApprovalStore, open_store
+from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.store.tables import ApprovalStore
 from mcp_context_proxy.trust.decisions import decide, hash_of, latest, pending
 from mcp_context_proxy.trust.fingerprints import State
 

@@ -14,7 +14,6 @@ from support.postgres import PostgresServer, missing, postgres, postgres_server 
 from mcp_context_proxy.config import Config, StoreConfig
 from mcp_context_proxy.config.tables import ClusterConfig
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store import Store, open_store
 from mcp_context_proxy.store.credentials import (
     LOOK_SECONDS,
     TOKEN,
@@ -24,6 +23,7 @@ from mcp_context_proxy.store.credentials import (
     mark_of,
     shared_credentials,
 )
+from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.trust.tokens import MOST_TOKENS, SharedTokens, TokenBook, TokenError, TokenFile, digest
 
 KEY, NEXT_KEY = "0123456789abcdef" * 4, "fedcba9876543210" * 4

@@ -12,7 +12,7 @@ from support.listings import Run, tool
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front import auth, http
-from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.audit_file import AuditFile
 from mcp_context_proxy.web import routes

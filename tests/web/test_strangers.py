@@ -21,7 +21,9 @@ from support.wires import http
 
 from mcp_context_proxy.context import ContextItem, ContextOptions, DomainOptions, RequestContext
 from mcp_context_proxy.items import Kind
-from mcp_context_proxy.store import Interaction, RequestRow, open_store
+from mcp_context_proxy.store.learned import Interaction
+from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.store.tables import RequestRow
 from mcp_context_proxy.trust.decisions import pending
 
 pytestmark = pytest.mark.anyio

@@ -14,7 +14,8 @@ from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 
 from mcp_context_proxy.statistics import count_call
-from mcp_context_proxy.store import (
+from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.store.statistics import (
     DAY,
     DefinitionRow,
     DocumentUsage,
@@ -22,7 +23,6 @@ from mcp_context_proxy.store import (
     SearchUsage,
     ToolUsage,
     UsageSlot,
-    open_store,
 )
 
 pytestmark = [

@@ -37,7 +37,12 @@ export function requestEntry(request, behind) {
       "a",
       { href: `#request=${encodeURIComponent(request.id)}` },
       element("span", { class: "query" }, request.query),
-      element("span", { class: "facts" }, moment(request.time), " \u00b7 ", tokens(request.tokens, behind)),
+      element(
+        "span",
+        { class: "facts" },
+        ...[moment(request.time), ...(request.client ? [request.client] : [])].flatMap((fact) => [fact, " \u00b7 "]),
+        tokens(request.tokens, behind),
+      ),
     ),
   );
 }
@@ -45,7 +50,8 @@ export function requestEntry(request, behind) {
 /** A whole request context. */
 export function contextView(request, behind, order, live) {
   const told = live ? ["not recorded"] : [date(request.time), request.origin];
-  const session = request.session ? [`session ${request.session}`] : [];
+  const client = request.client ? ` of ${request.client}` : "";
+  const session = request.session ? [`session ${request.session}${client}`] : [];
   const facts = [...told, ...session, `built in ${milliseconds(request.seconds)}`].join(" \u00b7 ");
   return [
     element("h2", {}, live ? "Ranking for " : "", element("q", {}, request.query)),
