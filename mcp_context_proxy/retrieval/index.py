@@ -28,7 +28,7 @@ from mcp_context_proxy.retrieval.bm25 import (
     grouped,
     small_numbers,
 )
-from mcp_context_proxy.retrieval.forms import SHORT_FORMS, WordList
+from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.item_metadata import ORDERS, item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, suspected
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, name_key
@@ -55,8 +55,8 @@ MASKS_KEPT = 64
 NAMES_KEPT = 8_192
 """Hashed names of tools that are cached, for filters have much the same ones from search to search."""
 
-CALLED_SHORTLY = {**SHORT_FORMS, "prod": "production", "dev": "development", "stg": "staging"}
-"""Short forms in names of servers, each with the word that people say as well."""
+CALLED_SHORTLY = {"prod": "production", "dev": "development", "stg": "staging"}
+"""Short forms in names of servers that nothing else is called by, each with the word that people say."""
 
 NO_NAMES = STOP_WORDS | ORDERS | {"mcp", "server", "api", "tools"}
 """Words in names of servers by which none is addressed."""
