@@ -113,8 +113,7 @@ class EventFramer:
         self._limit = limit
         self._line = bytearray()
         """The incomplete line at the end of the received bytes."""
-        self._data: bytes | bytearray | None = None
-        """Data of the event so far: one line as it came, several in one buffer."""
+        self._data: bytes | bytearray | None = None  # one line as it came, several in one buffer
         self._size, self._name = 0, b""
         self._id: bytes | None = None
         self._retry: float | None = None
@@ -159,7 +158,7 @@ class EventFramer:
             else:
                 if isinstance(self._data, bytes):
                     self._data = bytearray(self._data)
-                # Not in a list: a short line would take ten times its size there.
+                # Not in a list, where a short line would take ten times its size.
                 self._data += b"\n"
                 self._data += value
             self._size += len(line) + 1
