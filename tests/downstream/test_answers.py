@@ -70,36 +70,36 @@ USABLE = {
 }
 
 
-@pytest.mark.parametrize("answer", UNUSABLE, ids=lambda name: name.replace(" ", "-"))
-async def test_an_unusable_response_fails_its_call_and_no_other(
-    workshop: Workshop, answer: str, era: str
-) -> None:
-    server = workshop.server(
-        "odd", era=era, tools=[tool("bad"), tool("good")], calls={"bad": UNUSABLE[answer]}
-    )
+def named(answers: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """The steps of a tool for each answer."""
+    return {name.replace(" ", "_"): steps for name, steps in answers.items()}
+
+
+async def test_an_unusable_response_fails_its_call_and_no_other(workshop: Workshop, era: str) -> None:
+    calls = named(UNUSABLE)
+    server = workshop.server("odd", era=era, tools=[tool(name) for name in (*calls, "good")], calls=calls)
     async with inside(workshop.config(limits=LIMITS)) as proxy:
         host = Host(proxy, "handshake")
-        bad = await host.call("odd__bad")
-        good = await host.call("odd__good")
+        results = {name: (await host.call(f"odd__{name}"), await host.call("odd__good")) for name in calls}
         restarts = proxy.fleet.clients["odd"].restarts
 
-    assert bad["isError"] is True
-    assert "'odd'" in bad["content"][0]["text"]
-    assert "isError" not in good
+    for name, (bad, good) in results.items():
+        assert bad["isError"] is True, name
+        assert "'odd'" in bad["content"][0]["text"], name
+        assert "isError" not in good, name
     assert restarts == 0
     assert len(server.ledger.entries("start")) == 1
 
 
-@pytest.mark.parametrize("answer", USABLE, ids=lambda name: name.replace(" ", "-"))
-async def test_a_usable_response_is_accepted_however_it_is_framed(workshop: Workshop, answer: str) -> None:
-    workshop.server("odd", tools=[tool("odd"), tool("good")], calls={"odd": USABLE[answer]})
+async def test_a_usable_response_is_accepted_however_it_is_framed(workshop: Workshop) -> None:
+    calls = named(USABLE)
+    workshop.server("odd", tools=[tool(name) for name in (*calls, "good")], calls=calls)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake")
-        odd = await host.call("odd__odd")
-        good = await host.call("odd__good")
+        results = {name: (await host.call(f"odd__{name}"), await host.call("odd__good")) for name in calls}
 
-    assert odd == json.loads(RESULT)
-    assert "isError" not in good
+    assert {name: odd for name, (odd, _) in results.items()} == dict.fromkeys(calls, json.loads(RESULT))
+    assert [name for name, (_, good) in results.items() if "isError" in good] == []
 
 
 async def test_a_response_over_the_limit_is_reported_with_its_size_and_the_limit(workshop: Workshop) -> None:
@@ -121,27 +121,18 @@ async def test_a_response_just_under_the_limit_arrives_whole(workshop: Workshop)
     assert result["content"][0]["text"] == "x" * 16_000_000
 
 
-@pytest.mark.parametrize("depth", [100, 116])
-async def test_a_deep_result_passes_unchanged(workshop: Workshop, depth: int, era: str) -> None:
-    workshop.server("deep", tools=[tool("dig")], calls={"dig": [{"nested": depth}]})
-    async with inside(workshop.config()) as proxy:
-        result = await Host(proxy, era).call("deep__dig")
-
-    value = result["structuredContent"]["deep"]
-    for _ in range(depth - 1):
-        (value,) = value
-    assert value == []
-
-
-async def test_a_result_too_deep_for_the_parsers_of_hosts_fails_with_an_error(
+async def test_a_deep_result_passes_unchanged_and_one_too_deep_for_the_parsers_of_hosts_fails_with_an_error(
     workshop: Workshop, era: str
 ) -> None:
-    workshop.server("deep", tools=[tool("dig")], calls={"dig": [{"nested": 500}]})
+    calls = {f"dig{depth}": [{"nested": depth}] for depth in (100, 116, 500)}
+    workshop.server("deep", tools=[tool(name) for name in calls], calls=calls)
     async with inside(workshop.config()) as proxy:
-        result = await Host(proxy, era).call("deep__dig")
+        results = [await Host(proxy, era).call(f"deep__{name}") for name in calls]
 
-    assert result["isError"] is True
-    assert "deeper than 120 levels" in result["content"][0]["text"]
+    for depth, result in zip((100, 116), results, strict=False):
+        assert json.dumps(result["structuredContent"]["deep"]) == "[" * depth + "]" * depth
+    assert results[2]["isError"] is True
+    assert "deeper than 120 levels" in results[2]["content"][0]["text"]
 
 
 @pytest.mark.parametrize(
@@ -197,15 +188,19 @@ async def test_a_lone_surrogate_escaped_in_a_result_does_no_harm(workshop: Works
     assert "isError" not in good
 
 
-@pytest.mark.parametrize("error", ['"broken"', '{"code":2147483648,"message":"m"}', '{"code":1e3}'])
-async def test_a_malformed_error_is_still_an_error(workshop: Workshop, error: str) -> None:
+async def test_a_malformed_error_is_still_an_error(workshop: Workshop) -> None:
     """Some hosts end over a code of more than 32 bits."""
-    steps = [{"raw": f'{{"jsonrpc":"2.0","id":ID,"error":{error}}}'}, {"answered": True}]
-    workshop.server("odd", tools=[tool("bad")], calls={"bad": steps})
+    errors = ['"broken"', '{"code":2147483648,"message":"m"}', '{"code":1e3}']
+    calls = {
+        f"bad{number}": [{"raw": f'{{"jsonrpc":"2.0","id":ID,"error":{error}}}'}, {"answered": True}]
+        for number, error in enumerate(errors)
+    }
+    workshop.server("odd", tools=[tool(name) for name in calls], calls=calls)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake")
-        with pytest.raises(Exception, match="malformed error"):
-            await host.call("odd__bad")
+        for name in calls:
+            with pytest.raises(Exception, match="malformed error"):
+                await host.call(f"odd__{name}")
 
 
 async def test_responses_out_of_order_reach_their_own_callers(workshop: Workshop) -> None:

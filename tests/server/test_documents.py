@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -327,39 +328,36 @@ async def test_the_files_of_a_skill_are_read_by_its_name_and_their_path(
     assert "did you mean scripts/fill.py?" in typed_wrong
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "../other/notes.txt",
-        "../../secret.txt",
-        "scripts/../../other/notes.txt",
-        "./../other/notes.txt",
-        "link.txt",
-        "out/secret.txt",
-        ".env",
-        "pipe",
-        "huge.txt",
-        "logo.png",
-        "scripts",
-        "/etc/passwd",
-        "..\\other\\notes.txt",
-        "scripts/%2e%2e/%2e%2e/other/notes.txt",
-        "",
-        "a/" * 40,
-    ],
-)
-async def test_nothing_but_visible_text_files_of_a_skill_is_read(
-    workshop: Workshop, skill: Path, path: str
-) -> None:
-    async with opened(workshop, skill.parent) as proxy:
-        result = await Host(proxy, "modern").call(READ, {"name": f"reference://pdf/{path}"})
+UNREADABLE = [
+    "../other/notes.txt",
+    "../../secret.txt",
+    "scripts/../../other/notes.txt",
+    "./../other/notes.txt",
+    "link.txt",
+    "out/secret.txt",
+    ".env",
+    "pipe",
+    "huge.txt",
+    "logo.png",
+    "scripts",
+    "/etc/passwd",
+    "..\\other\\notes.txt",
+    "scripts/%2e%2e/%2e%2e/other/notes.txt",
+    "",
+    "a/" * 40,
+]
 
-    text = result["content"][0]["text"]
-    assert "SECRET" not in text
-    assert "OTHER" not in text
-    assert "root:" not in text
-    assert len(text) < 600
-    assert result.get("isError") is True or path == ""
+
+async def test_nothing_but_visible_text_files_of_a_skill_is_read(workshop: Workshop, skill: Path) -> None:
+    async with opened(workshop, skill.parent) as proxy:
+        host = Host(proxy, "modern")
+        results = {path: await host.call(READ, {"name": f"reference://pdf/{path}"}) for path in UNREADABLE}
+
+    for path, result in results.items():
+        text = result["content"][0]["text"]
+        assert re.search("SECRET|OTHER|root:", text) is None, path
+        assert len(text) < 600, path
+        assert result.get("isError") is True or path == "", path
 
 
 async def test_what_a_skills_file_says_hides_nothing(workshop: Workshop, skill: Path) -> None:

@@ -41,20 +41,25 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CatalogRefresh, "wait_for_server", impatient)
 
 
-SPELLINGS = [
+SPELLINGS: list[tuple[str, dict[str, Any]]] = [
     ("tools/call", {"name": "work__safe", "Name": "danger"}),
     ("tools/call", {"name": "work__safe", "NAME": "danger"}),
     ("tools/call", {"name": "work__safe", "name\0": "danger"}),
     ("tools/call", {"name": "work__safe", "arguments": {"text": "a"}, "Arguments": {"text": "b"}}),
     ("prompts/get", {"name": "work__open", "Name": "closed"}),
     ("resources/read", {"uri": "work://open", "\u016bri": "x", "URI": "work://closed"}),
-    ("completion/complete", {"ref": {"type": "ref/prompt", "name": "work__open", "Name": "closed"}}),
+    (
+        "completion/complete",
+        {
+            "ref": {"type": "ref/prompt", "name": "work__open", "Name": "closed"},
+            "argument": {"name": "x", "value": ""},
+        },
+    ),
 ]
 
 
-@pytest.mark.parametrize(("method", "params"), SPELLINGS)
 async def test_no_other_spelling_of_a_param_tells_a_server_something_else(
-    workshop: Workshop, era: str, method: str, params: dict[str, Any]
+    workshop: Workshop, era: str
 ) -> None:
     """Servers in Go may take the last of ``name`` and ``Name`` (CVE-2026-27896): one that is denied."""
     server = workshop.server(
@@ -64,12 +69,12 @@ async def test_no_other_spelling_of_a_param_tells_a_server_something_else(
         resources=[{"uri": "work://open", "name": "open"}],
         settings={"deny": ["danger"]},
     )
-    argument = {"argument": {"name": "x", "value": ""}} if method == "completion/complete" else {}
     async with inside(workshop.config()) as proxy:
-        with pytest.raises(RpcError, match="read as") as refused:
-            await Host(proxy, era).request(method, params | argument)
+        for method, params in SPELLINGS:
+            with pytest.raises(RpcError, match="read as") as refused:
+                await Host(proxy, era).request(method, params)
+            assert refused.value.code == -32602
 
-    assert refused.value.code == -32602
     assert [
         entry for entry in server.ledger.entries() if "danger" in str(entry) or "closed" in str(entry)
     ] == []
@@ -146,7 +151,7 @@ async def test_an_own_name_leads_nowhere_while_a_server_is_not_known(
         accepted = await host.call(f"helper__{OWN}")
 
     assert all(answer["isError"] for answer in refused)
-    assert "use helper__create_issue. Not connected: github" in text(refused[0])
+    assert text(refused[0]).endswith("use helper__create_issue. Not connected: github")
     assert "github__create_issue" not in text(refused[0]), "a name that may not exist"
     assert OWN not in names
     assert "isError" not in accepted
