@@ -42,8 +42,8 @@ from mcp_context_proxy.trust.audit import AuditLog, KeptLogs, audit_file, state_
 from mcp_context_proxy.trust.guard import KnownSecrets
 
 
-def build(config: Config, store: Store) -> Proxy:
-    """Build a proxy; `store` is open, and its owner closes it.
+def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
+    """Build a proxy; `store` is open, and its owner closes it. `logs` take what servers write to stderr.
 
     The two inner functions are called only once the proxy runs, so they may use parts that are created
     later.
@@ -71,6 +71,7 @@ def build(config: Config, store: Store) -> Proxy:
         off=config.off,
         known=KnownSecrets(config),
         logins=Logins(shared_credentials(config, store)),
+        keep_line=None if logs is None else logs.note,
     )
     library = DocumentLibrary(config.documents, config.limits)
     reserved = meta_definitions.RESERVED | {CONTEXT_PROMPT}
@@ -88,8 +89,8 @@ def build(config: Config, store: Store) -> Proxy:
     refresh = CatalogRefresh(
         catalog, fleet, library, stale, first_list_seconds=config.limits.first_list_seconds
     )
-    fleet.catch_up = refresh.catch_up
-    fleet.read_ahead = catalog.read_ahead
+    fleet.shared.catch_up = refresh.catch_up
+    fleet.shared.read_ahead = catalog.read_ahead
 
     # Search and contexts.
     search = SearchParts(config, store, refresh.wait_for_starting_servers, figures)
@@ -263,7 +264,7 @@ def build(config: Config, store: Store) -> Proxy:
         results=results,
         redact=redact,
         audit=audit,
-        logs=KeptLogs(None),
+        logs=logs or KeptLogs(None),
     )
     approvals.observers.append(proxy.begin_anew)
     return proxy

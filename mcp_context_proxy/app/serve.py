@@ -42,8 +42,8 @@ from mcp_context_proxy.system.process import (
 )
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Principal
-from mcp_context_proxy.trust.audit import KeptLogs, audit_file, keep_messages, kept_logs
-from mcp_context_proxy.trust.tokens import TokenBook, tokens_of
+from mcp_context_proxy.trust.audit import audit_file, keep_messages, kept_logs
+from mcp_context_proxy.trust.tokens import BearerToken, TokenBook, credentials_for, credentials_of, tokens_of
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from mcp_context_proxy.cluster.member import Member
-    from mcp_context_proxy.front.auth import BearerToken
     from mcp_context_proxy.front.http import LocalApi, Readiness
     from mcp_context_proxy.front.issuer import IssuedTokens
     from mcp_context_proxy.web import Operation
@@ -113,14 +112,12 @@ async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[P
     """Open and run a proxy without a front. With `serves`, most servers start only once a front is there."""
     redact_logs(all_secrets_of(config))
     store = await in_thread(open_store, config.store)
-    logs: KeptLogs | None = None
+    logs = kept_logs(config) if serves else None
     try:
-        proxy = build(config, store)
-        if serves:
+        proxy = build(config, store, logs)
+        if logs is not None:
             proxy.fleet.starts.hold_back(first_wave(config.limits.starts_at_once))
-            proxy.logs = logs = kept_logs(config)
-            proxy.fleet.keep_line = proxy.logs.note
-            keep_messages(proxy.logs, all_secrets_of(config))
+            keep_messages(logs, all_secrets_of(config))
         try:
             async with proxy.running():
                 yield proxy
@@ -310,12 +307,12 @@ class Pages:
         """
         # In a thread, as its modules and its document take a tenth of a second in which hosts are served.
         routes = await in_thread(web_routes, self._proxy)
-        from mcp_context_proxy.front import auth, http  # noqa: PLC0415 - a stdio front alone needs none of it
+        from mcp_context_proxy.front import http  # noqa: PLC0415 - a stdio front alone needs none of it
 
         try:
-            credentials = auth.BearerToken(own, "; `mcp-context-proxy ui` prints its token")
+            credentials = BearerToken(own, "; `mcp-context-proxy ui` prints its token")
             if own is None:
-                credentials = auth.credentials_for(replace(self._proxy.config.http, host=LOOPBACK))
+                credentials = credentials_for(replace(self._proxy.config.http, host=LOOPBACK))
             bound = http.listen(LOOPBACK, port)
         except (ConfigError, OSError) as error:
             logger.warning("the API is not served on port %d: %s", port, error)
@@ -440,7 +437,7 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
     if (grace := settings.drain_grace_seconds) is None:
         grace = CLUSTER_GRACE_SECONDS if proxy.config.cluster.enabled else 0.0
     proxy.grace_seconds = grace
-    credentials = auth.credentials_of(proxy.config)
+    credentials = credentials_of(proxy.config)
     issued = IssuedTokens(proxy.config) if proxy.config.auth.mode == "jwt" else None
     resource = None if issued is None else ResourceMetadata(proxy.config)
     if credentials.token is not None:

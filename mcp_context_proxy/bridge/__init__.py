@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 CONFIG_VARIABLE: Final = "MCP_CONTEXT_PROXY_CONFIG"
+"""Environment variable with the path of the configuration."""
 
 OWN: Final = "own"
 """Part of the name of a socket on which a proxy answers commands only."""

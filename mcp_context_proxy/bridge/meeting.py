@@ -398,20 +398,12 @@ def _start(place: Meeting) -> int:
                 raise JoinError(f"the shared proxy does not start; its messages: {place.log}")
             time.sleep(START_PAUSE_SECONDS)
         return started.pid
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        before = os.umask(0o177)
-        try:
-            listening.bind(place.socket)
-        finally:
-            os.umask(before)
-        listening.listen(128)
-        descriptor = listening.fileno()
-        return _process(place, str(descriptor), pass_fds=(descriptor,)).pid
+        with _listen_at(place.socket) as listening:
+            descriptor = listening.fileno()
+            return _process(place, str(descriptor), pass_fds=(descriptor,)).pid
     except OSError as error:
         raise JoinError(f"the shared proxy cannot be started: {error.strerror}") from None
-    finally:
-        listening.close()
 
 
 def _process(place: Meeting, listens_at: str, **more: Any) -> Popen[bytes]:

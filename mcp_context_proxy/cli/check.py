@@ -195,7 +195,7 @@ def _pins(
 
 
 def _configuration(config: Config) -> Iterator[Verdict]:
-    from mcp_context_proxy.front.auth import open_front
+    from mcp_context_proxy.trust.tokens import open_front
 
     yield Verdict(Level.OK, "config", str(config.path))
     for problem in config.mistakes:

@@ -125,7 +125,7 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
     The address holds the token behind a `#`: that part is sent to no server, and the page removes it at
     once. It is printed and not opened, because other users of the machine can read the arguments of programs.
     """
-    from mcp_context_proxy.front.auth import credentials_for, credentials_of
+    from mcp_context_proxy.trust.tokens import credentials_for, credentials_of
 
     config = load_config(ctx, config_path, complain=False)
     settings = config.http

@@ -29,7 +29,7 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, print_answer, resu
 from mcp_context_proxy.config import Config, StoreConfig
 from mcp_context_proxy.errors import DataFileError, StoreError
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.system.process import write_private
+from mcp_context_proxy.system import write_private
 
 if TYPE_CHECKING:
     from mcp_context_proxy.cluster import ContextTable, ReplicaTable

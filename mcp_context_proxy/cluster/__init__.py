@@ -1,7 +1,8 @@
 """Several replicas as one proxy: who is there, where a session is at home, relays, shared contexts, hints.
 
-Here are the tables of the cluster, and the state of a session or handle as it is kept there for other
-replicas. An id that opens something is stored as its hash. All times are on the clock of the database.
+Here are the tables of the cluster, and what is kept there for other replicas: the state of a session or
+handle, and large results. An id that opens something is stored as its hash. All times are on the clock of
+the database.
 
 A replica of a newer version may have written members, elements of lists and values that are not known here.
 They stay in the row as they are, however often this replica writes it: `Unknown` holds them meanwhile.
@@ -10,19 +11,29 @@ They stay in the row as they are, however often this replica writes it: `Unknown
 from __future__ import annotations
 
 import hashlib
+import logging
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias, get_args, get_origin
 
+import anyio
 import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import astuple, replace
 
 from mcp_context_proxy.context import NO_OVERRIDES, Delivery, Overrides
 from mcp_context_proxy.context.session import HISTORY_KEPT, Session, SessionContext
+from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.eras import Hello
+from mcp_context_proxy.results.result_store import KeptResults, KeptText
+from mcp_context_proxy.store.credentials import Seal, SealedRow
 from mcp_context_proxy.store.database import Database, Tables
+from mcp_context_proxy.system.threads import in_thread
+
+logger = logging.getLogger(__name__)
 
 NOW: Final = "extract(epoch FROM clock_timestamp())"
 """The time on the clock of the database, which is always PostgreSQL here."""
@@ -208,6 +219,72 @@ class LeftResultTable(Tables):
                 transaction.execute(f"DELETE FROM left_results WHERE left_at < {NOW} - ?", (seconds,))
 
 
+LEFT_BYTES = 64 * 1024 * 1024
+"""Size of the large results that a replica leaves behind when it ends, compressed."""
+
+LEFT_SECONDS = 3.0
+"""Time for leaving them, after everything else has ended."""
+
+_RESULT = "result"
+
+
+class LeftResults:
+    """Large results of replicas that were told to end: they leave them in the store, sealed, for a while.
+
+    A result is sealed for its id and its owner, so that nobody else can read it here either.
+    """
+
+    def __init__(self, table: LeftResultTable, seal: Seal, kept: KeptResults) -> None:
+        self._table, self._seal, self._kept = table, seal, kept
+        kept.left = self.read
+
+    async def read(self, owner: str, result_id: str) -> KeptText | None:
+        id_hash = hash_of(result_id)
+
+        def read() -> bytes | None:
+            found = self._table.get(id_hash)
+            if found is None:
+                return None
+            content = self._seal.opened(SealedRow(_RESULT, f"{owner}\0{result_id}", *found, 0))
+            return None if content is None else zlib.decompress(content)
+
+        try:
+            content = await in_thread(read)
+        except StoreError:
+            return None
+        if content is None:
+            return None
+        server, _, text = content.partition(b"\0")
+        return KeptText(text, server.decode())
+
+    async def leave(self) -> None:
+        """Leave the latest results behind, as far as there is time and room."""
+        left = 0
+        with anyio.move_on_after(LEFT_SECONDS):
+            for owner, result_id in self._kept.all():
+                kept = await self._kept.get(owner, result_id)
+                if kept is None:
+                    continue
+                size = await in_thread(self._write, owner, result_id, kept)
+                left += size
+                if not size or left > LEFT_BYTES:
+                    return
+
+    def _write(self, owner: str, result_id: str, kept: KeptText) -> int:
+        content = zlib.compress(kept.server.encode() + b"\0" + kept.text, 1)
+        sealed = self._seal.sealed(_RESULT, f"{owner}\0{result_id}", content)
+        try:
+            self._table.put(hash_of(result_id), sealed, self._seal.mark)
+        except StoreError as error:
+            logger.warning("large results cannot be left to other replicas: %s", error)
+            return 0
+        return len(sealed)
+
+    async def forget_old(self, seconds: float) -> None:
+        with suppress(StoreError):
+            await in_thread(self._table.forget_old, seconds)
+
+
 def tables_of(database: Database) -> tuple[ReplicaTable, ContextTable, LeftResultTable]:
     return ReplicaTable(database), ContextTable(database), LeftResultTable(database)
 
@@ -235,14 +312,6 @@ class ContextState(Struct, omit_defaults=True):
     log_level: str | None = None
     introduced: list[str] = []
     subscriptions: list[str] = []
-
-
-class _Terms(Struct):
-    """The terms of a session: `Hello` as it is kept."""
-
-    version: str
-    capabilities: Raw
-    client_info: Raw
 
 
 WRITTEN_THROUGH: Final = ("added", "removed", "by_person", "overrides", "log_level", "subscriptions")
@@ -384,13 +453,14 @@ def restore(state: ContextState, context: SessionContext) -> None:
 
 
 def terms_of(hello: Hello | None) -> bytes:
-    return b"" if hello is None else _encode(_Terms(hello.version, hello.capabilities, hello.client_info))
+    return b"" if hello is None else _encode(hello)
 
 
 def hello_of(terms: bytes) -> Hello | None:
     if not terms:
         return None
-    found = msgspec.json.decode(terms, type=_Terms)
+    found = msgspec.json.decode(terms, type=Hello)
+    # Copies, because a part of a row keeps all of it in memory.
     return Hello(found.version, Raw(bytes(found.capabilities)), Raw(bytes(found.client_info)))
 
 

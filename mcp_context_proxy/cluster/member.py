@@ -11,10 +11,9 @@ import logging
 import re
 import secrets
 import socket
-import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -30,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcp_context_proxy.cluster import (
     NOBODY,
     ContextRow,
-    LeftResultTable,
+    LeftResults,
     decoded,
     hash_of,
     hello_of,
@@ -56,21 +55,19 @@ from mcp_context_proxy.context.session import Handles, Session
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, StoreError
 from mcp_context_proxy.front.auth import principal_of, rights_of
-from mcp_context_proxy.front.http_requests import JSON_TYPE, error_response, event_of, replay
+from mcp_context_proxy.front.http_requests import JSON_TYPE, error_response, event_parts, replay
 from mcp_context_proxy.front.http_sessions import MESSAGES_PATH, SESSION_HEADER, EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp, is_modern, session_not_found
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId, error_reply
-from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.headers import VERSION_HEADER
-from mcp_context_proxy.results.result_store import KeptResults, KeptText
+from mcp_context_proxy.results.result_store import KeptResults
 from mcp_context_proxy.results.shortening import READ_RESULT
 from mcp_context_proxy.server.consent import PendingInput
-from mcp_context_proxy.server.gateway import Drain, Gateway
+from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier
-from mcp_context_proxy.server.resources import Resources
-from mcp_context_proxy.store.credentials import Seal, SealedRow
+from mcp_context_proxy.store.credentials import Seal
 from mcp_context_proxy.store.opening import Store
-from mcp_context_proxy.system import keep_latest
+from mcp_context_proxy.system import Bucket, keep_latest
 from mcp_context_proxy.system.threads import in_task, in_thread
 
 logger = logging.getLogger(__name__)
@@ -128,13 +125,12 @@ class Homes:
         contexts: SharedContexts,
         signer: Signer,
         relay: Relay,
-        drain: Drain,
-        resources: Resources,
         counts: ClusterCounts,
     ) -> None:
         """Lead requests to their homes, and to `app` or `streams` if that is here."""
         self._app, self._streams, self._replicas, self._contexts = app, streams, replicas, contexts
-        self._signer, self._relay, self._drain, self._resources = signer, relay, drain, resources
+        self._signer, self._relay = signer, relay
+        self._drain, self._resources = app.gateway.drain, app.gateway.resources
         self._moved: OrderedDict[str, str] = OrderedDict()
         self._adopting: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._looking: WeakValueDictionary[str | None, anyio.Semaphore] = WeakValueDictionary()
@@ -310,7 +306,7 @@ class Homes:
         if address is None:
             return False
         asked = _request_id(body)
-        last_event = b"" if asked is None else event_of(_lost(reason, asked))
+        last_event = b"" if asked is None else b"".join(event_parts(_lost(reason, asked)))
         outcome = await self._relay.send(home, address, scope, body, receive, send, last_event=last_event)
         self._counts.relays[reason, outcome] += 1
         if outcome is RelayEnd.UNREACHABLE:
@@ -406,72 +402,7 @@ def _lost(reason: Reason, asked: RequestId | None) -> bytes:
 UPKEEP_SECONDS = 30.0
 """Time between two notes of the contexts that are in use, with which idle ones are forgotten."""
 
-LEFT_BYTES = 64 * 1024 * 1024
-"""Size of the large results that a replica leaves behind when it ends, compressed."""
-
-LEFT_SECONDS = 3.0
-"""Time for leaving them, after everything else has ended."""
-
-_RESULT = "result"
-
 _UNSUITED = re.compile(r"[^A-Za-z0-9_-]+")
-
-
-class LeftResults:
-    """Large results of replicas that were told to end: they leave them in the store, sealed, for a while.
-
-    A result is sealed for its id and its owner, so that nobody else can read it here either.
-    """
-
-    def __init__(self, table: LeftResultTable, seal: Seal, kept: KeptResults) -> None:
-        self._table, self._seal, self._kept = table, seal, kept
-        kept.left = self.read
-
-    async def read(self, owner: str, result_id: str) -> KeptText | None:
-        id_hash = hash_of(result_id)
-
-        def read() -> bytes | None:
-            found = self._table.get(id_hash)
-            if found is None:
-                return None
-            content = self._seal.opened(SealedRow(_RESULT, f"{owner}\0{result_id}", *found, 0))
-            return None if content is None else zlib.decompress(content)
-
-        try:
-            content = await in_thread(read)
-        except StoreError:
-            return None
-        if content is None:
-            return None
-        server, _, text = content.partition(b"\0")
-        return KeptText(text, server.decode())
-
-    async def leave(self) -> None:
-        """Leave the latest results behind, as far as there is time and room."""
-        left = 0
-        with anyio.move_on_after(LEFT_SECONDS):
-            for owner, result_id in self._kept.all():
-                kept = await self._kept.get(owner, result_id)
-                if kept is None:
-                    continue
-                size = await in_thread(self._write, owner, result_id, kept)
-                left += size
-                if not size or left > LEFT_BYTES:
-                    return
-
-    def _write(self, owner: str, result_id: str, kept: KeptText) -> int:
-        content = zlib.compress(kept.server.encode() + b"\0" + kept.text, 1)
-        sealed = self._seal.sealed(_RESULT, f"{owner}\0{result_id}", content)
-        try:
-            self._table.put(hash_of(result_id), sealed, self._seal.mark)
-        except StoreError as error:
-            logger.warning("large results cannot be left to other replicas: %s", error)
-            return 0
-        return len(sealed)
-
-    async def forget_old(self, seconds: float) -> None:
-        with suppress(StoreError):
-            await in_thread(self._table.forget_old, seconds)
 
 
 class Member:
@@ -549,8 +480,6 @@ class Member:
             contexts=self.contexts,
             signer=self._signer,
             relay=self._relay,
-            drain=self._gateway.drain,
-            resources=self._gateway.resources,
             counts=self.counts,
         )
         return made, made.message

@@ -497,7 +497,7 @@ class Announcements:
         if not message:
             if self._begun:
                 for each in self._fleet.clients.values():
-                    each.list_again()
+                    each.lists.mark_stale()
             self._begun = True
             return
         try:
@@ -508,6 +508,6 @@ class Announcements:
         if client is None:
             return
         if hint.uri is None:
-            client.list_again()
+            client.lists.mark_stale()
         elif self._loop.time() - self._announced.get((hint.server, hint.uri), -inf) >= SAME_SECONDS:
             self._changes.updated_elsewhere(hint.server, hint.uri)

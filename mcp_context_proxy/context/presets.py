@@ -22,7 +22,7 @@ from mcp_context_proxy.context import NO_OVERRIDES, DomainOverrides, Overrides, 
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, SessionView
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.items import JSON, ItemKey, Kind
-from mcp_context_proxy.system import locked, process, read_own
+from mcp_context_proxy.system import locked, make_private_folder, read_own, write_private
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class PresetBook:
             return msgspec.json.decode(read_own(self._path), type=_File).presets
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
             raise PresetError(f"{self._path} cannot be used: {error}") from error
 
     def as_data(self) -> dict[str, dict[str, JSON]]:
@@ -227,12 +227,12 @@ class PresetBook:
             self._saved = saved
         else:
             try:
-                process.make_private_folder(self._path.parent)
+                make_private_folder(self._path.parent)
                 with locked(self._path.with_suffix(".lock")):
                     saved = self._read()
                     yield saved
                     content = msgspec.json.format(msgspec.json.encode(_File(saved)))
-                    process.write_private(self._path, content + b"\n")
+                    write_private(self._path, content + b"\n")
                     self._saved = saved
             except OSError as error:
                 raise PresetError(f"{self._path} cannot be written: {error.strerror or error}") from error

@@ -18,7 +18,7 @@ from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import PLAIN, Ask, Link, Outgoing, Party
 from mcp_context_proxy.downstream.connections import DedicatedConnections
-from mcp_context_proxy.downstream.era_negotiation import SHARED_CAPABILITIES, Connected, Unprobed
+from mcp_context_proxy.downstream.era_negotiation import SHARED_CAPABILITIES, Connected
 from mcp_context_proxy.downstream.inbound import (
     ELICITATION_COMPLETE,
     LOG_MESSAGE,
@@ -26,15 +26,13 @@ from mcp_context_proxy.downstream.inbound import (
     RESOURCE_UPDATED,
     WATCHED,
     Admission,
-    KeepLine,
-    OnEvent,
     answer,
     party_of,
     shown_params,
     waiting_facts,
 )
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
-from mcp_context_proxy.downstream.lifecycle import ServerLifecycle, ServerState, StartLimiter
+from mcp_context_proxy.downstream.lifecycle import ServerLifecycle, ServerState, Shared
 from mcp_context_proxy.downstream.listing import STALE, ServerListing
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -45,7 +43,6 @@ from mcp_context_proxy.errors import (
     SecretRefusedError,
     ServerUnavailableError,
 )
-from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
@@ -57,10 +54,9 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, HANDSHAKE, Era
 from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results.shortening import with_note
-from mcp_context_proxy.store.tables import ListingStore
 from mcp_context_proxy.system.threads import Repeating, in_task, in_thread
 from mcp_context_proxy.trust import ACTING
-from mcp_context_proxy.trust.guard import KnownSecret, KnownSecrets
+from mcp_context_proxy.trust.guard import KnownSecret
 
 logger = logging.getLogger(__name__)
 
@@ -87,41 +83,15 @@ REDACTED_NOTE = (
 class DownstreamClient(ServerLifecycle):
     """The proxy's client to one downstream server."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        limits: Limits,
-        *,
-        on_change: Callable[[], None],
-        on_state: Callable[[], None],
-        on_event: OnEvent,
-        store: ListingStore,
-        unprobed: Unprobed,
-        known: KnownSecrets,
-        logins: Logins,
-        keep_line: KeepLine | None = None,
-    ) -> None:
-        """Prepare a client; nothing is started until `run`.
-
-        `on_event` takes notifications that belong to no request, such as an updated resource; `known` has the
-        secrets of all servers. See `ServerLifecycle` for the other arguments.
-        """
-        super().__init__(
-            config,
-            limits,
-            on_change=on_change,
-            on_state=on_state,
-            store=store,
-            unprobed=unprobed,
-            inbound=Inbound(self._take_notification, self._answer, SHARED_CAPABILITIES),
-            logins=logins,
-            keep_line=keep_line,
-        )
+    def __init__(self, config: ServerConfig, limits: Limits, shared: Shared) -> None:
+        """Prepare a client; nothing is started until `run`."""
+        inbound = Inbound(self._take_notification, self._answer, SHARED_CAPABILITIES)
+        super().__init__(config, limits, shared, inbound)
         self._dedicated = DedicatedConnections(
-            config, limits, redact=self._redact, route=self._route, logins=logins
+            config, limits, redact=self.redact, route=self._route, logins=shared.logins
         )
-        self._on_event, self._known = on_event, known
-        self._redact.on_learned = partial(known.learn, config.name)
+        self._on_event, self._known = shared.on_event, shared.known
+        self.redact.on_learned = partial(shared.known.learn, config.name)
         self._admission = Admission(config.name)
         self._pending, self._pending_bytes = 0, 0
         self._pending_of: dict[str | None, tuple[int, int]] = {}
@@ -136,16 +106,6 @@ class DownstreamClient(ServerLifecycle):
         return None if self.introduction is None else self.introduction.era
 
     @property
-    def limits(self) -> Limits:
-        """Bounds for everything that the server sends."""
-        return self._limits
-
-    @property
-    def redact(self) -> Redactor:
-        """Removes the secrets that the server was given."""
-        return self._redact
-
-    @property
     def link(self) -> Link | None:
         """The shared connection; None while there is none."""
         return None if self.connected is None else self.connected.link
@@ -153,15 +113,7 @@ class DownstreamClient(ServerLifecycle):
     @property
     def listing(self) -> ServerListing:
         """Everything that the server offers; the last known listing while the connection is down."""
-        return self._lists.current
-
-    def note_unverified(self, message: str) -> None:
-        """Note a file of a skill that does not match its manifest: a finding, for a person."""
-        self._lists.note_unverified(message)
-
-    def list_again(self) -> None:
-        """Fetch all lists again: they may have changed without a word to this process."""
-        self._lists.mark_stale()
+        return self.lists.current
 
     @property
     def stale(self) -> bool:
@@ -170,15 +122,14 @@ class DownstreamClient(ServerLifecycle):
 
     @property
     def in_use(self) -> bool:
-        """True while the server must not be put to sleep."""
         return self._pending > 0 or self._dedicated.kept or super().in_use
 
-    async def run(self, starts: StartLimiter) -> None:
+    async def run(self) -> None:
         """Own the connections until `stop`."""
         try:
             await self.load_listing()
             async with anyio.create_task_group() as group:
-                group.start_soon(self.keep_connected, starts)
+                group.start_soon(self.keep_connected)
                 group.start_soon(self._dedicated.run)
                 await self._stop.wait()
                 group.cancel_scope.cancel()
@@ -186,7 +137,6 @@ class DownstreamClient(ServerLifecycle):
             self._transition(ServerState.STOPPED)
 
     def configure(self, config: ServerConfig, limits: Limits) -> None:
-        """Follow a configuration with the same connection settings; open connections stay open."""
         super().configure(config, limits)
         self._dedicated.configure(config, limits)
 
@@ -212,7 +162,7 @@ class DownstreamClient(ServerLifecycle):
             DownstreamError: see `Link.request`; or too much is pending.
             RequestError: the server may not be able to read it.
         """
-        limits = self._limits
+        limits = self.limits
         size = sum(map(len, params.values()))
         # First, because it may wait for a thread: nothing may come between the bounds and the count.
         large = size > REDACTED_IN_LOOP_BYTES
@@ -277,7 +227,7 @@ class DownstreamClient(ServerLifecycle):
             data = error.data if isinstance(error, RemoteError) and isinstance(error.data, Raw) else b""
             large = len(str(error)) + len(bytes(data)) > REDACTED_IN_LOOP_BYTES
             raise (
-                await in_thread(redacted, error, self._redact) if large else redacted(error, self._redact)
+                await in_thread(redacted, error, self.redact) if large else redacted(error, self.redact)
             ) from None
         finally:
             self._pending, self._pending_bytes = self._pending - 1, self._pending_bytes - size
@@ -327,7 +277,7 @@ class DownstreamClient(ServerLifecycle):
 
     async def _check_answer(self, method: str, sent: Members) -> None:
         large = sum(map(len, sent.values())) > REDACTED_IN_LOOP_BYTES
-        fault = await in_thread(_unsendable, sent, self._limits) if large else _unsendable(sent, self._limits)
+        fault = await in_thread(_unsendable, sent, self.limits) if large else _unsendable(sent, self.limits)
         if fault is not None:
             raise RequestError(INTERNAL_ERROR, f"the answer was not sent: {fault}")
         try:
@@ -395,7 +345,7 @@ class DownstreamClient(ServerLifecycle):
         if not self._admission.admits(method, params):
             return None
         # The copies do not keep the whole message in memory.
-        return shown_params(self.name, method, params, self._redact)
+        return shown_params(self.name, method, params, self.redact)
 
     async def _redacted_result(self, result: bytes) -> bytes:
         """Remove secrets, hidden characters and marks of servers from a result that reports an error.
@@ -409,7 +359,7 @@ class DownstreamClient(ServerLifecycle):
     def _shown_failure(self, result: bytes) -> bytes:
         if bytes(envelope.members(result).get("isError", b"false")) in (b"false", b"null"):
             return result
-        return stranger_json(result, self._redact.json)
+        return stranger_json(result, self.redact.json)
 
     def can_watch(self, uri: str) -> bool:
         """Return whether a subscription may be passed on: there is room, and the URI has no secret in it."""
@@ -456,7 +406,7 @@ class DownstreamClient(ServerLifecycle):
         self, method: str, params: Members, in_flight: Sequence[Outgoing], owner: Party | None = None
     ) -> None:
         """Route a notification from a connection with these pending requests; `owner` if it is not shared."""
-        if self._lists.take_change_notice(method):
+        if self.lists.take_change_notice(method):
             self._on_event(self.name, method, {}, frozenset())
             return
         if method not in (LOG_MESSAGE, RESOURCE_UPDATED, ELICITATION_COMPLETE):

@@ -29,9 +29,9 @@ from mcp_context_proxy.config.programs import environment_of
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import Channel, Link, Outgoing, Party, era_negotiation, in_words
 from mcp_context_proxy.downstream.era_negotiation import Connected, Loss
-from mcp_context_proxy.downstream.inbound import Output, Route, answer
+from mcp_context_proxy.downstream.inbound import Route, answer
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
-from mcp_context_proxy.downstream.stdio import open_sdk_channel, open_stdio
+from mcp_context_proxy.downstream.stdio import Output, open_sdk_channel, open_stdio
 from mcp_context_proxy.errors import (
     NAMED,
     AuthorizationError,
@@ -85,134 +85,128 @@ async def connect(
         from mcp_context_proxy.oauth.bearer import authorization  # noqa: PLC0415 - imports the SDK
 
         auth = authorization(config, redact.learn, logins.of(config))
-    if config.transport == "http" and config.era == "modern":
-        opening = _connect_modern(config, limits, auth, inbound, limits.connect_seconds)
-    elif config.transport == "http" and config.era == "auto":
-        opening = _connect_in_its_era(config, limits, output, auth, inbound)
-    else:
-        opening = _connect_duplex(config, limits, output, auth, inbound)
-    async with opening as connected:
+    async with _Opening(config, limits, output, auth, inbound).opened() as connected:
         yield connected
 
 
-@asynccontextmanager
-async def _connect_duplex(
-    config: ServerConfig, limits: Limits, output: Output, auth: httpx2.Auth | None, inbound: Inbound
-) -> AsyncIterator[Connected]:
-    """Connect over a transport on which both sides send at any time."""
-    async with anyio.create_task_group() as group:
-        peer = Peer(config=config, limits=limits, group=group, inbound=inbound, on_stray=output.add_stray)
-        loss = Loss()
+class _Opening(Struct, frozen=True):
+    """Opens one connection in the way that suits the transport and the era of its server."""
 
-        async def watch(channel: Channel) -> None:
-            await channel.until_ended()
-            # Before the pending requests are failed: afterwards none is pending.
-            idle = all(sent.party is None for sent in peer.in_flight)
-            loss.cause = await channel.wait_closed()
-            loss.while_idle = idle and not channel.killed
-            peer.close(loss.cause)
-            loss.happened.set()
+    config: ServerConfig
+    limits: Limits
+    output: Output
+    auth: httpx2.Auth | None
+    inbound: Inbound
 
-        try:
-            async with _open_channel(config, limits, output, auth, peer) as channel:
-                peer.attach(channel)
-                group.start_soon(watch, channel)
-                if config.transport == "http":
-                    # The modern probe was a plain POST; this transport is for the handshake only.
-                    introduction = await era_negotiation.initialize(peer, limits, inbound.capabilities)
-                else:
-                    introduction = await era_negotiation.negotiate(peer, config, limits, inbound.capabilities)
-                channel.version = introduction.version
-                yield Connected(peer, introduction, loss, peer.server_requests, channel.process_group)
-        finally:
-            peer.close("was stopped")
-            group.cancel_scope.cancel()
+    def opened(self) -> AbstractAsyncContextManager[Connected]:
+        if self.config.transport == "http" and self.config.era == "modern":
+            return self._modern(self.limits.connect_seconds)
+        if self.config.transport == "http" and self.config.era == "auto":
+            return self._in_its_era()
+        return self._duplex()
 
+    @asynccontextmanager
+    async def _duplex(self) -> AsyncIterator[Connected]:
+        """Connect over a transport on which both sides send at any time."""
+        config, limits, inbound = self.config, self.limits, self.inbound
+        async with anyio.create_task_group() as group:
+            on_stray = self.output.add_stray
+            peer = Peer(config=config, limits=limits, group=group, inbound=inbound, on_stray=on_stray)
+            loss = Loss()
 
-def _open_channel(
-    config: ServerConfig, limits: Limits, output: Output, auth: httpx2.Auth | None, peer: Peer
-) -> AbstractAsyncContextManager[Channel]:
-    if config.transport == "http":
-        from mcp_context_proxy.downstream.http_session import open_session_http  # noqa: PLC0415 - as below
+            async def watch(channel: Channel) -> None:
+                await channel.until_ended()
+                # Before the pending requests are failed: afterwards none is pending.
+                idle = all(sent.party is None for sent in peer.in_flight)
+                loss.cause = await channel.wait_closed()
+                loss.while_idle = idle and not channel.killed
+                peer.close(loss.cause)
+                loss.happened.set()
 
-        return open_session_http(config, limits, auth, peer)
-    if config.transport == "sse":
-        from mcp_context_proxy.downstream.http_session import open_sse  # noqa: PLC0415 - imports the SDK
+            try:
+                async with self._channel(peer) as channel:
+                    peer.attach(channel)
+                    group.start_soon(watch, channel)
+                    if config.transport == "http":
+                        # The modern probe was a plain POST; this transport is for the handshake only.
+                        introduction = await era_negotiation.initialize(peer, limits, inbound.capabilities)
+                    else:
+                        introduction = await era_negotiation.negotiate(
+                            peer, config, limits, inbound.capabilities
+                        )
+                    channel.version = introduction.version
+                    requests = peer.server_requests
+                    yield Connected(peer, introduction, loss, requests, channel.process_group)
+            finally:
+                peer.close("was stopped")
+                group.cancel_scope.cancel()
 
-        return open_sse(config, limits, auth, peer)
-    if sys.platform == "win32":
-        return open_sdk_channel(config, peer.receive)
-    return open_stdio(config, limits, output, peer)
+    def _channel(self, peer: Peer) -> AbstractAsyncContextManager[Channel]:
+        config = self.config
+        if config.transport != "stdio":
+            from mcp_context_proxy.downstream import http_session  # noqa: PLC0415 - imports the HTTP client
 
+            if config.transport == "sse":
+                return http_session.open_sse(config, self.limits, self.auth, peer)
+            return http_session.open_session_http(config, self.limits, self.auth, peer)
+        if sys.platform == "win32":
+            return open_sdk_channel(config, peer.receive)
+        return open_stdio(config, self.limits, self.output, peer)
 
-@asynccontextmanager
-async def _connect_modern(
-    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, inbound: Inbound, seconds: float
-) -> AsyncIterator[Connected]:
-    from mcp_context_proxy.downstream.http_client import (  # noqa: PLC0415 - imports the HTTP client
-        ModernHttp,
-        client_of,
-    )
+    @asynccontextmanager
+    async def _modern(self, seconds: float) -> AsyncIterator[Connected]:
+        from mcp_context_proxy.downstream import http_client  # noqa: PLC0415 - imports the HTTP client
 
-    async with await client_of(config, limits, auth) as client:
-        link = ModernHttp(config, limits, client, inbound.on_notification)
-        yield Connected(link, await era_negotiation.discover(link, seconds), Loss())
+        async with await http_client.client_of(self.config, self.limits, self.auth) as client:
+            link = http_client.ModernHttp(self.config, self.limits, client, self.inbound.on_notification)
+            yield Connected(link, await era_negotiation.discover(link, seconds), Loss())
 
+    @asynccontextmanager
+    async def _in_its_era(self) -> AsyncIterator[Connected]:
+        """Connect to a server at a URL that may be of either era, and may be slow to show which.
 
-@asynccontextmanager
-async def _connect_in_its_era(
-    config: ServerConfig, limits: Limits, output: Output, auth: httpx2.Auth | None, inbound: Inbound
-) -> AsyncIterator[Connected]:
-    """Connect to a server at a URL that may be of either era, and may be slow to show which.
-
-    The modern probe comes first and the handshake second. A server that was too slow for the probe and then
-    refuses the handshake is modern after all, and gets a second probe with more time.
-    """
-    async with AsyncExitStack() as stack:
-        late = False
-        try:
-            modern = _connect_modern(config, limits, auth, inbound, limits.probe_seconds)
-            connected = await stack.enter_async_context(modern)
-        except (RemoteError, BadAnswerError, CallTimeoutError) as error:
-            if _wants_credentials(error):
-                raise
-            logger.debug("server %s: %s", config.name, error)
-            late = isinstance(error, CallTimeoutError)
-        else:
+        The modern probe comes first and the handshake second. A server that was too slow for the probe and
+        then refuses the handshake is modern after all, and gets a second probe with more time.
+        """
+        async with AsyncExitStack() as stack:
+            late = False
+            try:
+                connected = await stack.enter_async_context(self._modern(self.limits.probe_seconds))
+            except (RemoteError, BadAnswerError, CallTimeoutError) as error:
+                if _wants_credentials(error):
+                    raise
+                logger.debug("server %s: %s", self.config.name, error)
+                late = isinstance(error, CallTimeoutError)
+            else:
+                yield connected
+                return
+            try:
+                connected = await stack.enter_async_context(self._duplex())
+            except Exception as error:
+                refused = innermost(error)
+                is_refusal = isinstance(refused, RemoteError | BadAnswerError)
+                if not (late and is_refusal) or _wants_credentials(refused):
+                    raise
+                connected = await stack.enter_async_context(self._modern(self.limits.connect_seconds))
+            else:
+                if late:
+                    slow = await self._answers_probe_now()
+                    introduction = replace(connected.introduction, ignores_probe=not slow, slow=slow)
+                    connected = replace(connected, introduction=introduction)
             yield connected
-            return
+
+    async def _answers_probe_now(self) -> bool:
+        """Probe a server at a URL again; return whether it was only slow before."""
         try:
-            duplex = _connect_duplex(config, limits, output, auth, inbound)
-            connected = await stack.enter_async_context(duplex)
-        except Exception as error:
-            refused = innermost(error)
-            refusal = isinstance(refused, RemoteError | BadAnswerError) and not _wants_credentials(refused)
-            if not (late and refusal):
-                raise
-            modern = _connect_modern(config, limits, auth, inbound, limits.connect_seconds)
-            connected = await stack.enter_async_context(modern)
-        else:
-            if late:
-                slow = await _answers_probe_now(config, limits, auth, inbound)
-                introduction = replace(connected.introduction, ignores_probe=not slow, slow=slow)
-                connected = replace(connected, introduction=introduction)
-        yield connected
-
-
-async def _answers_probe_now(
-    config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, inbound: Inbound
-) -> bool:
-    """Probe a server at a URL again; return whether it was only slow before."""
-    try:
-        async with _connect_modern(config, limits, auth, inbound, limits.probe_seconds):
+            async with self._modern(self.limits.probe_seconds):
+                return True
+        except (RemoteError, BadAnswerError):
             return True
-    except (RemoteError, BadAnswerError):
-        return True
-    except DownstreamError:
-        return False
+        except DownstreamError:
+            return False
 
 
-def _wants_credentials(error: Exception) -> bool:
+def _wants_credentials(error: BaseException) -> bool:
     """Return whether the server refuses our credentials, which another era would not change."""
     return isinstance(error, BadAnswerError) and error.http_status in CREDENTIALS_WANTED
 

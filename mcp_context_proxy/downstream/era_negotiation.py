@@ -53,9 +53,6 @@ A request of the server is passed on to the client whose call is pending, if tha
 request for roots on connecting, when there is no client yet, is answered with none.
 """
 
-UNSUPPORTED_VERSION = -32022
-"""The modern error that names the revisions a server speaks: itself evidence of a modern server."""
-
 UNPROBED_KEY = ":unprobed"
 """Appended to the key of a server in the store where it is remembered as not to be probed."""
 
@@ -196,7 +193,7 @@ async def _shake_hands(
                 await probe.answered.wait()
             if probe.introduction is not None:
                 return probe.introduction
-            if error.code != UNSUPPORTED_VERSION:
+            if error.code != eras.UNSUPPORTED_VERSION:
                 raise
             return await discover(link, limits.connect_seconds)
     except DownstreamError as error:
@@ -224,7 +221,7 @@ async def discover(link: Link, seconds: float) -> Introduction:
     supported = result.get("supportedVersions")
     if not isinstance(supported, list) or eras.MODERN_VERSION not in supported:
         raise RemoteError(
-            link.server, UNSUPPORTED_VERSION, f"it speaks {supported}, not {eras.MODERN_VERSION}"
+            link.server, eras.UNSUPPORTED_VERSION, f"it speaks {supported}, not {eras.MODERN_VERSION}"
         )
     meta = result.get("_meta")
     info = meta.get(eras.SERVER_INFO_KEY) if isinstance(meta, dict) else None
@@ -233,7 +230,7 @@ async def discover(link: Link, seconds: float) -> Introduction:
 
 def _offers_modern(error: RemoteError) -> bool:
     """Return whether a refusal of our revision lists that revision as one that the server speaks."""
-    if error.code != UNSUPPORTED_VERSION or error.data is None:
+    if error.code != eras.UNSUPPORTED_VERSION or error.data is None:
         return False
     data = envelope.value_or_none(envelope.encode(error.data))
     return isinstance(data, dict) and eras.MODERN_VERSION in (data.get("supported") or ())

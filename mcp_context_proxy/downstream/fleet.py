@@ -6,9 +6,9 @@ that came from variables, credentials in URLs, and arguments with the name of a 
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final
 
@@ -23,11 +23,11 @@ from mcp_context_proxy.config.settings import LAUNCH, SERVER_NAME
 from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.era_negotiation import Unprobed
-from mcp_context_proxy.downstream.inbound import KeepLine, OnEvent
-from mcp_context_proxy.downstream.lifecycle import ServerState, StartLimiter
+from mcp_context_proxy.downstream.inbound import OnEvent
+from mcp_context_proxy.downstream.lifecycle import ServerState, Shared
 from mcp_context_proxy.downstream.listing import CachedListing
+from mcp_context_proxy.downstream.stdio import KeepLine
 from mcp_context_proxy.errors import ServerOff, ServerUnavailableError
-from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, unmarked
 from mcp_context_proxy.store.tables import ListingStore
@@ -35,6 +35,15 @@ from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.guard import KnownSecrets
+
+SLOT_SECONDS = 5.0
+"""Time for which a starting server counts against the bound: one that hangs must not hold up the others."""
+
+DOWNLOADS_AT_ONCE = 4
+"""Most servers that are downloaded at a time, as all together would be ready together, and last."""
+
+DOWNLOAD_SLOT_SECONDS = 30.0
+"""Time for which a server that is downloaded counts against that bound."""
 
 
 class Clients(dict[str, DownstreamClient]):
@@ -67,27 +76,31 @@ class Fleet:
         off: Mapping[str, ServerOff],
         known: KnownSecrets,
         logins: Logins,
+        keep_line: KeepLine | None = None,
     ) -> None:
-        """Prepare a client for each enabled server; see `DownstreamClient` for the other arguments.
+        """Prepare a client for each enabled server; see `Shared` for the other arguments.
 
         `off` has the servers with mistakes in their settings, which are not started.
         """
-        self.known = known
-        """Secrets of all servers, none of which another one is told."""
-        self.logins = logins
+        self.known, self.logins, self._on_change = known, logins, on_change
+        self.starts = StartLimiter(limits.starts_at_once)
+        self.shared = Shared(
+            on_change=self._listing_changed,
+            on_state=self._state_changed,
+            on_event=on_event,
+            store=store,
+            unprobed=Unprobed(store),
+            known=known,
+            logins=logins,
+            keep_line=keep_line,
+            take_place=self.starts.take,
+        )
         configs = list(configs)
         self.off = off
         """Servers that are off because of a mistake, with the mistake."""
         self._configs = {config.name: config for config in configs}
         """Settings of all other servers, also of those that are switched off, by name."""
-        self._limits, self._on_change, self._on_event, self._store = limits, on_change, on_event, store
-        self._unprobed = Unprobed(store)
-        self.keep_line: KeepLine | None = None
-        """Takes each line of a server's stderr; set before any server starts."""
-        self.catch_up: Callable[[], Awaitable[None]] | None = None
-        """Waits until the catalog has all lists so far; set before any server starts."""
-        self.read_ahead: Callable[[ServerConfig, tuple[Encoded, ...]], None] | None = None
-        """Takes a long list of tools apart, in a thread; set before any server starts."""
+        self._limits = limits
         self._log_level: str | None = None
         self.clients: Mapping[str, DownstreamClient] = Clients(
             {config.name: self._client(config) for config in configs if config.enabled}
@@ -97,7 +110,6 @@ class Fleet:
         """Clients with a changed configuration that have not replaced their predecessors yet."""
         self._retiring: set[DownstreamClient] = set()
         """Clients no longer in use that still have pending requests."""
-        self.starts = StartLimiter(limits.starts_at_once)
         self.unlisted: tuple[DownstreamClient, ...] = ()
         """Clients of servers that have never been connected."""
         self.stale: tuple[str, ...] = ()
@@ -107,30 +119,9 @@ class Fleet:
         self._state_changed()
 
     def _client(self, config: ServerConfig) -> DownstreamClient:
-        client = DownstreamClient(
-            config,
-            self._limits,
-            on_change=self._listing_changed,
-            on_state=self._state_changed,
-            on_event=self._on_event,
-            store=self._store,
-            unprobed=self._unprobed,
-            known=self.known,
-            logins=self.logins,
-            keep_line=lambda name, line: None if self.keep_line is None else self.keep_line(name, line),
-        )
+        client = DownstreamClient(config, self._limits, self.shared)
         client.subscriptions.set_log_level(self._log_level)
-        client.judged = self._wait_judged
-        client.read_lists_ahead(partial(self._read_ahead, client))
         return client
-
-    def _read_ahead(self, client: DownstreamClient, tools: tuple[Encoded, ...]) -> None:
-        if self.read_ahead is not None:
-            self.read_ahead(client.config, tools)
-
-    async def _wait_judged(self) -> None:
-        if self.catch_up is not None:
-            await self.catch_up()
 
     async def __aenter__(self) -> Fleet:
         self._group = anyio.create_task_group()
@@ -146,7 +137,7 @@ class Fleet:
         return await self._group.__aexit__(kind, error, trace)
 
     def _start(self, client: DownstreamClient) -> None:
-        self._group.start_soon(client.run, self.starts, name=f"server {client.name}")
+        self._group.start_soon(client.run, name=f"server {client.name}")
 
     def stop(self) -> None:
         """Ask every server to stop, without waiting for any."""
@@ -202,7 +193,7 @@ class Fleet:
 
     async def load_listings(self) -> None:
         """Restore the servers' listings from the store, before any is started."""
-        await self._unprobed.load()
+        await self.shared.unprobed.load()
         clients = tuple(self.clients.values())
 
         def cached() -> list[CachedListing | None]:
@@ -349,6 +340,77 @@ class Fleet:
         await client.drain(self._limits.drain_seconds)
         client.stop()
         self._retiring.discard(client)
+
+
+class StartLimiter:
+    """Bounds how many servers are started at a time, and how many before the proxy itself is ready.
+
+    Starting programs compete for the processor with the proxy's first responses. So a first wave starts
+    beside the proxy, and the rest follows once that has listed its tools, or a moment after the proxy serves.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        """Let so many servers start at a time."""
+        self._places = anyio.Semaphore(at_once)
+        self._downloads = anyio.Semaphore(min(at_once, DOWNLOADS_AT_ONCE))
+        self._first = self._starting = 0
+        """Servers of the first wave that may still begin, and those that have begun."""
+        self._listed = anyio.Event()
+        """Set once nothing of the first wave is starting any more."""
+        self._all = anyio.Event()
+        self._all.set()
+
+    def hold_back(self, first: int) -> None:
+        """Start no more than so many for now."""
+        self._first, self._all = first, anyio.Event()
+
+    async def let_all(self, seconds: float, settled: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Start all servers, within the bound, when the first wave is ready, and after `seconds` anyway.
+
+        `settled` waits until what the first wave has listed is served, which needs the processor, too.
+        """
+        with anyio.move_on_after(seconds):
+            await self._listed.wait()
+            if settled is not None:
+                await settled()
+        self._all.set()
+
+    async def take(self, downloads: bool = False) -> Callable[[], None]:
+        """Wait for a place, and among the downloads for another; return a function that gives them back.
+
+        It may be called more than once. What it gives back is lost after `SLOT_SECONDS`, or
+        `DOWNLOAD_SLOT_SECONDS`, at the latest.
+        """
+        ahead = not self._all.is_set() and self._first > 0
+        if ahead:
+            self._first -= 1
+            self._starting += 1
+        else:
+            await self._all.wait()
+        bounds = [(self._downloads, DOWNLOAD_SLOT_SECONDS)] if downloads else []
+        held = set[anyio.Semaphore]()
+
+        def free(places: anyio.Semaphore) -> None:
+            if places in held:
+                held.discard(places)
+                places.release()
+                self._starting -= ahead and places is self._places
+                if self._starting == 0:
+                    self._listed.set()
+
+        def free_all() -> None:
+            for places in (*held,):
+                free(places)
+
+        try:
+            for places, seconds in (*bounds, (self._places, SLOT_SECONDS)):
+                await places.acquire()
+                held.add(places)
+                asyncio.get_running_loop().call_later(seconds, free, places)
+        except BaseException:
+            free_all()
+            raise
+        return free_all
 
 
 HIDDEN: Final = "***"

@@ -41,7 +41,7 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import EventFramer, OversizedEventError, ServerSentEvent, gate
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS
 from mcp_context_proxy.system import threads
-from mcp_context_proxy.system.threads import in_task, in_thread
+from mcp_context_proxy.system.threads import in_task
 
 logger = logging.getLogger(__name__)
 
@@ -397,9 +397,7 @@ class ModernHttp:
 
     async def _decode(self, data: bytes) -> envelope.Envelope:
         try:
-            if envelope.is_large(data):
-                return await in_thread(envelope.decode_large, data, envelope.decode_from_server)
-            return envelope.decode_from_server(data)
+            return await envelope.decode_any(data, envelope.decode_from_server)
         except envelope.MalformedError as error:
             raise BadAnswerError(self.server, f"with a message that cannot be read ({error})") from None
 

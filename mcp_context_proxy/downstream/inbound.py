@@ -7,9 +7,6 @@ to the one party whose calls are pending. If several parties have pending calls,
 `Admission` decides which notifications go on at all, and how many: only those that clients know, that concern
 something that a client asked for, and that are neither too large nor too many.
 
-Stderr is always drained; its end is kept for error messages, and a bounded share of it is logged. Nothing is
-decoded, cleaned or redacted before it is read, so a flood costs no more than a copy.
-
 Subscriptions are sent again after a reconnect: to a handshake-era server as one request for each change. A
 modern server has one subscription, to changes of its lists and of the watched resources, which cannot be
 changed: a new one is opened, and the old one ends when the server has acknowledged it. Nothing is replayed to
@@ -23,7 +20,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, TypeAlias
 
 import anyio
@@ -31,7 +27,6 @@ from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.config.tables import KIB
 from mcp_context_proxy.downstream import Notify, Outgoing, Party
 from mcp_context_proxy.downstream.era_negotiation import CLIENT_INFO, Connected
 from mcp_context_proxy.downstream.jsonrpc import NOTIFICATION_BYTES, Peer
@@ -39,7 +34,6 @@ from mcp_context_proxy.errors import DownstreamError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import METHOD_NOT_FOUND, Members, RequestError
 from mcp_context_proxy.protocol.eras import URI_CHARACTERS, Era, covers, most_verbose
-from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import (
     NAME_CHARACTERS,
     clean,
@@ -48,8 +42,7 @@ from mcp_context_proxy.protocol.strangers import (
     stranger_text,
     unmarked,
 )
-from mcp_context_proxy.system import keep_latest
-from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system import Bucket, keep_latest
 
 logger = logging.getLogger(__name__)
 
@@ -76,25 +69,6 @@ DROPPED_SECONDS = 60.0
 
 NOTIFICATION_STRINGS = 1_000
 """Strings of a notification that is passed on: to clean one takes up to 0.01 ms, whatever its length."""
-
-LINES_KEPT = 20
-"""Lines of stderr that an error message or a command may quote."""
-
-LINE_CHARACTERS = 300
-"""Characters shown of each line, half of its beginning and half of its end: an exception has its name first,
-and a log line its reason last."""
-
-STRAYS_KEPT = 5
-"""Stray lines that are kept. Banners and stray prints are common, and more than a few tell nothing new."""
-
-STRAY_CHARACTERS = 120
-"""Characters shown of the beginning of such a line, which identifies a help text or an error."""
-
-STRAY_BYTES = 16 * KIB
-"""Bytes that are decoded of a line of megabytes: enough for a secret to be recognized whole."""
-
-KeepLine: TypeAlias = Callable[[str, str], None]
-"""Takes the name of a server and a line of its stderr, without secrets."""
 
 Route: TypeAlias = Callable[[str, Members, Sequence[Outgoing], Party | None], None]
 """Takes a notification with the pending requests of its connection, and its owner if it is not shared."""
@@ -244,128 +218,6 @@ class Admission:
             text = "server %s: %d notifications were not passed on; the latest is a %s: %s"
             logger.warning(text, self._server, count, method, why)
         return False
-
-
-class Output:
-    """Stderr and stray lines of one server, without secrets and without terminal control sequences."""
-
-    def __init__(
-        self,
-        *,
-        server: str,
-        limits: Limits,
-        redact: Callable[[str], str] = str,
-        clock: Callable[[], float] = time.monotonic,
-        keep_line: KeepLine | None = None,
-    ) -> None:
-        """Start empty; `redact` removes secrets, and `keep_line` takes each line that may be logged."""
-        self._keep_line = keep_line
-        self._server, self._limits, self._redact, self._clock = server, limits, redact, clock
-        self.strays: list[str] = []
-        """The first lines on stdout that are no messages, oldest first; a repeated line is kept once."""
-        self.address = ""
-        """URL at which the program says that it serves HTTP; empty if it says none."""
-        self.on_address: Callable[[], None] | None = None
-        """Called once, when it says so; None where nobody wants to know, as of a program that is ready."""
-        self._kept = bytearray()
-        self._second, self._logged, self._skipped = 0, 0, 0
-        self._unlogged = bytearray()
-
-    def begin(self) -> None:
-        """Forget the stderr of the program before: it would be taken for that of the next one."""
-        self._kept.clear()
-        self.address, self.on_address = "", None
-
-    def feed_stderr(self, data: bytes) -> None:
-        limit = self._limits.stderr_kept_bytes
-        self._kept += data
-        if self.on_address is not None and b"://" in data and (found := _served_at(self._kept, len(data))):
-            self.address = self._readable(found)
-            self.on_address()
-            self.on_address = None
-        # Twice the bound before anything is moved: each byte is then moved once at most.
-        if len(self._kept) > 2 * limit:
-            del self._kept[:-limit]
-        if self._keep_line is not None or logger.isEnabledFor(logging.DEBUG):
-            self._unlogged += data
-            *lines, self._unlogged = self._unlogged.split(b"\n")
-            del self._unlogged[:-limit]
-            for line in lines:
-                if self._may_log() and (text := self._readable(bytes(line))):
-                    self._log(text)
-
-    def _log(self, text: str) -> None:
-        logger.debug("%s: %s", self._server, text)
-        if self._keep_line is not None:
-            self._keep_line(self._server, text)
-
-    def _may_log(self) -> bool:
-        """Return whether one more line may be logged in this second; the rest is counted."""
-        second = int(self._clock())
-        if second != self._second:
-            if self._skipped:
-                self._log(f"{self._skipped} more lines were not logged")
-            self._second, self._logged, self._skipped = second, 0, 0
-        if self._logged >= self._limits.stderr_lines_per_second:
-            self._skipped += 1
-            return False
-        self._logged += 1
-        return True
-
-    def stderr_lines(self) -> tuple[str, ...]:
-        """Return the last lines of stderr, oldest first, including one without a line end."""
-        limit = self._limits.stderr_kept_bytes
-        lines = bytes(self._kept[-limit:]).split(b"\n")
-        if len(self._kept) > limit and len(lines) > 1:
-            del lines[0]
-        # From the end, so that no more lines are made readable than are shown.
-        shown = filter(None, map(self._readable, reversed(lines)))
-        return tuple(islice(shown, LINES_KEPT))[::-1]
-
-    def _readable(self, line: bytes) -> str:
-        text = one_line(self._redact(clean(line.decode("utf-8", "replace"))))
-        if len(text) > LINE_CHARACTERS:
-            half = LINE_CHARACTERS // 2
-            text = f"{text[:half].rstrip()} ... {text[-half:].lstrip()}"
-        return unmarked(text.strip())
-
-    def add_stray(self, line: bytes) -> None:
-        """Keep a line that is no message if it is among the first."""
-        if len(self.strays) >= STRAYS_KEPT:
-            return
-        shown = one_line(self._redact(clean(line[:STRAY_BYTES].decode("utf-8", "replace"))))
-        shown = unmarked(shown[:STRAY_CHARACTERS])
-        if shown and shown not in self.strays:
-            self.strays.append(shown)
-            logger.warning("%s: skipped a line that is not a message: %r", self._server, shown)
-
-
-_SERVES_HTTP = pattern(
-    rb"(?i)^(?!.*(?:auth|callback|dashboard|inspector|log-?in|metrics)).*"
-    rb"\b(?:listening|running|serving|started|available|server)\b.{0,120}?"
-    rb"(https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?::\d+)?(?:/[\w./-]*)?)"
-)
-"""A line on stderr in which a program says where it serves HTTP; not one about a login or its pages."""
-
-URL_LINES, URL_LINE_BYTES = 50, 300
-"""Lines with a URL of one piece of output that are looked at, and bytes of one on either side of the URL: the
-time that it takes grows with nothing else that a program writes."""
-
-
-def _served_at(kept: bytearray, fresh: int) -> bytes:
-    """Return the URL at which the last bytes of some output say that HTTP is served; empty if they do not."""
-    at = max(len(kept) - fresh - len(b"://"), 0)
-    for _ in range(URL_LINES):
-        at = kept.find(b"://", at)
-        if at < 0:
-            break
-        begin = max(kept.rfind(b"\n", 0, at) + 1, at - URL_LINE_BYTES)
-        end = kept.find(b"\n", at, at + URL_LINE_BYTES)
-        end = end if end >= 0 else min(len(kept), at + URL_LINE_BYTES)
-        if (found := _SERVES_HTTP.search(kept[begin:end])) is not None:
-            return bytes(found[1])
-        at = end
-    return b""
 
 
 CONFIRM_SECONDS = 2.0

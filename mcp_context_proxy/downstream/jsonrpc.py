@@ -33,8 +33,9 @@ from mcp_context_proxy.errors import (
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import HANDSHAKE
-from mcp_context_proxy.protocol.framing import Bucket, Oversized
+from mcp_context_proxy.protocol.framing import Oversized
 from mcp_context_proxy.protocol.strangers import quoted
+from mcp_context_proxy.system import Bucket
 from mcp_context_proxy.system.threads import Reply, in_task, in_thread
 
 logger = logging.getLogger(__name__)
@@ -235,16 +236,13 @@ class Peer:
         self._take(message, frame)
 
     async def receive_large(self, frame: bytes) -> None:
-        """Take one frame that may be large from the channel; see `envelope.decode_large`."""
-        if not envelope.is_large(frame):
-            self.receive(frame)
-            return
+        """Take one frame that may be large from the channel."""
         try:
-            message = await in_thread(envelope.decode_large, frame, envelope.decode_from_server)
+            message = await envelope.decode_any(frame, envelope.decode_from_server)
         except envelope.MalformedError as error:
             self._reject_malformed(frame, error)
-            return
-        self._take(message, frame)
+        else:
+            self._take(message, frame)
 
     def _take(self, message: envelope.Envelope, frame: bytes) -> None:
         self._silent_since = None

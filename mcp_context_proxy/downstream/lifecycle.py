@@ -20,6 +20,7 @@ from enum import StrEnum
 from functools import partial
 
 import anyio
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -32,9 +33,10 @@ from mcp_context_proxy.config.programs import (
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.connections import connect, describe, fault_of, remedy_for_output
 from mcp_context_proxy.downstream.era_negotiation import Connected, EraMemory, Introduction, Unprobed
-from mcp_context_proxy.downstream.inbound import ClientSubscriptions, KeepLine, Output
+from mcp_context_proxy.downstream.inbound import ClientSubscriptions, OnEvent
 from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import CachedListing, ListingCache, Lists
+from mcp_context_proxy.downstream.stdio import KeepLine, Output
 from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError, innermost
 from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.oauth import Logins
@@ -42,20 +44,12 @@ from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, stra
 from mcp_context_proxy.store.tables import ListingStore
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.guard import KnownSecrets
 
 logger = logging.getLogger(__name__)
 
 QUOTED_LINES = 5
 """Lines of a server's stderr that an error message quotes."""
-
-SLOT_SECONDS = 5.0
-"""Time for which a starting server counts against the bound: one that hangs must not hold up the others."""
-
-DOWNLOADS_AT_ONCE = 4
-"""Most servers that are downloaded at a time, as all together would be ready together, and last."""
-
-DOWNLOAD_SLOT_SECONDS = 30.0
-"""Time for which a server that is downloaded counts against that bound."""
 
 LEAST_SHARE = 0.1
 """Least share of a backoff that jitter leaves."""
@@ -78,29 +72,38 @@ class ServerState(StrEnum):
     STOPPED = "stopped"
 
 
+class Shared(Struct, kw_only=True, eq=False):
+    """Everything that the clients of all servers have in common."""
+
+    on_change: Callable[[], None]
+    """Called, without blocking, whenever a listing has changed."""
+    on_state: Callable[[], None]
+    """Called after each change of a state."""
+    on_event: OnEvent
+    """Takes notifications that belong to no request, such as an updated resource."""
+    store: ListingStore
+    """Remembers listings."""
+    unprobed: Unprobed
+    known: KnownSecrets
+    """Secrets of all servers, none of which another one is told."""
+    logins: Logins
+    """Tokens of the servers that want one."""
+    keep_line: KeepLine | None
+    """Takes each line of a server's stderr."""
+    take_place: Callable[[bool], Awaitable[Callable[[], None]]]
+    """Waits for a place among servers that start, or are downloaded; see `fleet.StartLimiter.take`."""
+    catch_up: Callable[[], Awaitable[None]] | None = None
+    """Waits until the catalog has all lists so far; set before any server starts."""
+    read_ahead: Callable[[ServerConfig, tuple[Encoded, ...]], None] | None = None
+    """Takes a long list of tools apart, in a thread; set before any server starts."""
+
+
 class ServerLifecycle:
     """State of one server, and the task that owns its shared connection."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        limits: Limits,
-        *,
-        on_change: Callable[[], None],
-        on_state: Callable[[], None],
-        store: ListingStore,
-        unprobed: Unprobed,
-        inbound: Inbound,
-        logins: Logins,
-        keep_line: KeepLine | None = None,
-    ) -> None:
-        """Prepare; nothing is opened until `keep_connected`.
-
-        `on_change` is called, without blocking, whenever the listing changed, and `on_state` after each
-        change of the state. The store remembers the listings of lazy servers. `logins` has the tokens of
-        those that want one. `keep_line` takes each line of stderr.
-        """
-        self.config, self.name, self._limits = config, config.name, limits
+    def __init__(self, config: ServerConfig, limits: Limits, shared: Shared, inbound: Inbound) -> None:
+        """Prepare; nothing is opened until `keep_connected`."""
+        self.config, self.name, self.limits = config, config.name, limits
         self.state = ServerState.WAITING
         self.connected: Connected | None = None
         """The open connection that all share; None while there is none. Changes with the state alone."""
@@ -120,18 +123,20 @@ class ServerLifecycle:
         """Time of the next attempt to connect, in seconds since 1970; None while none is due."""
         self.subscriptions = ClientSubscriptions()
         """Log level and resource subscriptions requested by clients."""
-        self._redact = Redactor(secrets_of(config))
-        """Secrets of a connection, such as a token, are added when it is opened."""
-        self.output = Output(server=config.name, limits=limits, redact=self._redact, keep_line=keep_line)
-        self._lists = Lists(config.name, limits, self._redact, on_change)
-        self._inbound, self._on_state, self._logins = inbound, on_state, logins
-        self.judged: Callable[[], Awaitable[None]] | None = None
-        """Waits until the catalog has judged the lists that were reported; None where nothing judges."""
+        self.redact = Redactor(secrets_of(config))
+        """Removes the secrets that the server was given; a connection adds its own, such as a token."""
+        self.output = Output(
+            server=config.name, limits=limits, redact=self.redact, keep_line=shared.keep_line
+        )
+        self.lists = Lists(
+            config.name, limits, self.redact, on_change=shared.on_change, read_ahead=self._read_ahead
+        )
+        self._shared, self._inbound = shared, inbound
         self._has_answered = False
         """True once the server has answered a client since it was connected."""
         self._idle = IdleTimer(config)
-        self._cache = ListingCache(config, store)
-        self._era_memory = EraMemory(config, unprobed)
+        self._cache = ListingCache(config, shared.store)
+        self._era_memory = EraMemory(config, shared.unprobed)
         self._backoff = Backoff(limits)
         self._first_attempt_over, self._state_changed = anyio.Event(), anyio.Event()
         self._stderr_at_failure: tuple[str, ...] | None = None
@@ -143,9 +148,9 @@ class ServerLifecycle:
         """Set at the end of the attempt that callers may wait for; None while there is none."""
         self._loaded, self._login_wanted = False, False
 
-    def read_lists_ahead(self, read: Callable[[tuple[Encoded, ...]], None]) -> None:
-        """Have each long list of tools taken apart by `read`, in a thread, before it counts."""
-        self._lists.read_ahead = read
+    def _read_ahead(self, tools: tuple[Encoded, ...]) -> None:
+        if self._shared.read_ahead is not None:
+            self._shared.read_ahead(self.config, tools)
 
     @property
     def in_use(self) -> bool:
@@ -154,8 +159,8 @@ class ServerLifecycle:
 
     def configure(self, config: ServerConfig, limits: Limits) -> None:
         """Follow a configuration with the same connection settings; an open connection stays open."""
-        self.config, self._limits = config, limits
-        self._lists.limits = self._backoff.limits = limits
+        self.config, self.limits = config, limits
+        self.lists.limits = self._backoff.limits = limits
         self._idle.configure(config)
         if config.start == "eager" and config.idle_timeout is None:
             self._called.set()
@@ -178,13 +183,13 @@ class ServerLifecycle:
             self.introduction, self.cause, self.fault = connected.introduction, "", None
             self.remembered, self._has_started = False, True
         if cause is not None:
-            cause = one_line(stranger_text(cause, self._redact, LINE_CHARACTERS))
+            cause = one_line(stranger_text(cause, self.redact, LINE_CHARACTERS))
             if cause != self.cause:
                 logger.warning("server %s: %s", self.name, cause)
             self.cause, self.fault = cause, fault
             self._stderr_at_failure = self.output.stderr_lines()
         self.state = state
-        self._on_state()
+        self._shared.on_state()
         self._state_changed.set()
         self._state_changed = anyio.Event()
         if state is not ServerState.STARTING:
@@ -195,7 +200,7 @@ class ServerLifecycle:
         elif state is not ServerState.STARTING and self._attempt_over is not None:
             self._attempt_over.set()
             self._attempt_over = None
-        self._lists.publish()
+        self.lists.publish()
 
     async def load_listing(self) -> None:
         """Restore the cached listing: a server need not be connected to be listed and searched."""
@@ -213,17 +218,17 @@ class ServerLifecycle:
             return
         self.introduction, self.remembered = cached.introduction, True
         self._has_started = cached.started
-        self._lists.current = cached.listing
+        self.lists.current = cached.listing
         if self.config.start != "lazy":
-            self._on_state()
-            self._lists.publish()
+            self._shared.on_state()
+            self.lists.publish()
         else:
             self._transition(ServerState.ASLEEP)
             if cached.stale:
                 # Connect once although nobody calls, to fetch the listing again.
                 self._called.set()
 
-    async def keep_connected(self, starts: StartLimiter) -> None:
+    async def keep_connected(self) -> None:
         """Connect, serve, and reconnect after a loss, until cancelled."""
         self._era_memory.load()
         while True:
@@ -232,7 +237,7 @@ class ServerLifecycle:
                 self._expect_callers()
                 if self.config.start == "lazy" or self.state is ServerState.ASLEEP:
                     await self._called.wait()
-            backoff_seconds = await self._connect_once(starts)
+            backoff_seconds = await self._connect_once()
             if self.state is ServerState.ASLEEP:
                 continue
             if backoff_seconds:
@@ -243,18 +248,18 @@ class ServerLifecycle:
                 with anyio.move_on_after(backoff_seconds):
                     if self._login_wanted:
                         # A login ends the wait at once.
-                        await self._logins.of(self.config).replaced()
+                        await self._shared.logins.of(self.config).replaced()
                     else:
                         await anyio.sleep_forever()
                 self.retry_at = None
             self.restarts += 1
 
-    async def _connect_once(self, starts: StartLimiter) -> float:
+    async def _connect_once(self) -> float:
         """Connect and serve until the connection ends; return the seconds to wait before the next attempt."""
         ready_at: float | None = None
         while_idle = self._login_wanted = False
         seconds = self._start_seconds
-        free_slot = await starts.take(downloads=self._may_download)
+        free_place = await self._shared.take_place(self._may_download)
         try:
             self._has_answered = False
             self._began = time.monotonic()
@@ -267,23 +272,23 @@ class ServerLifecycle:
                 patient = replace(self.config, connect_timeout=seconds)
                 config = self._era_memory.applied_to(patient)
                 async with connect(
-                    config, self._limits, self.output, self._redact, self._inbound, self._logins
+                    config, self.limits, self.output, self.redact, self._inbound, self._shared.logins
                 ) as connected:
                     await self._era_memory.succeeded(connected.introduction)
                     version = await in_thread(package_version, config, connected.process_group)
                     connected = replace(connected, version=version)  # noqa: PLW2901 - the same connection
-                    await self._lists.fetch_first(connected)
-                    if self.introduction is not None and self._lists.publish() and self.judged:
+                    await self.lists.fetch_first(connected)
+                    if self.introduction is not None and self.lists.publish() and self._shared.catch_up:
                         # Calls wait for a server that is known, and a tool may not be what it was.
-                        await self.judged()
+                        await self._shared.catch_up()
                     if self.config.start == "lazy":
                         await self._save(connected)
                     scope.deadline = float("inf")
-                    free_slot()
+                    free_place()
                     self.output.on_address = None
                     ready_at = self._idle.ready_at = anyio.current_time()
                     self._transition(ServerState.READY, connected=connected)
-                    tools = len(self._lists.current.tools)
+                    tools = len(self.lists.current.tools)
                     logger.info("server %s ready: %d tool%s", self.name, tools, "" if tools == 1 else "s")
                     await self._serve(connected)
                     while_idle = connected.loss.while_idle
@@ -301,7 +306,7 @@ class ServerLifecycle:
             self._era_memory.failed(innermost(error))
             await self._fail(describe(error), fault_of(error))
         finally:
-            free_slot()
+            free_place()
         if self.state is ServerState.ASLEEP:
             return 0.0
         lasted = 0.0 if ready_at is None else anyio.current_time() - ready_at
@@ -390,7 +395,7 @@ class ServerLifecycle:
             connected.loss.happened.set()
 
         async with anyio.create_task_group() as group:
-            group.start_soon(self._lists.refresh, connected, partial(self._save, connected))
+            group.start_soon(self.lists.refresh, connected, partial(self._save, connected))
             group.start_soon(sleep_when_idle)
             if self.config.start != "lazy":
                 # Nobody waits for the store. A lazy server, which may go to sleep at once, was saved before.
@@ -398,15 +403,15 @@ class ServerLifecycle:
             group.start_soon(
                 self.subscriptions.keep_sent,
                 connected,
-                self._limits,
+                self.limits,
                 self._inbound.on_notification,
-                self._lists.mark_stale,
+                self.lists.mark_stale,
             )
             await connected.loss.happened.wait()
             group.cancel_scope.cancel()
 
     async def _save(self, connected: Connected) -> None:
-        await in_thread(self._cache.save, connected.introduction, self._lists.current)
+        await in_thread(self._cache.save, connected.introduction, self.lists.current)
 
     def _expect_callers(self) -> None:
         """Have callers wait for the next attempt from now on."""
@@ -456,7 +461,7 @@ class ServerLifecycle:
         if self.state is ServerState.FAILED and self._backoff.is_open:
             state = (
                 f"{state} {self._backoff.failures} times in a row, tried again every "
-                f"{self._limits.breaker_seconds:g} s"
+                f"{self.limits.breaker_seconds:g} s"
             )
         elif self.state is ServerState.STARTING and self.cause:
             # The cause is that of the attempt before.
@@ -531,69 +536,3 @@ class Backoff:
             return 0.0
         ceiling = self.limits.backoff_first_seconds * 2.0 ** (self.failures - 1)
         return self._jitter(LEAST_SHARE, 1.0) * min(ceiling, self.limits.backoff_max_seconds)
-
-
-class StartLimiter:
-    """Bounds how many servers are started at a time, and how many before the proxy itself is ready.
-
-    Starting programs compete for the processor with the proxy's first responses. So a first wave starts
-    beside the proxy, and the rest follows once that has listed its tools, or a moment after the proxy serves.
-    """
-
-    def __init__(self, at_once: int) -> None:
-        """Let so many servers start at a time."""
-        self._places = anyio.Semaphore(at_once)
-        self._downloads = anyio.Semaphore(min(at_once, DOWNLOADS_AT_ONCE))
-        self._first = self._starting = 0
-        """Servers of the first wave that may still begin, and those that have begun."""
-        self._listed = anyio.Event()
-        """Set once nothing of the first wave is starting any more."""
-        self._all = anyio.Event()
-        self._all.set()
-
-    def hold_back(self, first: int) -> None:
-        """Start no more than so many for now."""
-        self._first, self._all = first, anyio.Event()
-
-    async def let_all(self, seconds: float, settled: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Start all servers, within the bound, when the first wave is ready, and after `seconds` anyway.
-
-        `settled` waits until what the first wave has listed is served, which needs the processor, too.
-        """
-        with anyio.move_on_after(seconds):
-            await self._listed.wait()
-            if settled is not None:
-                await settled()
-        self._all.set()
-
-    async def take(self, *, downloads: bool = False) -> Callable[[], None]:
-        """Wait for a place, and among the downloads for another; return a function that gives them back.
-
-        It may be called more than once. What it gives back is lost after `SLOT_SECONDS`, or
-        `DOWNLOAD_SLOT_SECONDS`, at the latest.
-        """
-        ahead = not self._all.is_set() and self._first > 0
-        if ahead:
-            self._first -= 1
-            self._starting += 1
-        else:
-            await self._all.wait()
-        held: dict[anyio.Semaphore, float] = {self._downloads: DOWNLOAD_SLOT_SECONDS} if downloads else {}
-        held[self._places] = SLOT_SECONDS
-        for places in held:
-            await places.acquire()
-
-        def free(places: anyio.Semaphore) -> None:
-            if held.pop(places, None) is not None:
-                places.release()
-                self._starting -= ahead and places is self._places
-                if self._starting == 0:
-                    self._listed.set()
-
-        def free_all() -> None:
-            for places in (*held,):
-                free(places)
-
-        for places, seconds in held.items():
-            asyncio.get_running_loop().call_later(seconds, free, places)
-        return free_all

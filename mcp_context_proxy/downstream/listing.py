@@ -211,8 +211,19 @@ class ServerListing(Struct, frozen=True):
 class Lists:
     """The current listing of one server; fetched on connecting, and again when the server says it changed."""
 
-    def __init__(self, server: str, limits: Limits, redact: Redactor, on_change: Callable[[], None]) -> None:
-        """Start with an empty listing; `on_change` is called when one that differs is published."""
+    def __init__(
+        self,
+        server: str,
+        limits: Limits,
+        redact: Redactor,
+        *,
+        on_change: Callable[[], None],
+        read_ahead: Callable[[tuple[Encoded, ...]], None],
+    ) -> None:
+        """Start with an empty listing; `on_change` is called when one that differs is published.
+
+        `read_ahead` takes a long list of tools apart, in a thread, before it counts.
+        """
         self.current = self._published = ServerListing()
         self.limits = limits
         self._server, self._redact, self._on_change = server, redact, on_change
@@ -222,9 +233,7 @@ class Lists:
         """Lists that this connection has not delivered at all."""
         self._partial: set[str] = set()
         """Lists of which a later page could not be fetched."""
-        self._notice = anyio.Event()
-        self.read_ahead: Callable[[tuple[Encoded, ...]], None] | None = None
-        """Takes a long list of tools apart in a thread before it counts; None where nothing does."""
+        self._notice, self._read_ahead = anyio.Event(), read_ahead
 
     def publish(self) -> bool:
         """Report the listing if it differs from the last one reported; return whether it does."""
@@ -345,9 +354,9 @@ class Lists:
         if len(listing.tools) < LONG_LIST:
             return listing
         listing = replace(listing, tools=await in_thread(filed, listing.tools))
-        if self.read_ahead is not None and listing.tools != known.tools:
+        if listing.tools != known.tools:
             # Once it counts, the next snapshot waits for it, and with it the lists of all other servers.
-            await in_thread(self.read_ahead, listing.tools)
+            await in_thread(self._read_ahead, listing.tools)
         return listing
 
     def _partly(self, name: str, fetched: int, known: int, cause: DownstreamError) -> str:

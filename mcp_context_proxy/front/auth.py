@@ -1,9 +1,8 @@
 """Access control of the HTTP front: `Guard` checks every request, on every route, before anything else.
 
 A web page must not reach a proxy on the same machine (`objection`), and nobody without the bearer token may
-reach one that listens for other machines. The token comes from the environment, or from a file that only its
-owner can read. Those who guess it are slowed down (`Guesses`). The guard notes the principal of each request:
-the identity behind its token.
+reach one that listens for other machines. Those who guess a token are slowed down (`Guesses`). The guard
+notes the principal of each request: the identity behind its token.
 """
 
 from __future__ import annotations
@@ -11,17 +10,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import logging
-import os
 import re
-import secrets
-import stat
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
-from typing import Final
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 import anyio
@@ -29,9 +23,7 @@ from msgspec import Struct, field
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_context_proxy.config import Config, HttpConfig
 from mcp_context_proxy.config.tables import LOOPBACK_NAMES
-from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem
 from mcp_context_proxy.front.issuer import (
     NEEDED,
     WELL_KNOWN,
@@ -44,21 +36,16 @@ from mcp_context_proxy.front.issuer import (
     undecided,
 )
 from mcp_context_proxy.protocol.headers import HeaderFields
+from mcp_context_proxy.protocol.strangers import is_loopback
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.server.negotiation import LISTEN
-from mcp_context_proxy.system import process, read_own
-from mcp_context_proxy.system.later import platformdirs
+from mcp_context_proxy.system import Bucket, keep_latest
 from mcp_context_proxy.system.threads import Cancellable, assigned, in_task
 from mcp_context_proxy.trust import ACTING, THE_USER, Principal
-from mcp_context_proxy.trust.tokens import OWNER, Guesses, NamedToken, TokenBook, address_of
-
-logger = logging.getLogger(__name__)
+from mcp_context_proxy.trust.tokens import OWNER, NamedToken, TokenBook
 
 PROBE_PATHS: Final = frozenset({"/livez", "/readyz"})
 """Paths of the probes, which are answered without a token and under any Host."""
-
-PRINCIPAL_KEY = "mcp-context-proxy/principal"
-"""Key of an ASGI scope: the identity behind the request."""
 
 RIGHTS_KEY = "mcp-context-proxy/rights"
 """Key of an ASGI scope: the `Principal`, with its limits."""
@@ -77,15 +64,6 @@ RETRY_SECONDS: Final = "1"
 
 HTTP_VERSIONS = ("1.0", "1.1")
 """Versions that are spoken here; the parser takes any other for the last of them."""
-
-TOKEN_VARIABLE = "MCP_CONTEXT_PROXY_TOKEN"
-TOKEN_BYTES = 32
-
-SHORTEST_TOKEN = 16
-"""Characters of a token: nobody finds that many by trying, if they were not chosen by a person."""
-
-NEW_TOKEN = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
-"""Command that makes a good one."""
 
 POLICY_VIOLATION = 1008
 """Close code of a WebSocket."""
@@ -113,8 +91,7 @@ def is_proven(scope: Scope) -> bool:
 
 def principal_of(scope: Scope) -> str | None:
     """Return the identity behind an HTTP request; None if callers have none."""
-    found: str | None = scope.get(PRINCIPAL_KEY)
-    return found
+    return rights_of(scope).name
 
 
 class Policy(Struct, frozen=True):
@@ -149,14 +126,89 @@ def policy(host: str, port: int, extra_hosts: Iterable[str], token: str | None) 
     return Policy(frozenset(own | {name.lower() for name in extra_hosts}), token)
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether an address to listen on can be reached from this machine alone."""
-    if host == "localhost":
+Client: TypeAlias = tuple[str, int]
+"""Address and port of a client's end of a connection."""
+
+WRONG_PER_SECOND, WRONG_AT_ONCE = 1.0, 20
+"""Rate and burst of wrong tokens from one address: a client with an old token keeps trying, but slowly."""
+
+ALL_WRONG_PER_SECOND, ALL_WRONG_AT_ONCE = 20.0, 200
+"""Rate and burst of wrong tokens from all addresses together."""
+
+HELD_SECONDS: Final = 1.0
+"""Time that a token waits after too many wrong ones: the longest delay of a right one."""
+
+MOST_HELD_OF_ADDRESS, MOST_HELD = 32, 128
+"""Requests that wait at a time; further ones are refused unseen. Connections are left for everybody else."""
+
+ADDRESSES_KEPT, CONNECTIONS_KEPT = 1024, 1024
+"""Addresses with a count of their own, and connections known to have sent the right token."""
+
+NETWORK_BITS: Final = 64
+"""Length of the IPv6 prefix that counts as one address: a single machine has all the addresses in it."""
+
+
+class Guesses:
+    """Throttle of wrong bearer tokens: nobody tries many, and nobody keeps those out who have the right one.
+
+    Wrong tokens are counted for each client address, and for all addresses together. Once an address has sent
+    too many, each token from it is looked at only after a moment, a right one too: a guess that is refused at
+    once and a hit that is served at once would be no throttle. Only a few can wait, so that the number of
+    tokens that are looked at in a second is bounded. A connection that has sent the right token never waits.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._all = Bucket(ALL_WRONG_PER_SECOND, ALL_WRONG_AT_ONCE, clock)
+        self._by_address: OrderedDict[str, Bucket] = OrderedDict()
+        self._held: Counter[str] = Counter()
+        """Number of requests that wait, by address."""
+        self._proven: OrderedDict[Client, None] = OrderedDict()
+
+    def delays(self, client: Client | None) -> bool:
+        """Return whether a token that came over this connection waits."""
+        if client in self._proven:
+            return False
+        bucket = self._by_address.get(address_of(client))
+        return self._all.is_empty or (bucket is not None and bucket.is_empty)
+
+    async def wait(self, client: Client | None) -> bool:
+        """Wait until the token may be looked at; return False if too many wait already."""
+        address = address_of(client)
+        if self._held[address] >= MOST_HELD_OF_ADDRESS or self._held.total() >= MOST_HELD:
+            return False
+        self._held[address] += 1
+        try:
+            await anyio.sleep(HELD_SECONDS)
+        finally:
+            self._held[address] -= 1
+            if not self._held[address]:
+                del self._held[address]
         return True
+
+    def right(self, client: Client | None) -> None:
+        """Note that a connection has sent the right token."""
+        if client is not None and client not in self._proven:
+            keep_latest(self._proven, client, None, CONNECTIONS_KEPT)
+
+    def wrong(self, client: Client | None) -> None:
+        if client is not None:
+            # The port may be that of an earlier connection by now.
+            self._proven.pop(client, None)
+        address = address_of(client)
+        bucket = self._by_address.get(address) or Bucket(WRONG_PER_SECOND, WRONG_AT_ONCE, self._clock)
+        keep_latest(self._by_address, address, bucket, ADDRESSES_KEPT).take()
+        self._all.take()
+
+
+def address_of(client: Client | None) -> str:
+    """Return the address that a client's guesses are counted for."""
+    if client is None or ":" not in client[0]:
+        return "" if client is None else client[0]
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return str(ipaddress.IPv6Network((client[0].partition("%")[0], NETWORK_BITS), strict=False))
     except ValueError:
-        return False
+        return client[0]
 
 
 class Guard:
@@ -270,7 +322,8 @@ class Guard:
         given = headers.all("authorization")
         if not self._policy.required:
             # Without a token a client may still say who it is, to be kept apart from others.
-            _note(scope, Principal(hashlib.sha256(given[0].encode()).hexdigest()) if given else THE_USER)
+            if given:
+                scope[RIGHTS_KEY] = Principal(hashlib.sha256(given[0].encode()).hexdigest())
             return None
         if self._is_public(scope) and (not given or scope["path"] != HEALTH_PATH):
             return None
@@ -289,7 +342,7 @@ class Guard:
         named = self._policy.named.find(token)
         if owned or named is not None:
             self._guesses.right(client)
-            _note(scope, named.principal if named is not None and not owned else Principal(OWNER))
+            scope[RIGHTS_KEY] = named.principal if named is not None and not owned else Principal(OWNER)
             scope[_TOKEN_KEY] = None if owned else named
             scope[PROVEN_KEY] = True
             return None
@@ -310,8 +363,7 @@ class Guard:
         except TokenRefusedError as error:
             self._policy.refused(address_of(scope.get("client")))
             return resource.refused(str(error))
-        _note(scope, issued.principal)
-        scope[_TOKEN_KEY], scope[PROVEN_KEY] = issued, True
+        scope[RIGHTS_KEY], scope[_TOKEN_KEY], scope[PROVEN_KEY] = issued.principal, issued, True
         return None
 
     def _unauthorized(self) -> Response:
@@ -379,10 +431,6 @@ def _closing(send: Send) -> Send:
     return sending
 
 
-def _note(scope: Scope, principal: Principal) -> None:
-    scope[RIGHTS_KEY], scope[PRINCIPAL_KEY] = principal, principal.name
-
-
 def _too_many() -> PlainTextResponse:
     text = "Too many wrong tokens came; wait a second.\n"
     return PlainTextResponse(text, 429, {"Retry-After": "1"})
@@ -391,125 +439,6 @@ def _too_many() -> PlainTextResponse:
 def _too_many_under_way(most: int) -> PlainTextResponse:
     text = f"You have {most:,} requests under way, streams among them; the others are for others.\n"
     return PlainTextResponse(text, 503, {"Retry-After": RETRY_SECONDS})
-
-
-class BearerToken(Struct, frozen=True):
-    """The token that clients of the HTTP front must send, if any."""
-
-    token: str | None
-    """The token; None if none is required."""
-    whereabouts: str
-    """End of the sentence that says where the front serves: the place of the token, or the lack of one."""
-    level: int = NOTICE
-    """Log level of that sentence: a warning only if no token is required."""
-
-
-def credentials_of(config: Config) -> BearerToken:
-    """Return the token of a front that may accept tokens of an issuer: then one of its own is not needed.
-
-    Raises:
-        ConfigError: as `credentials_for`, or a token of an issuer and none at all are required.
-    """
-    settings = config.http
-    if config.auth.mode == "token":
-        return credentials_for(settings)
-    if not settings.auth:
-        message = "tokens of an issuer are required by auth.mode, and no token by http.auth"
-        raise ConfigError([ConfigProblem(config.path, None, "http.auth", message)])
-    where = f"; clients send tokens of {config.auth.issuer}"
-    if not os.environ.get(TOKEN_VARIABLE, "").strip() and settings.token_file is None:
-        return BearerToken(None, where)
-    own = credentials_for(settings)
-    return BearerToken(own.token, where + own.whereabouts.replace("; clients send", ", or"))
-
-
-def open_front(settings: HttpConfig) -> ConfigProblem | None:
-    """Return the problem of a front that would be open to other machines without a token, if it would."""
-    if settings.auth or is_loopback(settings.host):
-        return None
-    message = f"serving without a token needs a loopback address, and {settings.host} is none"
-    return ConfigProblem(None, None, "http.auth", message)
-
-
-def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.environ) -> BearerToken:
-    """Return the token that a front requires.
-
-    The token comes from the environment, else from the configured file, else from a file in the user's data
-    folder. A file that does not exist is created with a new token.
-
-    Raises:
-        ConfigError: the front would be open to other machines, the token can be guessed, or the file cannot
-            be read or created.
-    """
-    if problem := open_front(settings):
-        raise ConfigError([problem])
-    if not settings.auth:
-        text = " without a token: every user and program of this machine can use your servers"
-        return BearerToken(None, text, logging.WARNING)
-    if token := environ.get(TOKEN_VARIABLE, "").strip():
-        if fault := _fault(token.encode()):
-            message = f"{fault}; make one with: {NEW_TOKEN}"
-            raise ConfigError([ConfigProblem(None, None, TOKEN_VARIABLE, message)])
-        return BearerToken(token, f"; clients send the bearer token in {TOKEN_VARIABLE}")
-    path = settings.token_file or platformdirs.user_data_path("mcp-context-proxy") / "token"
-    try:
-        token = _read(path) if path.exists() else create_token(path)
-    except OSError as error:
-        message = (
-            f"{path} cannot be used: {error.strerror or error}; name another file, or set {TOKEN_VARIABLE}"
-        )
-        raise ConfigError([ConfigProblem(None, None, "http.token_file", message)]) from error
-    return BearerToken(token, f"; clients send the bearer token in {path}")
-
-
-def create_token(path: Path) -> str:
-    """Write a new token to a file of mode 0600 and return it, or the one of a process that was faster."""
-    process.write_private(path, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n".encode(), new=True)
-    return _read(path)
-
-
-def _read(path: Path) -> str:
-    if not path.is_file():
-        raise _unusable(path, "this is not a file")
-    _protect(path)
-    token = read_own(path).strip()
-    if not token:
-        raise _unusable(path, "the file is empty; delete it for a new token")
-    if fault := _fault(token):
-        raise _unusable(path, f"{fault}; delete the file for a new one")
-    return token.decode()
-
-
-def _fault(token: bytes) -> str | None:
-    """Return why a token cannot be used, without any of it."""
-    if not re.fullmatch(rb"[!-~]+", token):
-        return "a token is one line of visible ASCII"
-    if len(token) < SHORTEST_TOKEN:
-        return f"a token has at least {SHORTEST_TOKEN} characters, and this one {len(token)}"
-    return None
-
-
-def _protect(path: Path) -> None:
-    """Let nobody but its owner read the file; refuse one that others could have written, and so know."""
-    if sys.platform == "win32":
-        return
-    folder = path.resolve().parent.stat().st_mode
-    if path.stat().st_mode & stat.S_IWOTH or (folder & stat.S_IWOTH and not folder & stat.S_ISVTX):
-        remedy = f"delete it, and run: chmod go-w {path.resolve().parent}"
-        raise _unusable(path, f"everyone can write to it, or to its folder; {remedy}")
-    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        try:
-            path.chmod(stat.S_IRUSR | stat.S_IWUSR)
-        except OSError:
-            logger.warning("other users can read the token in %s", path)
-        else:
-            logger.warning(
-                "other users could read the token in %s, and no longer can; delete it for a new one", path
-            )
-
-
-def _unusable(path: Path, message: str) -> ConfigError:
-    return ConfigError([ConfigProblem(path, None, "http.token_file", message)])
 
 
 # A page of another origin can have a browser send many kinds of requests here: fetch, images, scripts, links,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextvars import copy_context
 from typing import Protocol
 
@@ -19,7 +19,9 @@ from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.downstream import Ask, Notify
+from mcp_context_proxy.front import FrameChannel, HostChannel, Questions
+from mcp_context_proxy.protocol import envelope, eras, holds_more
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -28,20 +30,17 @@ from mcp_context_proxy.protocol.envelope import (
     Members,
     RequestError,
     RequestId,
-    holds_more,
 )
-from mcp_context_proxy.protocol.eras import HANDSHAKE, MODERN
-from mcp_context_proxy.protocol.framing import Bucket, Oversized
+from mcp_context_proxy.protocol.eras import HANDSHAKE, MODERN, Era
+from mcp_context_proxy.protocol.framing import Oversized
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS
 from mcp_context_proxy.server.negotiation import INITIALIZE, LISTEN, Negotiation
+from mcp_context_proxy.system import Bucket
 from mcp_context_proxy.system.threads import Flight, in_task, in_thread
 from mcp_context_proxy.trust import ACTING, THE_USER, Principal
 
 logger = logging.getLogger(__name__)
-
-ASK_PREFIX = "ask-"
-"""Start of the ids of our requests to the host."""
 
 PROTOCOL_BYTES = 1 << 20
 """Size of a message that is no request for the gateway: what is kept of it is not counted."""
@@ -84,31 +83,75 @@ def params_of(message: Envelope) -> Members:
         raise RequestError(INVALID_PARAMS, "the params must be an object") from None
 
 
-class FrameChannel(Protocol):
-    """Takes frames for one host."""
+def caller_of(
+    era: Era,
+    session: Session | None,
+    meta: eras.Meta,
+    *,
+    rights: Principal,
+    notify: Notify,
+    ask: Ask,
+    release: Callable[[], None] | None,
+) -> Caller:
+    """Return the caller of a request, by its ``_meta`` or, in the handshake era, by its session."""
+    hello = None if session is None else session.hello
+    capabilities = client_info = None
+    if era is MODERN:
+        session = None
+        capabilities, client_info = meta[eras.CLIENT_CAPABILITIES_KEY], meta.get(eras.CLIENT_INFO_KEY)
+    elif hello is not None:
+        capabilities, client_info = hello.capabilities, hello.client_info
+    return Caller(
+        era=era,
+        session=session,
+        capabilities=capabilities,
+        client_info=client_info,
+        principal=rights.name,
+        rights=rights,
+        notify=notify,
+        ask=ask,
+        meta=meta,
+        release=release,
+    )
 
-    async def send(self, frame: bytes) -> None:
-        """Write one frame; waits while the host does not read. Dropped when the host is gone."""
+
+LAST_RESPONSES_SECONDS = 0.5
+"""Time for requests that are under way when a host closes its end: enough for a person who pipes requests in,
+and soon enough for the servers to be stopped after a host has gone."""
+
+
+class HostStream(HostChannel, Protocol):
+    """Takes frames for one host, and reads those of it from a stream that the host closes at the end."""
+
+    async def read(self, conversation: Conversation) -> None:
+        """Hand the messages of the host to its conversation, until it closes its end."""
         ...
 
-    def sent_at_once(self, frame: bytes) -> bool:
-        """Write one frame if neither it nor one before it has to wait; False leaves it to `send`."""
-        del frame
-        return False
+    async def stalled(self, seconds: float) -> None:
+        """Wait until the host has read nothing of a full stream for `seconds`; then give up what waits."""
+        ...
 
-    def send_nowait(self, frame: bytes) -> bool:
-        """Write one frame unless the host is not reading; return whether it was written."""
+    async def flush(self) -> None:
+        """Wait until all is written, or the host is gone."""
         ...
 
 
-class HostChannel(FrameChannel, Protocol):
-    """Takes frames for one host, and reads those of it."""
+async def converse(conversation: Conversation, stream: HostStream, stalled_seconds: float) -> None:
+    """Serve a host until it closes its end; requests that are under way soon after are cancelled."""
+    async with anyio.create_task_group() as group:
 
-    def pause_reading(self) -> None:
-        """Stop reading messages of the host."""
-        ...
+        async def end_when_stalled() -> None:
+            await stream.stalled(stalled_seconds)
+            logger.warning("a host has read nothing for %g s: its session ends", stalled_seconds)
+            group.cancel_scope.cancel()
 
-    def resume_reading(self) -> None: ...
+        await group.start(conversation.run)
+        group.start_soon(end_when_stalled)
+        await stream.read(conversation)
+        with anyio.move_on_after(LAST_RESPONSES_SECONDS):
+            await conversation.finish()
+            await stream.flush()
+        group.cancel_scope.cancel()
 
 
 class Conversation:
@@ -133,7 +176,10 @@ class Conversation:
         self._context = copy_context()
         """The context of every request: it acts for the host."""
         self._context.run(ACTING.set, rights)
-        self._session: Session | None = None
+        self.session: Session | None = None
+        """The session of the host; None before it is negotiated, and in the modern era."""
+        self.client_info: Raw | None = None
+        """The latest introduction of the host; None if it has not introduced itself."""
         self._flights: set[Flight] = set()
         """Requests that are being answered."""
         self._held_replies = 0
@@ -146,7 +192,6 @@ class Conversation:
         self._messages = HostMessages(channel, self._questions)
         self._complaints = Bucket(1.0, COMPLAINTS)
         self._announced: set[str] = set()
-        self._client_info: Raw | None = None
         self._caller_before: Caller | None = None
         self._group: TaskGroup
 
@@ -161,8 +206,8 @@ class Conversation:
                     for flight in tuple(self._flights):
                         flight.cancel()
         finally:
-            if self._session is not None:
-                self._gateway.end_session(self._session)
+            if self.session is not None:
+                self._gateway.end_session(self.session)
 
     async def finish(self) -> None:
         """Wait until every request is answered; no more messages come."""
@@ -171,21 +216,11 @@ class Conversation:
         await self._idle.wait()
 
     @property
-    def session(self) -> Session | None:
-        """The session of the host; None before it is negotiated, and in the modern era."""
-        return self._session
-
-    @property
     def rights(self) -> Principal:
         """The rights of the host, with the limits of its profile."""
-        if self._session is not None:
-            return self._session.rights
-        return self._gateway.profiles.of_client(self._rights, self._client_info)
-
-    @property
-    def client_info(self) -> Raw | None:
-        """The latest introduction of the host; None if it has not introduced itself."""
-        return self._client_info
+        if self.session is not None:
+            return self.session.rights
+        return self._gateway.profiles.of_client(self._rights, self.client_info)
 
     @property
     def is_busy(self) -> bool:
@@ -210,17 +245,16 @@ class Conversation:
             message = envelope.decode_from_client(frame)
         except envelope.MalformedError as error:
             self.reject_malformed(frame, error)
-            return
-        self.take(message, frame)
+        else:
+            self.take(message, frame)
 
     async def receive_large(self, frame: bytes) -> None:
-        """Take one large message; see `envelope.decode_large`."""
         try:
-            message = await in_thread(envelope.decode_large, frame, envelope.decode_from_client)
+            message = await envelope.decode_any(frame, envelope.decode_from_client)
         except envelope.MalformedError as error:
             self.reject_malformed(frame, error)
-            return
-        self.take(message, frame)
+        else:
+            self.take(message, frame)
 
     def take(self, message: Envelope, frame: bytes, release: Callable[[], None] | None = None) -> bool:
         """Take a decoded message; return whether it is a request that is under way now.
@@ -293,12 +327,12 @@ class Conversation:
 
     def _initialize(self, params: Members) -> bytes:
         """Return the result of ``initialize``; the first one opens the session."""
-        if self._session is not None:
+        if self.session is not None:
             return self._negotiation.initialize_again(params, self._rights)
 
-        result, self._session = self._negotiation.initialize(params, self._rights)
-        self._client_info, self._caller_before = params["clientInfo"], None
-        self._gateway.open_session(self._session, self._messages.tell)
+        result, self.session = self._negotiation.initialize(params, self._rights)
+        self.client_info, self._caller_before = params["clientInfo"], None
+        self._gateway.open_session(self.session, self._messages.tell)
         return result
 
     def _caller(self, method: str, params: Members, release: Callable[[], None] | None) -> Caller:
@@ -307,7 +341,7 @@ class Conversation:
         Raises:
             RequestError: nothing is negotiated yet that it could be answered by.
         """
-        meta, session, before = eras.meta_of(params), self._session, self._caller_before
+        meta, session, before = eras.meta_of(params), self.session, self._caller_before
         if before is not None and before.meta is meta and release is None:
             # Nearly every request of a host has the same.
             return before
@@ -318,28 +352,16 @@ class Conversation:
             era = HANDSHAKE
         else:
             era = self._negotiation.era_of(method, params, meta, session)
-        if era is MODERN:
-            session = None
-            capabilities: Raw | None = meta[eras.CLIENT_CAPABILITIES_KEY]
-            client_info = meta.get(eras.CLIENT_INFO_KEY)
-        else:
-            hello = None if session is None else session.hello
-            capabilities, client_info = (
-                (None, None) if hello is None else (hello.capabilities, hello.client_info)
-            )
-        self._client_info = client_info
-        caller = Caller(
-            era=era,
-            session=session,
-            capabilities=capabilities,
-            client_info=client_info,
-            principal=self._rights.name,
+        caller = caller_of(
+            era,
+            session,
+            meta,
             rights=self._rights,
             notify=self._messages.notify,
             ask=self._messages.ask,
-            meta=meta,
             release=release,
         )
+        self.client_info = caller.client_info
         if era is MODERN or session is not None:
             self._caller_before = caller
         return caller
@@ -353,36 +375,34 @@ class Conversation:
         flight: Flight,
         release: Callable[[], None] | None,
     ) -> None:
-        drain = self._gateway.drain
-        drain.begin()
         try:
-            try:
-                if method == LISTEN and caller.era is MODERN:
-                    await in_task()
-                    listen = self._negotiation.listen
-                    result = await listen(request_id, params, self._rights, self._messages.tell)
-                else:
-                    result = await self._gateway.handle(method, params, caller)
-                if envelope.is_large(result):
-                    # Megabytes take milliseconds for each copy, and the write makes another one.
-                    response = await in_thread(envelope.reply, request_id, result)
-                else:
-                    response = envelope.reply(request_id, result)
-                del result
-            except RequestError as error:
-                response = envelope.error_reply(request_id, error.code, error.message, error.data)
-            # A host that does not read keeps responses waiting; the memory of its requests is freed.
-            del params, caller
-            if release is not None:
-                release()
-            if not self._channel.sent_at_once(response):
-                sending = self._channel.send(response)
-                del response
-                await sending
+            with self._gateway.drain:
+                try:
+                    if method == LISTEN and caller.era is MODERN:
+                        await in_task()
+                        listen = self._negotiation.listen
+                        result = await listen(request_id, params, self._rights, self._messages.tell)
+                    else:
+                        result = await self._gateway.handle(method, params, caller)
+                    if envelope.is_large(result):
+                        # Megabytes take milliseconds for each copy, and the write makes another one.
+                        response = await in_thread(envelope.reply, request_id, result)
+                    else:
+                        response = envelope.reply(request_id, result)
+                    del result
+                except RequestError as error:
+                    response = envelope.error_reply(request_id, error.code, error.message, error.data)
+                # A host that does not read keeps responses waiting; the memory of its requests is freed.
+                del params, caller
+                if release is not None:
+                    release()
+                if not self._channel.sent_at_once(response):
+                    sending = self._channel.send(response)
+                    del response
+                    await sending
         finally:
             if release is not None:
                 release()
-            drain.end()
             self._flights.discard(flight)
             if self._cancellable.get(request_id) is flight:
                 del self._cancellable[request_id]
@@ -417,47 +437,16 @@ class Conversation:
                 flight = self._cancellable.pop(target, None) if isinstance(target, int | str) else None
                 if flight is not None:
                     flight.cancel()
-        elif self._session is not None and message.method in RELAYED_NOTIFICATIONS:
+        elif self.session is not None and message.method in RELAYED_NOTIFICATIONS:
             assert isinstance(message.method, str)
             if message.method not in self._announced:
                 # One that is repeated before the gateway has taken it is passed on once.
                 self._announced.add(message.method)
-                self._group.start_soon(self._announce, message.method, self._session)
+                self._group.start_soon(self._announce, message.method, self.session)
 
     async def _announce(self, method: str, session: Session) -> None:
         self._announced.discard(method)
         await self._gateway.notified(method, session)
-
-
-class Questions:
-    """Requests that are made of one host, by the ids under which it answers them."""
-
-    def __init__(self) -> None:
-        self._pending: dict[str, asyncio.Future[bytes]] = {}
-        self._count = 0
-
-    @contextlib.contextmanager
-    def ask(self) -> Iterator[tuple[str, asyncio.Future[bytes]]]:
-        """Provide the id of a new request, and its result in the future."""
-        self._count += 1
-        request_id = f"{ASK_PREFIX}{self._count}"
-        future = self._pending[request_id] = asyncio.get_running_loop().create_future()
-        try:
-            yield request_id, future
-        finally:
-            del self._pending[request_id]
-
-    def take_response(self, message: Envelope) -> None:
-        """Take a response; a late one, or one to nothing that was asked, is nobody's business."""
-        future = self._pending.get(message.id) if isinstance(message.id, str) else None
-        if future is None or future.done():
-            return
-        if message.result is not UNSET:
-            future.set_result(bytes(message.result))
-        else:
-            error = envelope.decode_error(message.error) if message.error is not UNSET else envelope.Error()
-            data = None if error.data is UNSET else error.data
-            future.set_exception(RequestError(error.code, error.message or "no result", data))
 
 
 class HostMessages:

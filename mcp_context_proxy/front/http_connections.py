@@ -19,7 +19,6 @@ import re
 import socket
 import struct
 import sys
-from collections.abc import Callable
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any, Final
@@ -35,6 +34,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.auth import is_proven
+from mcp_context_proxy.front.http_requests import WAITING_KEY
 from mcp_context_proxy.system.threads import Flight, Reply
 
 if sys.platform != "win32":
@@ -52,9 +52,6 @@ HEADER_STEP = 4096
 BODY_STEP = 16 * 1024
 """Bytes received at a time, and before anybody asks for them: each connection may have sent as many."""
 
-WAITING_KEY = "mcp-context-proxy/waiting"
-"""Key of an ASGI scope: the `Waiting` of the request's connection."""
-
 CHUNKS_STEP = 1024
 """Bytes of a body in chunks given to the parser at a time; of chunks of one byte, 16 KiB take it 20 ms."""
 
@@ -70,33 +67,6 @@ pile up."""
 
 NOTEWORTHY_BYTES = 64 * 1024
 """Bytes that wait outside of one connection from which all connections are counted."""
-
-PART_BYTES = 256 * 1024
-"""Bytes of a body handed to a connection at a time."""
-
-Waiting = Callable[[int], None]
-"""Tells a connection that so many bytes more (or less) wait outside of it to be written."""
-
-
-def waiting_of(scope: Scope) -> Waiting:
-    """Return the `Waiting` of a request's connection."""
-    found: Waiting | None = scope.get(WAITING_KEY)
-    return found or (lambda more: None)
-
-
-async def send_body(send: Send, body: bytes, waiting: Waiting, *, more: bool) -> None:
-    """Send a body, or a piece of one if there is `more`, in parts; the unsent part is not copied."""
-    left = memoryview(body)
-    waiting(len(left))
-    try:
-        while len(left) > PART_BYTES:
-            await send({"type": "http.response.body", "body": left[:PART_BYTES], "more_body": True})
-            left = left[PART_BYTES:]
-            waiting(-PART_BYTES)
-        await send({"type": "http.response.body", "body": bytes(left), "more_body": more})
-    finally:
-        waiting(-len(left))
-        left.release()
 
 
 class _PlainRequest(Struct, frozen=True, eq=False):
@@ -524,7 +494,7 @@ class BoundedTransport:
         return self._transport.get_write_buffer_size() + self._waiting
 
     def wait(self, more: int) -> None:
-        """Note that so many bytes more (or less) wait outside of the connection. See `Waiting`."""
+        """Note that so many bytes more (or less) wait outside of the connection; a `Waiting`."""
         self._waiting += more
         if more > 0 and self._waiting > NOTEWORTHY_BYTES:
             self._backlog.reduce()

@@ -31,16 +31,14 @@ from msgspec import UNSET, Raw
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_context_proxy.front import FrameChannel
 from mcp_context_proxy.front.auth import (
-    PRINCIPAL_KEY,
     RETRY_SECONDS,
     RIGHTS_KEY,
     fields_of,
     principal_of,
     rights_of,
 )
-from mcp_context_proxy.front.conversation import FrameChannel
-from mcp_context_proxy.front.http_connections import PART_BYTES, send_body, waiting_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import (
     INVALID_REQUEST,
@@ -53,7 +51,7 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.framing import on_one_line
 from mcp_context_proxy.server import Profiles, UnknownProfileError
 from mcp_context_proxy.server.gateway import SHUTTING_DOWN, Gateway
-from mcp_context_proxy.system.threads import Cancellable, assigned, in_task, in_thread
+from mcp_context_proxy.system.threads import Cancellable, assigned, in_task
 from mcp_context_proxy.trust import ACTING
 
 logger = logging.getLogger(__name__)
@@ -72,6 +70,15 @@ largest. There is room for one more, so that nobody's slow bodies take all of it
 
 RELEASE_KEY = "mcp-context-proxy/release"
 """Key of an ASGI scope: gives back the room that the body takes (`Caller.release`)."""
+
+WAITING_KEY = "mcp-context-proxy/waiting"
+"""Key of an ASGI scope: the `Waiting` of the request's connection."""
+
+PART_BYTES = 256 * 1024
+"""Bytes of a body handed to a connection at a time."""
+
+Waiting = Callable[[int], None]
+"""Tells a connection that so many bytes more (or less) wait outside of it to be written."""
 
 AGENT_HEADER = "X-Agent-Name"
 """Header of an HTTP request with the name of the agent on whose behalf it is made."""
@@ -235,10 +242,7 @@ async def read(receive: Receive) -> tuple[bytes, Envelope]:
     """
     body: bytes = (await receive()).get("body", b"")
     try:
-        if envelope.is_large(body):
-            message = await in_thread(envelope.decode_large, body, envelope.decode_from_client)
-        else:
-            message = envelope.decode_from_client(body)
+        message = await envelope.decode_any(body, envelope.decode_from_client)
     except MalformedError as error:
         text = f"message that cannot be read: {error}"
         raise BadMessageError(envelope.salvage_id(body, body), text, error.code) from None
@@ -283,7 +287,7 @@ class InProfile:
             await self._app(scope, receive, send)
             return
         with assigned(ACTING, rights):
-            await self._app({**scope, RIGHTS_KEY: rights, PRINCIPAL_KEY: rights.name}, receive, send)
+            await self._app({**scope, RIGHTS_KEY: rights}, receive, send)
 
 
 STOPPING: Final = "shutting down: the proxy was told to stop; it did not run"
@@ -501,7 +505,7 @@ class Exchange(FrameChannel):
 
     async def _write_first(self) -> None:
         # A method of its own, so that no local variable keeps a frame that is sent while the stream is idle.
-        for piece in _event(self._frames[0]):
+        for piece in event_parts(self._frames[0]):
             await self._write(piece)
         self._bytes -= len(self._frames.popleft())
 
@@ -520,7 +524,7 @@ class Exchange(FrameChannel):
             self._added.set()
             await self._delivered.wait()
         if self._streaming:
-            for piece in _event(b"".join(parts)) if parts else ():
+            for piece in event_parts(b"".join(parts)) if parts else ():
                 await self._write(piece)
             await self._write(b"", more=False)
             return
@@ -536,11 +540,29 @@ class Exchange(FrameChannel):
         await self._write(parts[-1], more=False)
 
 
-def event_of(frame: bytes) -> bytes:
-    return b"".join(_event(frame))
+def waiting_of(scope: Scope) -> Waiting:
+    """Return the `Waiting` of a request's connection."""
+    found: Waiting | None = scope.get(WAITING_KEY)
+    return found or (lambda more: None)
 
 
-def _event(frame: bytes) -> tuple[bytes, ...]:
-    line = on_one_line(frame)
-    event = b"event: message\r\ndata: ", line, b"\r\n\r\n"
+async def send_body(send: Send, body: bytes, waiting: Waiting, *, more: bool) -> None:
+    """Send a body, or a piece of one if there is `more`, in parts; the unsent part is not copied."""
+    left = memoryview(body)
+    waiting(len(left))
+    try:
+        while len(left) > PART_BYTES:
+            await send({"type": "http.response.body", "body": left[:PART_BYTES], "more_body": True})
+            left = left[PART_BYTES:]
+            waiting(-PART_BYTES)
+        await send({"type": "http.response.body", "body": bytes(left), "more_body": more})
+    finally:
+        waiting(-len(left))
+        left.release()
+
+
+def event_parts(data: bytes, name: bytes = b"message") -> tuple[bytes, ...]:
+    """Return an event in one piece, or in several if a large one would be copied."""
+    line = on_one_line(data)
+    event = b"event: %b\r\ndata: " % name, line, b"\r\n\r\n"
     return event if len(line) > PART_BYTES else (b"".join(event),)

@@ -26,17 +26,24 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.front import http_requests
+from mcp_context_proxy.front import HostChannel, Questions, http_requests
 from mcp_context_proxy.front.auth import principal_of, rights_of
-from mcp_context_proxy.front.conversation import Conversation, HostChannel, Questions
-from mcp_context_proxy.front.http_connections import PART_BYTES, Waiting, send_body, waiting_of
-from mcp_context_proxy.front.http_requests import PING, PING_SECONDS, STREAM_HEADERS, AdmissionRules, Exchange
+from mcp_context_proxy.front.conversation import Conversation
+from mcp_context_proxy.front.http_requests import (
+    PING,
+    PING_SECONDS,
+    STREAM_HEADERS,
+    AdmissionRules,
+    Exchange,
+    Waiting,
+    send_body,
+    waiting_of,
+)
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
-from mcp_context_proxy.protocol.framing import Bucket, on_one_line
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import Negotiation
-from mcp_context_proxy.system import keep_latest
+from mcp_context_proxy.system import Bucket, keep_latest
 from mcp_context_proxy.system.threads import in_task
 
 logger = logging.getLogger(__name__)
@@ -322,7 +329,7 @@ class EventChannel(HostChannel):
     async def open(self, endpoint: str) -> None:
         """Begin the stream with the path to which messages are posted."""
         await self._write({"type": "http.response.start", "status": HTTPStatus.OK, "headers": STREAM_HEADERS})
-        await self._send_event("endpoint", endpoint.encode())
+        await self._send_event(endpoint.encode(), b"endpoint")
 
     async def deliver(self) -> None:
         """Write queued frames until cancelled."""
@@ -338,15 +345,13 @@ class EventChannel(HostChannel):
     async def _deliver_first(self) -> None:
         # A method of its own, so that no local variable keeps a frame that is sent while the stream is idle.
         frame = self._frames[0]
-        await self._send_event("message", frame.content)
+        await self._send_event(frame.content)
         self._frames.popleft()
         self._count(-len(frame.content))
         frame.sent.set()
 
-    async def _send_event(self, name: str, data: bytes) -> None:
-        line = on_one_line(data)
-        event = b"event: %b\r\ndata: " % name.encode(), line, b"\r\n\r\n"
-        for piece in event if len(line) > PART_BYTES else [b"".join(event)]:
+    async def _send_event(self, data: bytes, name: bytes = b"message") -> None:
+        for piece in http_requests.event_parts(data, name):
             await send_body(self._write, piece, lambda more: None, more=True)
 
     async def send(self, frame: bytes) -> None:

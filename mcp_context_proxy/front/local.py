@@ -32,7 +32,7 @@ from mcp_context_proxy.bridge.meeting import (
     proves,
 )
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.front.conversation import Conversation
+from mcp_context_proxy.front.conversation import Conversation, converse
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, Oversized, PipeWriter
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from mcp_context_proxy.front.http import LocalApi
 
 logger = logging.getLogger(__name__)
-
-LAST_RESPONSES_SECONDS: Final = 0.5
-"""Time for requests that are under way when a host closes its end; as on standard streams."""
 
 MOST_HOSTS: Final = 256
 """Hosts at a time; each takes a descriptor and some memory."""
@@ -231,31 +228,24 @@ class Hosts:
         self, negotiation: Negotiation, connection: socket.socket, greeting: Greeting
     ) -> None:
         started = negotiation.gateway.profiles.started
-        async with anyio.create_task_group() as group:
-            channel = await SocketChannel.open(connection, self._limits.message_bytes)
-            if greeting.logs and (problems := self._problems(greeting.presets)):
-                await channel.send(msgspec.json.encode({"bridge": {"problems": problems}}))
-            conversation = Conversation(
-                negotiation=negotiation,
-                limits=self._limits,
-                channel=channel,
-                rights=started(greeting.profile, greeting.presets, greeting.folder),
-                has_successor=greeting.logs,
-            )
-            self._open[conversation] = channel
-            try:
-                await group.start(conversation.run)
-                group.start_soon(channel.end_when_stalled, self._limits.stalled_seconds)
-                await channel.read(conversation)
-                with anyio.move_on_after(LAST_RESPONSES_SECONDS):
-                    await conversation.finish()
-                    await channel.flush()
-            finally:
-                del self._open[conversation]
-                if conversation.leaves_requests:
-                    channel.tell_taken()
-                channel.close()
-                group.cancel_scope.cancel()
+        channel = await SocketChannel.open(connection, self._limits.message_bytes)
+        if greeting.logs and (problems := self._problems(greeting.presets)):
+            await channel.send(msgspec.json.encode({"bridge": {"problems": problems}}))
+        conversation = Conversation(
+            negotiation=negotiation,
+            limits=self._limits,
+            channel=channel,
+            rights=started(greeting.profile, greeting.presets, greeting.folder),
+            has_successor=greeting.logs,
+        )
+        self._open[conversation] = channel
+        try:
+            await converse(conversation, channel, self._limits.stalled_seconds)
+        finally:
+            del self._open[conversation]
+            if conversation.leaves_requests:
+                channel.tell_taken()
+            channel.close()
 
 
 class Greeting(msgspec.Struct, frozen=True):
@@ -383,14 +373,13 @@ def _is_ours(connection: socket.socket) -> bool:
 
 
 class SocketChannel(MessageReader):
-    """Reads and writes frames over a connected socket. Implements `HostChannel`."""
+    """Reads and writes frames over a connected socket. Implements `HostStream`."""
 
     def __init__(self, message_bytes: int) -> None:
         super().__init__(
             framer=LineFramer(message_bytes),
             receive=self._take_frame,
             receive_large=self._take_large,
-            resume=self.resume_reading,
         )
         self._writer = writer = PipeWriter()
         self.send, self.send_nowait, self.sent_at_once = writer.send, writer.send_nowait, writer.sent_at_once
@@ -434,13 +423,9 @@ class SocketChannel(MessageReader):
         self._writer.resume_writing()
 
     async def read(self, conversation: Conversation) -> None:
-        """Hand the host's messages to its conversation, until it closes its end."""
         self._conversation = conversation
-        async with anyio.create_task_group() as group:
-            group.start_soon(self.run)
-            self.resume_reading()
-            await self.ended.wait()
-            group.cancel_scope.cancel()
+        self.resume_reading()
+        await self.run_until_ended()
 
     def data_received(self, data: bytes) -> None:
         """Pass on the messages that are complete now; bytes that come once the proxy stops do not count."""
@@ -469,24 +454,13 @@ class SocketChannel(MessageReader):
         assert self._conversation is not None
         await self._conversation.receive_large(frame)
 
-    def pause_reading(self) -> None:
-        if self._socket is not None and self._socket.is_reading():
-            self._socket.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self._socket is not None and not self._socket.is_closing() and not self._socket.is_reading():
-            self._socket.resume_reading()
-
     async def flush(self) -> None:
-        """Wait until all is written, or the host is gone."""
         if self._socket is not None:
             self._socket.set_write_buffer_limits(0, 0)
         await self._writer.writable.wait()
 
-    async def end_when_stalled(self, seconds: float) -> None:
-        """End the connection of a host that has read nothing of a full socket for `seconds`."""
+    async def stalled(self, seconds: float) -> None:
         await self._writer.stalled(seconds)
-        logger.warning("a host has read nothing for %g s: its session ends", seconds)
         if self._socket is not None:
             self._socket.abort()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import shutil
 import stat
@@ -24,44 +23,25 @@ import anyio
 import anyio.to_thread
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.front.conversation import Conversation
+from mcp_context_proxy.front.conversation import Conversation, converse
 from mcp_context_proxy.protocol.envelope import is_large
 from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, PipeWriter, gate, on_one_line
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.trust import THE_USER, Principal
 
-logger = logging.getLogger(__name__)
-
-
 COPY_SECONDS = 2.0
 """Time at the end for output to be copied to a file or a terminal."""
 
-LAST_RESPONSES_SECONDS = 0.5
-"""Time for requests that are under way when the input ends: enough for a person who pipes requests in, and
-soon enough for the servers to be stopped after a host has gone."""
-
 
 async def serve(negotiation: Negotiation, limits: Limits, rights: Principal = THE_USER) -> None:
-    """Serve a host with its rights until it closes its end; requests under way soon after are cancelled."""
-    async with anyio.create_task_group() as group, open_standard_pipes(limits.unread_bytes) as pipes:
+    """Serve a host with its rights until it closes its end."""
+    async with open_standard_pipes(limits) as pipes:
         conversation = Conversation(negotiation=negotiation, limits=limits, channel=pipes, rights=rights)
-
-        async def stop_when_stalled() -> None:
-            await pipes.stalled(limits.stalled_seconds)
-            logger.warning("the host has read nothing for %g s: stopping", limits.stalled_seconds)
-            group.cancel_scope.cancel()
-
-        group.start_soon(stop_when_stalled)
-        await group.start(conversation.run)
-        await pipes.read(conversation, limits.message_bytes)
-        with anyio.move_on_after(LAST_RESPONSES_SECONDS):
-            await conversation.finish()
-            await pipes.flush()
-        group.cancel_scope.cancel()
+        await converse(conversation, pipes, limits.stalled_seconds)
 
 
 class StandardPipes:
-    """Reads and writes frames over the process's standard streams. Implements `HostChannel`."""
+    """Reads and writes frames over the process's standard streams. Implements `HostStream`."""
 
     def __init__(
         self,
@@ -70,59 +50,54 @@ class StandardPipes:
         out: asyncio.WriteTransport,
         copying: threading.Thread | None,
         *,
-        unread_bytes: int,
+        limits: Limits,
     ) -> None:
         self._read_fd, self._writer, self._out, self._copying = read_fd, writer, out, copying
         self.send_nowait, self.sent_at_once = writer.send_nowait, writer.sent_at_once
-        self._unread, self._unread_bytes = 0, unread_bytes
-        """Bytes that wait for the host, and how many of them may."""
+        self._limits, self._unread = limits, 0
+        """Bytes that wait for the host."""
+        self._reader: MessageReader | None = None
         self._into: asyncio.ReadTransport | None = None
 
     async def send(self, frame: bytes) -> None:
         """Write one frame; while too many bytes wait for the host, the servers are not read."""
         if self.sent_at_once(frame):
             return
+        most = self._limits.unread_bytes
         self._unread += len(frame)
-        if self._unread > self._unread_bytes:
+        if self._unread > most:
             gate.close()
         try:
             await self._writer.send(frame)
         finally:
-            was_over = self._unread > self._unread_bytes
+            was_over = self._unread > most
             self._unread -= len(frame)
-            if was_over and self._unread <= self._unread_bytes:
+            if was_over and self._unread <= most:
                 gate.open()
 
-    async def read(self, conversation: Conversation, message_bytes: int) -> None:
-        """Hand the host's messages to its conversation, until the end of input."""
-        reader = MessageReader(
-            framer=LineFramer(message_bytes),
+    async def read(self, conversation: Conversation) -> None:
+        self._reader = reader = MessageReader(
+            framer=LineFramer(self._limits.message_bytes),
             receive=conversation.receive,
             receive_large=conversation.receive_large,
-            resume=self.resume_reading,
         )
         loop = asyncio.get_running_loop()
         self._into, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(self._read_fd, "rb", 0))
-        async with anyio.create_task_group() as group:
-            group.start_soon(reader.run)
-            await reader.ended.wait()
-            group.cancel_scope.cancel()
+        await reader.run_until_ended()
 
     def pause_reading(self) -> None:
-        if self._into is not None and self._into.is_reading():
-            self._into.pause_reading()
+        if self._reader is not None:
+            self._reader.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._into is not None and not self._into.is_closing() and not self._into.is_reading():
-            self._into.resume_reading()
+        if self._reader is not None:
+            self._reader.resume_reading()
 
     async def flush(self) -> None:
-        """Wait until all is written, or the host is gone."""
         self._out.set_write_buffer_limits(0, 0)
         await self._writer.writable.wait()
 
     async def stalled(self, seconds: float) -> None:
-        """Wait until the host has read nothing of a full pipe for `seconds`; then abort the output."""
         await self._writer.stalled(seconds)
         if not self._out.is_closing():
             self._out.abort()
@@ -139,11 +114,8 @@ class StandardPipes:
 
 
 @asynccontextmanager
-async def open_standard_pipes(unread_bytes: int) -> AsyncIterator[StandardPipes]:
-    """Take the standard streams over. Nothing is read before `StandardPipes.read`.
-
-    While more than `unread_bytes` wait for the host, the servers are not read.
-    """
+async def open_standard_pipes(limits: Limits) -> AsyncIterator[StandardPipes]:
+    """Take the standard streams over. Nothing is read before `StandardPipes.read`."""
     import fcntl  # noqa: PLC0415 - POSIX only
 
     loop = asyncio.get_running_loop()
@@ -161,7 +133,7 @@ async def open_standard_pipes(unread_bytes: int) -> AsyncIterator[StandardPipes]
         copying = _start_copying(source, sink)
     writer = PipeWriter()
     out, _ = await loop.connect_write_pipe(lambda: writer, os.fdopen(write_fd, "wb", 0))
-    pipes = StandardPipes(read_fd, writer, out, copying, unread_bytes=unread_bytes)
+    pipes = StandardPipes(read_fd, writer, out, copying, limits=limits)
     try:
         yield pipes
     finally:
@@ -192,17 +164,13 @@ QUEUED: Final = 1024
 
 
 async def serve_in_threads(negotiation: Negotiation, limits: Limits, rights: Principal = THE_USER) -> None:
-    """Serve a host with its rights until it closes its end; requests under way soon after are cancelled."""
+    """Serve a host with its rights until it closes its end."""
     source, sink = _taken_over()
-    streams = ThreadedStreams(source, sink)
+    streams = ThreadedStreams(source, sink, limits.message_bytes)
     conversation = Conversation(negotiation=negotiation, limits=limits, channel=streams, rights=rights)
     async with anyio.create_task_group() as group:
         group.start_soon(streams.write)
-        await group.start(conversation.run)
-        await streams.read(conversation, limits.message_bytes)
-        with anyio.move_on_after(LAST_RESPONSES_SECONDS):
-            await conversation.finish()
-            await streams.flush()
+        await converse(conversation, streams, limits.stalled_seconds)
         group.cancel_scope.cancel()
 
 
@@ -218,19 +186,18 @@ def _taken_over() -> tuple[BinaryIO, BinaryIO]:
 
 
 class ThreadedStreams:
-    """Reads and writes frames of one host. Implements `HostChannel`."""
+    """Reads and writes frames of one host. Implements `HostStream`."""
 
-    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
-        self._source, self._sink = source, sink
+    def __init__(self, source: BinaryIO, sink: BinaryIO, message_bytes: int) -> None:
+        self._source, self._sink, self._message_bytes = source, sink, message_bytes
         self._frames, self._queue = anyio.create_memory_object_stream[bytes](QUEUED)
         self._unwritten = 0
         self._written = anyio.Event()
         self._readable = anyio.Event()
         self._readable.set()
 
-    async def read(self, conversation: Conversation, message_bytes: int) -> None:
-        """Hand the host's messages to its conversation, until the end of input."""
-        framer = LineFramer(message_bytes)
+    async def read(self, conversation: Conversation) -> None:
+        framer = LineFramer(self._message_bytes)
         while data := await anyio.to_thread.run_sync(self._read, abandon_on_cancel=True):
             for frame in framer.feed(data):
                 await self._readable.wait()
@@ -268,9 +235,11 @@ class ThreadedStreams:
     sent_at_once = send_nowait
 
     async def flush(self) -> None:
-        """Wait until all is written."""
         while self._unwritten:
             await self._written.wait()
+
+    async def stalled(self, seconds: float) -> None:
+        await anyio.sleep_forever()  # the thread that writes waits for the host, and nothing can end it
 
     def pause_reading(self) -> None:
         if self._readable.is_set():

@@ -23,8 +23,9 @@ from starlette.types import Receive, Scope, Send
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream import Ask
+from mcp_context_proxy.front import Questions
 from mcp_context_proxy.front.auth import fields_of, principal_of, rights_of
-from mcp_context_proxy.front.conversation import TOO_MUCH, HostMessages, Questions, is_too_much, params_of
+from mcp_context_proxy.front.conversation import TOO_MUCH, HostMessages, caller_of, is_too_much, params_of
 from mcp_context_proxy.front.http_requests import (
     JSON_TYPE,
     RELEASE_KEY,
@@ -52,16 +53,10 @@ from mcp_context_proxy.protocol.envelope import (
     RequestError,
     RequestId,
 )
-from mcp_context_proxy.protocol.eras import MISSING_CAPABILITY, Era
+from mcp_context_proxy.protocol.eras import MISSING_CAPABILITY, UNSUPPORTED_VERSION, Era
 from mcp_context_proxy.protocol.headers import HEADER_MISMATCH, VERSION_HEADER, HeaderFields
 from mcp_context_proxy.server import Caller
-from mcp_context_proxy.server.negotiation import (
-    INITIALIZE,
-    LISTEN,
-    UNSUPPORTED_VERSION,
-    Negotiation,
-    check_version,
-)
+from mcp_context_proxy.server.negotiation import INITIALIZE, LISTEN, Negotiation, check_version
 from mcp_context_proxy.system.threads import in_task
 
 STREAM_TYPE: Final = "text/event-stream"
@@ -195,8 +190,7 @@ class StreamableHttp:
             return Response(envelope.reply(request_id, result), media_type=JSON_TYPE)
         exchange = self._exchange(request, PATIENCE[era])
         messages = HostMessages(exchange, _NO_QUESTIONS)
-        hello = meta[eras.CLIENT_CAPABILITIES_KEY], meta.get(eras.CLIENT_INFO_KEY)
-        caller = _caller(request.scope, era, None, hello, exchange, messages.ask, meta)
+        caller = _caller(request.scope, era, None, meta, exchange, messages.ask)
         if method == LISTEN:
             await in_task()
             listen = self._negotiation.listen
@@ -204,7 +198,7 @@ class StreamableHttp:
         else:
             work = partial(self.gateway.handle, method, params, caller)
         del params, caller
-        with self.gateway.drain.busy():
+        with self.gateway.drain:
             await exchange.answer(request_id, work, _status_of)
         return None
 
@@ -293,12 +287,11 @@ class StreamableHttp:
         if result is not None:
             return Response(envelope.reply(request_id, result), HTTPStatus.OK, named, JSON_TYPE)
         exchange = self._exchange(request, PATIENCE[Era.HANDSHAKE], session)
-        said, messages = session.state.hello, HostMessages(exchange, session.questions)
-        hello = (None, None) if said is None else (said.capabilities, said.client_info)
-        caller = _caller(request.scope, Era.HANDSHAKE, session.state, hello, exchange, messages.ask, meta)
+        messages = HostMessages(exchange, session.questions)
+        caller = _caller(request.scope, Era.HANDSHAKE, session.state, meta, exchange, messages.ask)
         work = partial(self.gateway.handle, method, params, caller)
         del params, caller
-        with session.holding(key, exchange), self.gateway.drain.busy():
+        with session.holding(key, exchange), self.gateway.drain:
             await exchange.answer(request_id, work, lambda code: HTTPStatus.OK)
         return None
 
@@ -358,27 +351,10 @@ _NO_QUESTIONS: Final = Questions()
 
 
 def _caller(
-    scope: Scope,
-    era: Era,
-    session: Session | None,
-    hello: tuple[Raw | None, Raw | None],
-    exchange: Exchange,
-    ask: Ask,
-    meta: eras.Meta,
+    scope: Scope, era: Era, session: Session | None, meta: eras.Meta, exchange: Exchange, ask: Ask
 ) -> Caller:
-    capabilities, client_info = hello
-    return Caller(
-        era=era,
-        session=session,
-        capabilities=capabilities,
-        client_info=client_info,
-        principal=principal_of(scope),
-        rights=rights_of(scope),
-        notify=exchange.notify,
-        ask=ask,
-        meta=meta,
-        release=scope.get(RELEASE_KEY),
-    )
+    rights, release = rights_of(scope), scope.get(RELEASE_KEY)
+    return caller_of(era, session, meta, rights=rights, notify=exchange.notify, ask=ask, release=release)
 
 
 def is_modern(version: str | None) -> bool:

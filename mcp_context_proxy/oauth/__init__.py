@@ -34,7 +34,14 @@ from mcp_context_proxy.store.credentials import (
     SharedCredentials,
 )
 from mcp_context_proxy.store.tables import Lease
-from mcp_context_proxy.system import process, read_own, remove_left
+from mcp_context_proxy.system import (
+    lock_file,
+    make_private,
+    make_private_folder,
+    read_own,
+    remove_left,
+    write_private,
+)
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.threads import in_thread
 
@@ -107,7 +114,7 @@ class CredentialFile:
 
     def read(self) -> OAuthCredentials | None:
         """Return the credentials for the server as it is configured; None if there are no usable ones."""
-        if process.make_private(self.path):
+        if make_private(self.path):
             logger.warning(
                 "other users could read the login in %s; they no longer can, but log in again", self.path
             )
@@ -115,7 +122,7 @@ class CredentialFile:
             found = msgspec.json.decode(read_own(self.path), type=OAuthCredentials)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
             logger.warning("%s cannot be used: %s; log in again", self.path, error)
             return None
         return found if _fits(found, self._config) else None
@@ -127,7 +134,7 @@ class CredentialFile:
 
         Raises `OSError` if the file cannot be written; the old credentials are still there.
         """
-        process.write_private(self.path, msgspec.json.encode(new))
+        write_private(self.path, msgspec.json.encode(new))
         return True
 
     def write_later(self, new: OAuthCredentials, instead_of: OAuthCredentials | None) -> None:
@@ -153,7 +160,7 @@ class CredentialFile:
             return
         with file:
             with anyio.move_on_after(LOCK_SECONDS):
-                while not process.lock_file(file):  # noqa: ASYNC110 - another process
+                while not lock_file(file):  # noqa: ASYNC110 - another process
                     await anyio.sleep(LOCK_POLL_SECONDS)
             # The lock ends with the open file, also when the process dies.
             yield
@@ -176,7 +183,7 @@ class CredentialFile:
             group.cancel_scope.cancel()
 
     def _open_lock(self) -> IO[bytes]:
-        process.make_private_folder(self.path.parent)
+        make_private_folder(self.path.parent)
         descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         return os.fdopen(descriptor, "r+b")
 

@@ -36,7 +36,7 @@ from mcp_context_proxy.config import AuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import OAuthCredentials
 from mcp_context_proxy.oauth.bearer import bounded
-from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.protocol.strangers import is_loopback, one_line
 from mcp_context_proxy.system import threads
 from mcp_context_proxy.system.process import time_of_day
 
@@ -411,16 +411,9 @@ def check_encrypted(url: str) -> None:
     Raises `OAuthFlowError` if it is neither https nor this machine.
     """
     parts = httpx2.URL(url)
-    if parts.scheme != "https" and not _is_loopback(parts.host):
+    if parts.scheme != "https" and not is_loopback(parts.host):
         where = parts.host or one_line(url, REASON_SHOWN)
         raise OAuthFlowError(f"{where} is not reached over https: tokens would be readable on the way")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def explained(error: BaseException) -> str:

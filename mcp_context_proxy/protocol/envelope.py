@@ -2,8 +2,6 @@
 
 Nothing here validates a payload. `params`, `result` and the members of an object are `msgspec.Raw` and leave
 the proxy byte for byte as they came: no field of a peer is lost, and a large result costs almost nothing.
-Depth and number of values are counted on the bytes, without building any object, so that no message is too
-large to check.
 """
 
 from __future__ import annotations
@@ -13,16 +11,21 @@ import re
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from mcp_context_proxy.system.later import np, pattern
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.protocol import (
+    MESSAGE_VALUES,
+    PART_BYTES,
+    deepest,
+    has_more_entries,
+    holds_too_much,
+    without_depths,
+)
+from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.threads import in_thread
 
 Members: TypeAlias = dict[str, Raw]
 """A JSON object with decoded keys and raw values."""
@@ -232,17 +235,22 @@ def is_large(frame: object) -> bool:
     )
 
 
-def decode_large(frame: bytes, decode: Callable[[bytes], Envelope] = decode) -> Envelope:
-    """Decode one large message by `decode`, in a worker thread.
-
-    Raises:
-        MalformedError: see `decode`; or it has too many values.
-    """
+def decode_large(frame: bytes, decode: Callable[[bytes], Envelope]) -> Envelope:
+    """Decode one large message by `decode`, in a worker thread."""
     if frame.count(b",") >= MOST_ENTRIES:
         import numpy  # noqa: F401, PLC0415 - here, where nobody waits
     if holds_too_much(frame):
         raise MalformedError(f"it has more than {MESSAGE_VALUES:,} values", INVALID_REQUEST)
     return decode(frame)
+
+
+async def decode_any(frame: bytes, decode: Callable[[bytes], Envelope]) -> Envelope:
+    """Decode one message of any size by `decode`; a large one in a worker thread.
+
+    Raises:
+        MalformedError: see `decode`; or it has too many values.
+    """
+    return await in_thread(decode_large, frame, decode) if is_large(frame) else decode(frame)
 
 
 def holds_a_flood(raw: bytes | Raw, most: int = MOST_ENTRIES) -> bool:
@@ -406,44 +414,6 @@ def is_utf8(data: bytes) -> bool:
     return True
 
 
-# Large JSON is measured in parts, so that a worker thread that does it lets the event loop run between them.
-
-PART_BYTES: Final = 1 << 20
-"""Bytes measured at a time, in some 5 ms; measuring takes a few times this memory."""
-
-SMALL_BYTES: Final = 1 << 20
-"""Size up to which brackets are counted without numpy, in the same time where the JSON is a list of tools."""
-
-SMALL_PART_BYTES: Final = 1 << 16
-"""Bytes of them that are counted at a time, in at most 5 ms."""
-
-MESSAGE_VALUES: Final = 1_000_000
-"""Values in one message: more than any model reads, and as many as are passed over in 10 ms."""
-
-BLANKS_A_VALUE: Final = 4
-"""Spaces between values that take as long as one value."""
-
-_NO_BEGINNING: Final = bytes(set(range(256)) - set(b'"[{,'))
-_OTHER: Final = bytes(set(range(256)) - set(b'"[]{},'))
-_UNMARKED: Final = bytes(set(range(256)) - set(b'"[{, \t\r\n'))
-_MARKS: Final = b",[{"
-_BLANKS: Final = b" \t\r\n"
-_STRING: Final = pattern(rb'"[^"]*"')
-_STEPS: Final = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))
-"""Levels by which each byte goes deeper, as signed bytes."""
-_SIGNED: Final = (*range(128), *range(-128, 0))
-"""The number that each signed byte means."""
-_COMMA: Final = ord(",")
-_QUOTE: Final = ord('"')
-
-READABLE_LEVELS: Final = 520
-"""Levels of a message that are read: more than any limit of nesting allows (`config.limits.MOST_LEVELS`), so
-what is cut here is refused for its depth. The parser gives up on a message at some 900."""
-
-DEPTHS_CUT: Final = 10_000
-"""Values below these levels that are left out of one message: as many as the entries of the largest list."""
-
-
 def nests_deeper(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -> bool:
     """Return whether objects and arrays nest deeper than `limit` levels. The input must be valid JSON."""
     # A level has a beginning and an end: most messages are too short to be looked through.
@@ -467,134 +437,3 @@ def overflows(encoded: bytes) -> bool:
     if plain.find(b"e000") < 0 and (len(plain) < len(_LONG_NUMBER) or plain.find(_LONG_NUMBER) < 0):
         return False
     return any(found[1] and math.isinf(float(found[1])) for found in _NUMBER_OR_STRING.finditer(encoded))
-
-
-def without_depths(encoded: bytes, part_bytes: int = PART_BYTES) -> bytes | None:
-    """Return JSON with null for every value below `READABLE_LEVELS`; None if there are none, or too many.
-
-    So one entry of a list that no parser can read does not cost the list.
-    """
-    begins, ends = list[int](), list[int]()
-    depth, inside, start = 0, 0, 0
-    while start < len(encoded):
-        part = _part(encoded, start, part_bytes)
-        # Escapes become spaces, which leave everything in its place.
-        marks = np.frombuffer(part.replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
-        strings = (np.cumsum(marks == _QUOTE, dtype=np.int32) + np.int32(inside)) & 1
-        steps = np.frombuffer(_STEPS, np.int8)[marks] * (strings == 0)
-        levels = np.cumsum(steps, dtype=np.int32) + np.int32(depth)
-        begins += (start + np.flatnonzero((steps == 1) & (levels == READABLE_LEVELS + 1))).tolist()
-        ends += (start + np.flatnonzero((steps == -1) & (levels == READABLE_LEVELS))).tolist()
-        if len(begins) > DEPTHS_CUT:
-            return None
-        depth, inside, start = int(levels[-1]), int(strings[-1]), start + len(part)
-    if not begins or len(begins) != len(ends):
-        return None
-    parts, done = list[bytes](), 0
-    for begin, end in zip(begins, ends, strict=True):
-        parts += encoded[done:begin], b"null"
-        done = end + 1
-    return b"".join((*parts, encoded[done:]))
-
-
-def holds_more(encoded: bytes, limit: int) -> bool:
-    """Return whether valid JSON has `limit` values or more, not counting empty ones."""
-    if sum(encoded.count(mark) for mark in (b",", b"[", b"{")) < limit:
-        return False
-    # Escapes go first, from the left. Removing two adjacent quotes does not change what is inside strings.
-    plain = encoded.replace(b"\\\\", b"").replace(b'\\"', b"")
-    bare = plain.translate(None, _NO_BEGINNING).replace(b'""', b"")
-    # Each remaining string is a key or a value; the marks that begin or separate values are in it or outside.
-    if bare.count(b'"') > 4 * limit:
-        return True
-    return len(_STRING.sub(b"", bare)) >= limit
-
-
-def deepest(encoded: bytes, part_bytes: int = PART_BYTES) -> Iterator[int]:
-    """Yield the deepest level of objects and arrays in each part of valid JSON."""
-    if len(encoded) <= SMALL_BYTES:
-        # All but huge lists and results: numpy is not imported for them.
-        level = 0
-        for bare in _without_strings(encoded, min(part_bytes, SMALL_PART_BYTES), _OTHER):
-            reached = list(accumulate(map(_SIGNED.__getitem__, bare.translate(_STEPS)), initial=level))
-            level = reached[-1]
-            yield max(reached)
-        return
-    for _, levels in _parts(encoded, part_bytes):
-        yield int(levels.max(initial=0))
-
-
-def has_more_entries(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -> bool:
-    """Return whether an object or array in valid JSON has more than `limit` entries of its own."""
-    if encoded.count(b",") < limit:
-        return False
-    found = 0
-    for marks, levels in _parts(encoded, part_bytes):
-        found += int(np.count_nonzero((marks == _COMMA) & (levels == 1)))
-        if found >= limit:
-            return True
-    return False
-
-
-def holds_too_much(encoded: bytes) -> bool:
-    """Return whether JSON has more than `MESSAGE_VALUES` values; spaces between them count as well.
-
-    Whoever decodes it holds the interpreter, and so everybody else, as long as it takes.
-    """
-    # No byte counts for more than one value.
-    if len(encoded) <= MESSAGE_VALUES or not _seems_to_hold_too_much(encoded):
-        return False
-    weight = 0
-    for bare in _without_strings(encoded, PART_BYTES, _UNMARKED):
-        marks = sum(bare.count(mark) for mark in (b",", b"[", b"{"))
-        weight += marks + (len(bare) - marks) // BLANKS_A_VALUE
-        if weight > MESSAGE_VALUES:
-            return True
-    return False
-
-
-def _seems_to_hold_too_much(encoded: bytes) -> bool:
-    """Return whether there would be too many values if nothing were inside of strings."""
-    weight = 0
-    for start in range(0, len(encoded), PART_BYTES):
-        part = np.frombuffer(encoded[start : start + PART_BYTES], np.uint8)
-        marks = sum(int(np.count_nonzero(part == mark)) for mark in _MARKS)
-        blanks = sum(int(np.count_nonzero(part == blank)) for blank in _BLANKS)
-        weight += marks + blanks // BLANKS_A_VALUE
-        if weight > MESSAGE_VALUES:
-            return True
-    return False
-
-
-def _parts(encoded: bytes, part_bytes: int) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int32]]]:
-    """Yield the brackets and commas outside of strings, each with the level after it."""
-    depth = 0
-    for bare in _without_strings(encoded, part_bytes, _OTHER):
-        marks = np.frombuffer(bare, np.uint8)
-        levels = np.cumsum(np.frombuffer(_STEPS, np.int8)[marks], dtype=np.int32) + np.int32(depth)
-        if len(levels):
-            depth = int(levels[-1])
-        yield marks, levels
-
-
-def _without_strings(encoded: bytes, part_bytes: int, other: bytes) -> Iterator[bytes]:
-    """Yield each part without its strings, and without the `other` characters, of which quotes are none."""
-    start, inside = 0, False
-    while start < len(encoded):
-        part = _part(encoded, start, part_bytes)
-        start += len(part)
-        # Escapes go first, from the left. Removing two adjacent quotes changes nothing of what is inside.
-        bare = part.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, other)
-        if inside:
-            bare = b'"' + bare
-        inside = bare.count(b'"') % 2 == 1
-        if inside:
-            bare += b'"'
-        yield _STRING.sub(b"", bare.replace(b'""', b""))
-
-
-def _part(encoded: bytes, start: int, part_bytes: int) -> bytes:
-    """Return the part from `start` on, which does not end within an escape."""
-    part = encoded[start : start + part_bytes]
-    within = (len(part) - len(part.rstrip(b"\\"))) % 2
-    return encoded[start : start + part_bytes + 1] if within else part

@@ -104,6 +104,8 @@ URL_ELICITATION_REQUIRED = -32042
 """A code of the handshake era; a modern server asks by its result."""
 MISSING_CAPABILITY = -32021
 """A code of the modern era: the server needs a capability that the client did not declare."""
+UNSUPPORTED_VERSION = -32022
+"""A code of the modern era: the server does not speak that version; the data of the error names its own."""
 
 
 class Era(StrEnum):

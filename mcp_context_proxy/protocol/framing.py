@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import cast
@@ -238,17 +237,18 @@ class MessageReader(PipeReader):
         framer: LineFramer,
         receive: Callable[[bytes | Oversized], None],
         receive_large: Callable[[bytes], Awaitable[None]],
-        resume: Callable[[], None],
+        resume: Callable[[], None] | None = None,
         endless: Callable[[int], None] = lambda size: None,
     ) -> None:
         """Pass messages on to `receive`, large ones to `receive_large`.
 
-        `resume` goes on reading the pipe; `endless` takes the number of bytes since the last message.
+        `resume` goes on reading the pipe, where something else may keep it paused; `endless` takes the number
+        of bytes since the last message.
         """
         super().__init__(self.data_received)
         self.receive = receive
         self._framer, self._receive_large = framer, receive_large
-        self._resume, self._endless = resume, endless
+        self._resume, self._endless = resume or self.resume_reading, endless
         self._transport: asyncio.ReadTransport | None = None
         self._held: deque[bytes | Oversized] = deque()
         """A large message, or the rest of a flood, and those that came after it."""
@@ -277,11 +277,26 @@ class MessageReader(PipeReader):
         finally:
             _step.end()
         if self._held:
-            if self._transport is not None and self._transport.is_reading():
-                self._transport.pause_reading()
+            self.pause_reading()
             self._came.set()
         if self._unframed:
             self._endless(self._unframed)
+
+    def pause_reading(self) -> None:
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        pipe = self._transport
+        if pipe is not None and not pipe.is_closing() and not pipe.is_reading():
+            pipe.resume_reading()
+
+    async def run_until_ended(self) -> None:
+        """Pass on all messages, until the other side has closed its end."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.run)
+            await self.ended.wait()
+            group.cancel_scope.cancel()
 
     async def run(self) -> None:
         """Pass on the messages that are held, until cancelled."""
@@ -383,7 +398,7 @@ class PipeWriter(asyncio.BaseProtocol):
         self.writable = asyncio.Event()
         """Set while there is room and no piece is left, and once the pipe is closed: no writer hangs."""
         self.writable.set()
-        self.closed = asyncio.Event()
+        self.closed, self._held_up = asyncio.Event(), asyncio.Event()
         self._pipe: asyncio.WriteTransport | None = None
         self._turn, self._full = anyio.Lock(), False
         self._left: deque[memoryview] = deque()
@@ -424,6 +439,7 @@ class PipeWriter(asyncio.BaseProtocol):
             self._write_gathered()
             self._left += (memoryview(frame), memoryview(b"\n"))
             self.writable.clear()
+            self._held_up.set()
             self._write_piece()
 
     def end_step(self) -> None:
@@ -464,9 +480,13 @@ class PipeWriter(asyncio.BaseProtocol):
         loop = asyncio.get_running_loop()
         unsent, since = 0, loop.time()
         while loop.time() - since < seconds:
+            if self.writable.is_set():
+                self._held_up.clear()
+                await self._held_up.wait()
+                unsent, since = 0, loop.time()
             await anyio.sleep(min(LOOK_SECONDS, seconds / 4))
             left = self.unwritten
-            if self.writable.is_set() or left < unsent:
+            if left < unsent:
                 since = loop.time()
             unsent = left
 
@@ -501,6 +521,7 @@ class PipeWriter(asyncio.BaseProtocol):
     def pause_writing(self) -> None:
         self._full = True
         self.writable.clear()
+        self._held_up.set()
 
     def resume_writing(self) -> None:
         self._full = False
@@ -566,29 +587,3 @@ class Backpressure:
 
 
 gate = Backpressure()
-
-
-class Bucket:
-    """A token bucket: lets `burst` events pass at once and `rate` a second after that."""
-
-    def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._burst, self._clock = rate, burst, clock
-        self._left, self._at = float(burst), clock()
-        self.refused = 0
-
-    def take(self, cost: float = 1.0) -> bool:
-        """Return whether one more event may pass now; it counts as `cost` events, at most as all at once."""
-        cost = min(cost, self._burst)
-        if self.is_empty or self._left < cost:
-            self.refused += 1
-            return False
-        self._left -= cost
-        return True
-
-    @property
-    def is_empty(self) -> bool:
-        """True if no event may pass now."""
-        now = self._clock()
-        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
-        self._at = now
-        return self._left < 1

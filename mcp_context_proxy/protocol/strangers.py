@@ -251,7 +251,7 @@ def url_refusal(url: str) -> str:
         return "it names no host"
     if not _PLAIN_HOST.fullmatch(parts.netloc) or not _is_as_written(host):
         return "its host must be a name, or an address in its usual form"
-    if parts.scheme == "http" and not _is_loopback(host):
+    if parts.scheme == "http" and not (is_loopback(host) or host.endswith(".localhost")):
         return "it must begin with https://, unless its host is this machine"
     return ""
 
@@ -266,12 +266,10 @@ def _is_as_written(host: str) -> bool:
         return False
 
 
-def _is_loopback(host: str) -> bool:
-    """Return whether the host of a URL is this machine, whatever resolves names."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine alone, whatever resolves names."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 

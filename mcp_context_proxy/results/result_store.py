@@ -26,7 +26,7 @@ from msgspec import Struct, field
 from mcp_context_proxy.protocol.envelope import PIECE_BYTES
 from mcp_context_proxy.results import json_values
 from mcp_context_proxy.results.json_values import PathError, cut
-from mcp_context_proxy.system.process import make_private_folder
+from mcp_context_proxy.system import make_private_folder
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import ACTING
 

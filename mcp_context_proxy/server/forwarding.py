@@ -34,11 +34,11 @@ from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissi
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import HANDSHAKE, MODERN, Era, client_capabilities, reaches
-from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import named, quoted
 from mcp_context_proxy.server import Caller, questions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.questions import ClientQuestions, Requests, ask_for_input, url_elicitation
+from mcp_context_proxy.system import Bucket
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust.audit import AuditLog
 

@@ -35,7 +35,6 @@ from mcp_context_proxy.protocol.envelope import (
     RequestError,
 )
 from mcp_context_proxy.protocol.eras import LOG_LEVELS, MODERN, most_verbose
-from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import quoted
 from mcp_context_proxy.server import Caller, Profiles, meta_definitions
 from mcp_context_proxy.server.meta_tools import MetaTools
@@ -44,7 +43,7 @@ from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.system import keep_latest
+from mcp_context_proxy.system import Bucket, keep_latest
 from mcp_context_proxy.system.threads import Cancellable, in_task, in_thread
 from mcp_context_proxy.trust import ACTING, Principal
 
@@ -330,7 +329,10 @@ def _page(whole: Raw, cursor: str | None, size: int) -> tuple[Raw, ...]:
 
 
 class Drain:
-    """Lets requests finish when the proxy stops: no new ones, some time for the others, then an end."""
+    """Lets requests finish when the proxy stops: no new ones, some time for the others, then an end.
+
+    Each request is answered, and its response written, inside of it, which delays the stop.
+    """
 
     def __init__(self) -> None:
         self.leaving = False
@@ -343,15 +345,10 @@ class Drain:
         self._idle: anyio.Event | None = None
         """Set when nothing is under way; None while nobody waits for that."""
 
-    def busy(self) -> _Busy:
-        """Delay the stop while a request is answered inside, and its response is written."""
-        return _Busy(self)
-
-    def begin(self) -> None:
-        """Delay the stop until `end`."""
+    def __enter__(self) -> None:
         self._busy += 1
 
-    def end(self) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._busy -= 1
         if not self._busy and self._idle is not None:
             self._idle.set()
@@ -370,21 +367,6 @@ class Drain:
         while self._busy:
             self._idle = anyio.Event()
             await self._idle.wait()
-
-
-class _Busy:
-    """Counts in a `Drain` while it is entered. A class, because a generator takes a tenth of a call."""
-
-    __slots__ = ("_drain",)
-
-    def __init__(self, drain: Drain) -> None:
-        self._drain = drain
-
-    def __enter__(self) -> None:
-        self._drain.begin()
-
-    def __exit__(self, *ended: object) -> None:
-        self._drain.end()
 
 
 PRINCIPALS_KEPT: Final = 10_000

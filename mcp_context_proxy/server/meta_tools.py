@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from functools import cache, partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
-from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import Delivery, DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search import Scope, asks_for_all, server_asked_for
+from mcp_context_proxy.context.search import Scope, asks_for_all
 from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
-from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
 from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -29,10 +27,9 @@ from mcp_context_proxy.errors import (
     StoreError,
     UnknownFilterError,
     UnknownItemError,
-    some_of,
 )
 from mcp_context_proxy.interactions import InteractionRecorder
-from mcp_context_proxy.items import NO_FILTERS, Document, Kind, NameOf, SearchFilters, Tool, ToolClass
+from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
@@ -87,7 +84,6 @@ from mcp_context_proxy.server.search_answers import (
     said_later,
     search_notes,
     search_text,
-    shown_name,
 )
 from mcp_context_proxy.server.signatures import misfit, needs_object
 from mcp_context_proxy.server.tools_call import NO_ARGUMENTS, InteractionLog, ToolCalls, failure, unknown
@@ -98,10 +94,6 @@ Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 
 Search = Callable[[RerankerModel | None, Notify], Awaitable[bytes]]
 """A search; takes the client's model, if it may be asked, and the channel for notifications."""
-
-
-NAMED_OF_ONE: Final = 40
-"""Further tools that are named where a query asks for those of one server."""
 
 
 class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
@@ -314,7 +306,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if isinstance(wanted, SearchArguments):
             whole, tokens = wanted.include_schema, answer_tokens(wanted.top_n)
         written = partial(
-            answer_text,
+            search_text,
             answer,
             notes,
             self.contexts.costs.count,
@@ -552,31 +544,6 @@ def _progress(params: Members, notify: Notify) -> OnProgress | None:
         notify("notifications/progress", {"progressToken": token, **raw})
 
     return report
-
-
-def answer_text(
-    answer: SearchAnswer,
-    notes: Sequence[Note],
-    count: Callable[[str], int],
-    *,
-    whole: bool = False,
-    tokens: int = ANSWER_TOKENS,
-    name_of: NameOf = EXPOSED,
-    about: Callable[[Tool], str] | None = None,
-) -> str:
-    """Return the answer to a search as `search_text` has it, and all tools of a server that it asks for."""
-    text = search_text(answer, notes, count, whole=whole, tokens=tokens, name_of=name_of, about=about)
-    server = server_asked_for(answer.context.query, answer.found.snapshot.servers)
-    further = "" if server is None else _further_of(server, answer, name_of)
-    return f"{text}\n\n{further}" if further else text
-
-
-def _further_of(server: str, answer: SearchAnswer, name_of: NameOf) -> str:
-    """Return a line that names the tools of a server that an answer does not have; empty if it has all."""
-    told = {result.item.key for result in answer.found.results if isinstance(result.item, Tool)}
-    tools = answer.found.snapshot.tools.values()
-    names = [shown_name(one, name_of) for one in tools if one.server == server and one.key not in told]
-    return f"{len(names)} more of {server}: {some_of(names, NAMED_OF_ONE)}" if names else ""
 
 
 def _filters(wanted: SearchArguments) -> SearchFilters:

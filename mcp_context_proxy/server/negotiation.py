@@ -163,9 +163,6 @@ DISCOVER: Final = "server/discover"
 LISTEN: Final = "subscriptions/listen"
 """Its response never ends by itself; over HTTP, a header has to name it."""
 
-UNSUPPORTED_VERSION: Final = -32022
-"""Error code of the modern era: the version of a request is not served."""
-
 SERVED: Final = ("2024-11-05", "2025-03-26", "2025-06-18", eras.HANDSHAKE_VERSION)
 """Versions of the handshake era that can be agreed on; one that asks for another is offered the last."""
 
@@ -316,7 +313,7 @@ def check_version(version: str) -> None:
     """
     if version != eras.MODERN_VERSION:
         data = {"supported": [eras.MODERN_VERSION], "requested": version}
-        raise RequestError(UNSUPPORTED_VERSION, "Unsupported protocol version", data)
+        raise RequestError(eras.UNSUPPORTED_VERSION, "Unsupported protocol version", data)
 
 
 def _hello(params: Members) -> Hello:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext, key_of
-from mcp_context_proxy.context.search import Found
+from mcp_context_proxy.context.search import Found, server_asked_for
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -46,6 +46,9 @@ from mcp_context_proxy.server.signatures import (
 )
 from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.fingerprints import sign_in, withheld
+
+NAMED_OF_ONE: Final = 40
+"""Further tools that are named where a query asks for those of one server."""
 
 HOW_TO_CALL: Final = f"Call one through {CALL}, with its name and arguments."
 HOW_TO_CALL_MARKED: Final = (
@@ -291,16 +294,18 @@ def search_text(
         tokens: Budget; without effect on documents told whole.
         name_of: Returns the name under which the caller gets a tool.
         about: Returns a line about a tool that is told whole, such as its figures; None for none.
-        searched: Number of tools and documents that were searched; by default those of today.
+        searched: Number of tools and documents that were searched for an answer of former times, in which no
+            further tools of a server are named; by default those of today.
     """
     found = answer.found
+    more = _others_of_server(answer, name_of) if searched is None else []
     searched = searched or (len(found.snapshot.tools), len(found.snapshot.documents))
     results, known = found.results, _count_text(*searched)
     if not results:
         text = _nothing_fits(found, known, notes, count, name_of)
         if answer.context.dropped:
             text = f"{over_budget(answer.context, found.snapshot, name_of)}.\n{HOW_ALL_THE_SAME}"
-        return "\n\n".join([text, *_documents(answer, titled=True)])
+        return "\n\n".join([text, *_documents(answer, titled=True), *more])
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
         names = some_of([item_name(one, name_of) for one in found.near_misses[:NEAREST]])
@@ -325,7 +330,17 @@ def search_text(
         fitting = Fitting(results, found.snapshot, count, name_of, query=answer.context.query)
         told = fitting.fit([*head, *tail], tokens)
     # Without tools they are what the first line announces.
-    return "\n\n".join([*head, *told, *tail, *_documents(answer, titled=bool(told))])
+    return "\n\n".join([*head, *told, *tail, *_documents(answer, titled=bool(told)), *more])
+
+
+def _others_of_server(answer: SearchAnswer, name_of: NameOf) -> list[str]:
+    """Return a line that names the other tools of a server if a query asks for all that it has."""
+    found = answer.found
+    server = server_asked_for(answer.context.query, found.snapshot.servers)
+    told = {result.item.key for result in found.results if isinstance(result.item, Tool)}
+    tools = () if server is None else found.snapshot.tools.values()
+    names = [shown_name(one, name_of) for one in tools if one.server == server and one.key not in told]
+    return [f"{len(names)} more of {server}: {some_of(names, NAMED_OF_ONE)}"] if names else []
 
 
 def _documents(answer: SearchAnswer, *, titled: bool) -> list[str]:

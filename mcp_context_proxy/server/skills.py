@@ -242,7 +242,7 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
             for skill, each in held:
                 await in_thread(check_content, skill, each, data)
         except UnverifiedError as error:
-            client.note_unverified(f"file {uri!r} of a skill is refused: {error}")
+            client.lists.note_unverified(f"file {uri!r} of a skill is refused: {error}")
             raise RequestError(
                 INTERNAL_ERROR,
                 f"server {server!r}: file {uri!r} of a skill is refused, nothing of it is given on: {error}. "

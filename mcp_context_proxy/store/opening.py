@@ -47,7 +47,7 @@ from mcp_context_proxy.store.tables import (
     ToolSessionStore,
     VectorStore,
 )
-from mcp_context_proxy.system import process
+from mcp_context_proxy.system import make_private, make_private_folder
 from mcp_context_proxy.system.later import platformdirs
 
 logger = logging.getLogger(__name__)
@@ -252,7 +252,7 @@ class _Opener:
         """Make sure there is a file that only its owner may read; return its inode."""
         path = self._path
         try:
-            process.make_private_folder(path.parent)
+            make_private_folder(path.parent)
             # Only a new file may be opened here: closing an existing one would drop the locks that another
             # connection of this process has on it.
             with contextlib.suppress(FileExistsError):
@@ -269,7 +269,7 @@ class _Opener:
             raise StoreError(path, "it cannot be read and written by this user")
         # A copied file may be readable by others.
         for suffix in ("", *COMPANIONS):
-            process.make_private(path.with_name(path.name + suffix))
+            make_private(path.with_name(path.name + suffix))
         return status.st_ino
 
 

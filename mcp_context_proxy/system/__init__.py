@@ -1,7 +1,8 @@
 """The process, the machine and its user: threads, signals, memory, descriptors, clocks.
 
-Here is the user's own: the place of the configuration, its first text, and the variables that servers
-inherit; locks of files; and a bound on what is remembered. Standard library only: the bridge reads it, too.
+Here is the user's own: the place of the configuration, its first text, the variables that servers inherit,
+and private files with their locks; and bounds, on what is remembered and on how often something may happen.
+Standard library only: the bridge reads it, too.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import os
 import stat
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
     from typing import IO, Final, TypeVar
 
@@ -222,6 +223,75 @@ def lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder and its missing parents with mode 0700; existing folders stay as they are.
+
+    Raises `OSError` if the folder cannot be created.
+    """
+    # `mkdir(parents=True)` would give the parents the mode of the umask: whoever may write there may replace
+    # it.
+    for missing in [one for one in (*reversed(folder.parents), folder) if not one.exists()]:
+        missing.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+
+
+def make_private(file: Path) -> bool:
+    """Remove the rights of group and others on a file, whatever the umask says; return whether they had any.
+
+    A file that belongs to somebody else stays as it is.
+    """
+    if sys.platform == "win32":
+        return False
+    with suppress(OSError):
+        mode = stat.S_IMODE(file.stat().st_mode)
+        if mode & OTHERS:
+            file.chmod(mode & stat.S_IRWXU)
+            return True
+    return False
+
+
+def write_private(path: Path, content: bytes | Iterable[bytes], *, new: bool = False) -> None:
+    """Write a file whole that only its owner may read: readers find the former content or all of this.
+
+    With `new`, a file that is there already stays: of two processes one wins. A pipe or a device is written
+    as it is. Raises `OSError` if it cannot be written; the former content is still there.
+    """
+    import tempfile  # noqa: PLC0415 - takes long, too
+
+    pieces = [content] if isinstance(content, bytes) else content
+    if path.exists() and not path.is_file():
+        with path.open("wb") as other:
+            other.writelines(pieces)
+        return
+    make_private_folder(path.parent)
+    remove_left(path, "-")
+    descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            with suppress(FileExistsError):
+                os.link(whole, path)
+        else:
+            os.replace(whole, path)  # noqa: PTH105 - its path is a string
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(whole)  # noqa: PTH108 - its path is a string
+
+
+def lock_file(file: IO[bytes]) -> bool:
+    """Try to lock an open file without waiting; return whether it is locked, until it is closed."""
+    try:
+        lock(file.fileno())
+    except OSError:
+        return False
+    return True
+
+
 def keep_latest(kept: dict[K, V], key: K, value: V, most: int) -> V:
     """Store a value as the latest one, and return it; of more than `most`, the oldest is dropped."""
     kept.pop(key, None)
@@ -229,3 +299,29 @@ def keep_latest(kept: dict[K, V], key: K, value: V, most: int) -> V:
     if len(kept) > most:
         del kept[next(iter(kept))]
     return value
+
+
+class Bucket:
+    """A token bucket: lets `burst` events pass at once and `rate` a second after that."""
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._left, self._at = float(burst), clock()
+        self.refused = 0
+
+    def take(self, cost: float = 1.0) -> bool:
+        """Return whether one more event may pass now; it counts as `cost` events, at most as all at once."""
+        cost = min(cost, self._burst)
+        if self.is_empty or self._left < cost:
+            self.refused += 1
+            return False
+        self._left -= cost
+        return True
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no event may pass now."""
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        return self._left < 1

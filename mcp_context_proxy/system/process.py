@@ -1,4 +1,4 @@
-"""The process as a whole: signals, memory, descriptors, private files, child processes, the time of day.
+"""The process as a whole: signals, memory, descriptors, child processes, the time of day.
 
 Importing this module is cheap, because a signal may arrive while the rest is still being imported.
 """
@@ -14,13 +14,11 @@ import mmap
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -31,7 +29,6 @@ from typing import IO, Any, Final, cast
 
 import anyio
 
-from mcp_context_proxy.system import lock, remove_left
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 
@@ -93,8 +90,6 @@ SERVERS_SHARE = 2 / 3
 
 HOSTS_SHARE = 1 / 6
 """Share for connections at the HTTP front. The rest is for files, and for servers that start meanwhile."""
-
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def ignore_sighup() -> None:
@@ -335,70 +330,6 @@ def resident() -> int | None:
         return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # no such file, or no free descriptor to read it with
         return None
-
-
-def make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents with mode 0700; existing folders stay as they are.
-
-    Raises `OSError` if the folder cannot be created.
-    """
-    # `mkdir(parents=True)` would give the parents the mode of the umask: whoever may write there may replace
-    # it.
-    for missing in [one for one in (*reversed(folder.parents), folder) if not one.exists()]:
-        missing.mkdir(mode=stat.S_IRWXU, exist_ok=True)
-
-
-def make_private(file: Path) -> bool:
-    """Remove the rights of group and others on a file, whatever the umask says; return whether they had any.
-
-    A file that belongs to somebody else stays as it is.
-    """
-    if sys.platform == "win32":
-        return False
-    with contextlib.suppress(OSError):
-        mode = stat.S_IMODE(file.stat().st_mode)
-        if mode & OTHERS:
-            file.chmod(mode & stat.S_IRWXU)
-            return True
-    return False
-
-
-def write_private(path: Path, content: bytes | Iterable[bytes], *, new: bool = False) -> None:
-    """Write a file whole that only its owner may read: readers find the former content or all of this.
-
-    With `new`, a file that is there already stays: of two processes one wins. A pipe or a device is written
-    as it is. Raises `OSError` if it cannot be written; the former content is still there.
-    """
-    pieces = [content] if isinstance(content, bytes) else content
-    if path.exists() and not path.is_file():
-        with path.open("wb") as other:
-            other.writelines(pieces)
-        return
-    make_private_folder(path.parent)
-    remove_left(path, "-")
-    descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        if new:
-            with contextlib.suppress(FileExistsError):
-                os.link(whole, path)
-        else:
-            os.replace(whole, path)  # noqa: PTH105 - its path is a string
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(whole)  # noqa: PTH108 - its path is a string
-
-
-def lock_file(file: IO[bytes]) -> bool:
-    """Try to lock an open file without waiting; return whether it is locked, until it is closed."""
-    try:
-        lock(file.fileno())
-    except OSError:
-        return False
-    return True
 
 
 # Servers are the leaders of process groups. The guardian, a small process, is told of each group, and ends

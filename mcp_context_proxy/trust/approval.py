@@ -22,9 +22,9 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.errors import NOTICE, StoreError
-from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.store.tables import Additions, ApprovalRecord, ApprovalRow, ApprovalStore, VersionRow
+from mcp_context_proxy.system import Bucket
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.fingerprints import (
     APPROVED,

@@ -24,7 +24,14 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from mcp_context_proxy.system import open_regular, process, read_own
+from mcp_context_proxy.system import (
+    lock_file,
+    make_private,
+    make_private_folder,
+    open_regular,
+    read_own,
+    write_private,
+)
 from mcp_context_proxy.trust import person_in
 
 NAME: Final = "audit"
@@ -100,7 +107,7 @@ class AuditFile:
         return b"".join(taken)
 
     def _open(self) -> int:
-        process.make_private_folder(self.folder)
+        make_private_folder(self.folder)
         descriptor = os.open(self.path, _WRITE, stat.S_IRUSR | stat.S_IWUSR)
         if sys.platform != "win32":
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -116,7 +123,7 @@ class AuditFile:
         with os.fdopen(descriptor, "r+b") as lock:
             if not self._is_current(file):
                 return True
-            if not process.lock_file(lock):
+            if not lock_file(lock):
                 return False
             if self._is_current(file):
                 self._drop_oldest()  # as a killed process, or a time when more were kept, has left them
@@ -145,7 +152,7 @@ class AuditFile:
                         # A killed rotation leaves a line in two files.
                         unique = {line.text: line for line in (*kept, *lines)}
                         kept = _fair_share(list(unique.values()), most)
-            process.write_private(oldest, b"".join(line.text for line in kept))
+            write_private(oldest, b"".join(line.text for line in kept))
         for path in older:
             path.unlink(missing_ok=True)
 
@@ -172,11 +179,11 @@ class AuditFile:
         path = self.folder / f"{self._name}.key"
         with contextlib.suppress(FileNotFoundError):
             return self._read_key(path)
-        process.write_private(path, secrets.token_bytes(KEY_BYTES), new=True)
+        write_private(path, secrets.token_bytes(KEY_BYTES), new=True)
         return self._read_key(path)
 
     def _read_key(self, path: Path) -> bytes:
-        process.make_private(path)
+        make_private(path)
         key = read_own(path)
         if len(key) != KEY_BYTES:
             raise OSError(None, f"it does not have {KEY_BYTES} bytes; delete it for a new one", str(path))

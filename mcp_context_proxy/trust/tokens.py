@@ -1,35 +1,39 @@
-"""Named tokens: who may connect over HTTP, with which rights; and the throttle of wrong ones.
+"""Tokens: who may connect over HTTP, with which rights, and where that is kept.
 
-The proxy's own token is the administrator's. Others are added by name, may be limited to some servers and
-classes of tools, and may expire. They are in a file, or sealed in the store that replicas share: there is no
-token, only the SHA-256 of each. A slow hash protects passwords, which people choose and others can guess;
-nobody guesses 256 random bits at any speed.
+The proxy's own token is the administrator's. It comes from the environment, or from a file that only its
+owner can read. Others are added by name, may be limited to some servers and classes of tools, and may expire.
+They are in a file, or sealed in the store that replicas share: there is no token, only the SHA-256 of each. A
+slow hash protects passwords, which people choose and others can guess; nobody guesses 256 random bits at any
+speed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import logging
+import os
+import re
 import secrets
+import stat
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import anyio
 import msgspec
+from msgspec import Struct
 
-from mcp_context_proxy.config import Config
-from mcp_context_proxy.errors import ContextProxyError, StoreError
+from mcp_context_proxy.config import Config, HttpConfig
+from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, ContextProxyError, StoreError
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.protocol.framing import Bucket
+from mcp_context_proxy.protocol.strangers import is_loopback
 from mcp_context_proxy.store.credentials import NEVER, TOKEN, Credential, SharedCredentials
-from mcp_context_proxy.system import keep_latest, locked, process, read_own
+from mcp_context_proxy.system import locked, make_private, make_private_folder, read_own, write_private
 from mcp_context_proxy.system.later import pattern, platformdirs
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Principal, Reach, Role
@@ -185,12 +189,12 @@ class TokenFile(NamedTokens):
 
     def _read(self) -> tuple[tuple[NamedToken, ...], tuple[msgspec.Raw, ...]]:
         """Return the tokens, and the entries that are left out."""
-        process.make_private(self.path)
+        make_private(self.path)
         try:
             entries = msgspec.json.decode(read_own(self.path), type=_Tokens).tokens
         except FileNotFoundError:
             entries = ()
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
             raise TokenError(f"{self.path} cannot be used: {reason}; no named token is accepted") from error
         tokens, left, told = dict[str, NamedToken](), list[msgspec.Raw](), list[str]()
@@ -217,14 +221,14 @@ class TokenFile(NamedTokens):
     def _changing(self) -> Iterator[list[NamedToken]]:
         """Give the tokens to be changed inside, and replace the file by the rest."""
         try:
-            process.make_private_folder(self.path.parent)
+            make_private_folder(self.path.parent)
             with locked(self.path.with_suffix(".lock")):
                 known, left = self._read()
                 tokens = list(known)
                 yield tokens
                 entries = (*map(msgspec.Raw, map(msgspec.json.encode, tokens)), *left)
                 content = msgspec.json.format(msgspec.json.encode(_Tokens(entries)))
-                process.write_private(self.path, content + b"\n")
+                write_private(self.path, content + b"\n")
         except OSError as error:
             raise TokenError(f"{self.path} cannot be written: {error.strerror or error}") from error
 
@@ -390,86 +394,129 @@ class TokenBook:
                     changed()
 
 
-Client: TypeAlias = tuple[str, int]
-"""Address and port of a client's end of a connection."""
+TOKEN_VARIABLE: Final = "MCP_CONTEXT_PROXY_TOKEN"
 
-WRONG_PER_SECOND, WRONG_AT_ONCE = 1.0, 20
-"""Rate and burst of wrong tokens from one address: a client with an old token keeps trying, but slowly."""
+SHORTEST_TOKEN: Final = 16
+"""Characters of a token: nobody finds that many by trying, if they were not chosen by a person."""
 
-ALL_WRONG_PER_SECOND, ALL_WRONG_AT_ONCE = 20.0, 200
-"""Rate and burst of wrong tokens from all addresses together."""
-
-HELD_SECONDS: Final = 1.0
-"""Time that a token waits after too many wrong ones: the longest delay of a right one."""
-
-MOST_HELD_OF_ADDRESS, MOST_HELD = 32, 128
-"""Requests that wait at a time; further ones are refused unseen. Connections are left for everybody else."""
-
-ADDRESSES_KEPT, CONNECTIONS_KEPT = 1024, 1024
-"""Addresses with a count of their own, and connections known to have sent the right token."""
-
-NETWORK_BITS: Final = 64
-"""Length of the IPv6 prefix that counts as one address: a single machine has all the addresses in it."""
+NEW_TOKEN: Final = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
+"""Command that makes a good one."""
 
 
-class Guesses:
-    """Throttle of wrong bearer tokens: nobody tries many, and nobody keeps those out who have the right one.
+class BearerToken(Struct, frozen=True):
+    """The token that clients of the HTTP front must send, if any."""
 
-    Wrong tokens are counted for each client address, and for all addresses together. Once an address has sent
-    too many, each token from it is looked at only after a moment, a right one too: a guess that is refused at
-    once and a hit that is served at once would be no throttle. Only a few can wait, so that the number of
-    tokens that are looked at in a second is bounded. A connection that has sent the right token never waits.
+    token: str | None
+    """The token; None if none is required."""
+    whereabouts: str
+    """End of the sentence that says where the front serves: the place of the token, or the lack of one."""
+    level: int = NOTICE
+    """Log level of that sentence: a warning only if no token is required."""
+
+
+def credentials_of(config: Config) -> BearerToken:
+    """Return the token of a front that may accept tokens of an issuer: then one of its own is not needed.
+
+    Raises:
+        ConfigError: as `credentials_for`, or a token of an issuer and none at all are required.
     """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._all = Bucket(ALL_WRONG_PER_SECOND, ALL_WRONG_AT_ONCE, clock)
-        self._by_address: OrderedDict[str, Bucket] = OrderedDict()
-        self._held: Counter[str] = Counter()
-        """Number of requests that wait, by address."""
-        self._proven: OrderedDict[Client, None] = OrderedDict()
-
-    def delays(self, client: Client | None) -> bool:
-        """Return whether a token that came over this connection waits."""
-        if client in self._proven:
-            return False
-        bucket = self._by_address.get(address_of(client))
-        return self._all.is_empty or (bucket is not None and bucket.is_empty)
-
-    async def wait(self, client: Client | None) -> bool:
-        """Wait until the token may be looked at; return False if too many wait already."""
-        address = address_of(client)
-        if self._held[address] >= MOST_HELD_OF_ADDRESS or self._held.total() >= MOST_HELD:
-            return False
-        self._held[address] += 1
-        try:
-            await anyio.sleep(HELD_SECONDS)
-        finally:
-            self._held[address] -= 1
-            if not self._held[address]:
-                del self._held[address]
-        return True
-
-    def right(self, client: Client | None) -> None:
-        """Note that a connection has sent the right token."""
-        if client is not None and client not in self._proven:
-            keep_latest(self._proven, client, None, CONNECTIONS_KEPT)
-
-    def wrong(self, client: Client | None) -> None:
-        if client is not None:
-            # The port may be that of an earlier connection by now.
-            self._proven.pop(client, None)
-        address = address_of(client)
-        bucket = self._by_address.get(address) or Bucket(WRONG_PER_SECOND, WRONG_AT_ONCE, self._clock)
-        keep_latest(self._by_address, address, bucket, ADDRESSES_KEPT).take()
-        self._all.take()
+    settings = config.http
+    if config.auth.mode == "token":
+        return credentials_for(settings)
+    if not settings.auth:
+        message = "tokens of an issuer are required by auth.mode, and no token by http.auth"
+        raise ConfigError([ConfigProblem(config.path, None, "http.auth", message)])
+    where = f"; clients send tokens of {config.auth.issuer}"
+    if not os.environ.get(TOKEN_VARIABLE, "").strip() and settings.token_file is None:
+        return BearerToken(None, where)
+    own = credentials_for(settings)
+    return BearerToken(own.token, where + own.whereabouts.replace("; clients send", ", or"))
 
 
-def address_of(client: Client | None) -> str:
-    """Return the address that a client's guesses are counted for."""
-    if client is None or ":" not in client[0]:
-        return "" if client is None else client[0]
+def open_front(settings: HttpConfig) -> ConfigProblem | None:
+    """Return the problem of a front that would be open to other machines without a token, if it would."""
+    if settings.auth or is_loopback(settings.host):
+        return None
+    message = f"serving without a token needs a loopback address, and {settings.host} is none"
+    return ConfigProblem(None, None, "http.auth", message)
+
+
+def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.environ) -> BearerToken:
+    """Return the token that a front requires.
+
+    The token comes from the environment, else from the configured file, else from a file in the user's data
+    folder. A file that does not exist is created with a new token.
+
+    Raises:
+        ConfigError: the front would be open to other machines, the token can be guessed, or the file cannot
+            be read or created.
+    """
+    if problem := open_front(settings):
+        raise ConfigError([problem])
+    if not settings.auth:
+        text = " without a token: every user and program of this machine can use your servers"
+        return BearerToken(None, text, logging.WARNING)
+    if token := environ.get(TOKEN_VARIABLE, "").strip():
+        if fault := _fault(token.encode()):
+            message = f"{fault}; make one with: {NEW_TOKEN}"
+            raise ConfigError([ConfigProblem(None, None, TOKEN_VARIABLE, message)])
+        return BearerToken(token, f"; clients send the bearer token in {TOKEN_VARIABLE}")
+    path = settings.token_file or platformdirs.user_data_path("mcp-context-proxy") / "token"
     try:
-        return str(ipaddress.IPv6Network((client[0].partition("%")[0], NETWORK_BITS), strict=False))
-    except ValueError:
-        return client[0]
+        token = _read_token(path) if path.exists() else create_token(path)
+    except OSError as error:
+        message = (
+            f"{path} cannot be used: {error.strerror or error}; name another file, or set {TOKEN_VARIABLE}"
+        )
+        raise ConfigError([ConfigProblem(None, None, "http.token_file", message)]) from error
+    return BearerToken(token, f"; clients send the bearer token in {path}")
+
+
+def create_token(path: Path) -> str:
+    """Write a new token to a file of mode 0600 and return it, or the one of a process that was faster."""
+    write_private(path, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n".encode(), new=True)
+    return _read_token(path)
+
+
+def _read_token(path: Path) -> str:
+    if not path.is_file():
+        raise _unusable(path, "this is not a file")
+    _protect(path)
+    token = read_own(path).strip()
+    if not token:
+        raise _unusable(path, "the file is empty; delete it for a new token")
+    if fault := _fault(token):
+        raise _unusable(path, f"{fault}; delete the file for a new one")
+    return token.decode()
+
+
+def _fault(token: bytes) -> str | None:
+    """Return why a token cannot be used, without any of it."""
+    if not re.fullmatch(rb"[!-~]+", token):
+        return "a token is one line of visible ASCII"
+    if len(token) < SHORTEST_TOKEN:
+        return f"a token has at least {SHORTEST_TOKEN} characters, and this one {len(token)}"
+    return None
+
+
+def _protect(path: Path) -> None:
+    """Let nobody but its owner read the file; refuse one that others could have written, and so know."""
+    if sys.platform == "win32":
+        return
+    folder = path.resolve().parent.stat().st_mode
+    if path.stat().st_mode & stat.S_IWOTH or (folder & stat.S_IWOTH and not folder & stat.S_ISVTX):
+        remedy = f"delete it, and run: chmod go-w {path.resolve().parent}"
+        raise _unusable(path, f"everyone can write to it, or to its folder; {remedy}")
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        try:
+            path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        except OSError:
+            logger.warning("other users can read the token in %s", path)
+        else:
+            logger.warning(
+                "other users could read the token in %s, and no longer can; delete it for a new one", path
+            )
+
+
+def _unusable(path: Path, message: str) -> ConfigError:
+    return ConfigError([ConfigProblem(path, None, "http.token_file", message)])

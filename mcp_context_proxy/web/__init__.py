@@ -44,12 +44,13 @@ from mcp_context_proxy.front.auth import is_proven, rights_of
 from mcp_context_proxy.front.http import HEADERS, ROOT_PATH
 from mcp_context_proxy.front.http_requests import AGENT_HEADER, JSON_TYPE, PROBLEM_TYPE
 from mcp_context_proxy.items import JSON
-from mcp_context_proxy.protocol.envelope import holds_more
+from mcp_context_proxy.protocol import holds_more
 from mcp_context_proxy.protocol.strangers import clean_json, in_words
 from mcp_context_proxy.statistics import PERIOD_PATTERN
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import THE_USER, Principal, Role
 from mcp_context_proxy.trust.audit import AuditLog
+from mcp_context_proxy.trust.tokens import BearerToken
 
 logger = logging.getLogger(__name__)
 
@@ -526,7 +527,7 @@ async def _on_fault(_request: Request, _error: Exception) -> Response:
 async def serve(
     routes: Sequence[BaseRoute],
     bound: socket.socket,
-    credentials: auth.BearerToken,
+    credentials: BearerToken,
     limits: Limits,
     health: http.Health,
     access: Callable[[auth.Policy], auth.Policy] = lambda policy: policy,

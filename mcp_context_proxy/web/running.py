@@ -262,7 +262,7 @@ class RunningApi(Api):
             raise BadRequestError(HTTPStatus.TOO_MANY_REQUESTS, sentence(gateway.quota))
         params = {"name": envelope.raw(name), "arguments": envelope.raw(body.arguments)}
         try:
-            with gateway.drain.busy():
+            with gateway.drain:
                 result = await gateway.handle("tools/call", params, _caller(principal))
         except RequestError as error:
             raise BadRequestError(HTTPStatus.BAD_GATEWAY, f"{one_line(error.message)}.") from None

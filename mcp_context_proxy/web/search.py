@@ -23,7 +23,6 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.retrieval.item_metadata import metadata_of, title_of
 from mcp_context_proxy.server import rendering, search_answers
-from mcp_context_proxy.server.meta_tools import answer_text
 from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
@@ -244,7 +243,7 @@ async def look(
     context, found, rerank = answer.context, answer.found, answer.context.rerank
     figures, quoting = _figures(usage, asked_by), asked_by.may(Role.VIEW)
     count, budget = contexts.costs.count, search_answers.answer_tokens(wanted.top)
-    written = partial(answer_text, answer, notes, count, tokens=budget)
+    written = partial(search_answers.search_text, answer, notes, count, tokens=budget)
     if asks_for_all(context.query, found.snapshot.tools.values()):
         written = partial(rendering.overview_text, found.snapshot, scope, figures, notes, count)
     text = await in_thread(written)

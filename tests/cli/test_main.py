@@ -83,7 +83,7 @@ def test_an_unknown_option_gets_a_near_one_or_all_of_the_command(
         (("store", "nope"), "No such command 'nope'. There are: check, "),
         (("hook", "install", "nope"), "Invalid value for 'HOST'"),
         (("hook", "install"), "Missing argument 'HOST'"),
-        (("changes", "nope"), "there is no server 'nope'. There are: none"),
+        (("changes", "nope"), "there is no server 'nope'. There is none"),
     ],
 )
 def test_what_does_not_exist_is_answered_with_what_there_is(

@@ -14,9 +14,9 @@ from mcp_context_proxy.cli.pins import unpinned
 from mcp_context_proxy.config import ServerConfig, load
 from mcp_context_proxy.config.settings import ExposeConfig, HttpConfig
 from mcp_context_proxy.config.tables import Limits
-from mcp_context_proxy.front.auth import TOKEN_VARIABLE
 from mcp_context_proxy.protocol import eras
 from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.trust.tokens import TOKEN_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 

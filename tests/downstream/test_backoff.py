@@ -6,7 +6,7 @@ import pytest
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.downstream.lifecycle import Backoff
-from mcp_context_proxy.protocol.framing import Bucket
+from mcp_context_proxy.system import Bucket
 
 
 def most(low: float, high: float) -> float:

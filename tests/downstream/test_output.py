@@ -2,7 +2,7 @@
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream.inbound import Output
+from mcp_context_proxy.downstream.stdio import Output
 
 
 def test_the_first_stray_lines_are_kept_once_each_without_terminal_control_sequences() -> None:

@@ -9,7 +9,7 @@ from support.ledger import until
 from support.proxies import inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.downstream.lifecycle import DOWNLOADS_AT_ONCE, StartLimiter
+from mcp_context_proxy.downstream.fleet import DOWNLOADS_AT_ONCE, StartLimiter
 
 pytestmark = pytest.mark.anyio
 

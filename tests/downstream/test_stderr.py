@@ -6,7 +6,7 @@ import pytest
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream.inbound import Output
+from mcp_context_proxy.downstream.stdio import Output
 
 LIMITS = Limits(stderr_kept_bytes=1000, stderr_lines_per_second=10)
 

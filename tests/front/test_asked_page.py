@@ -20,7 +20,7 @@ from support.wires import stdio
 from mcp_context_proxy import web
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front import http
-from mcp_context_proxy.front.auth import BearerToken
+from mcp_context_proxy.trust.tokens import BearerToken
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")]
 

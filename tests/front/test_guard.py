@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from mcp_context_proxy.front.auth import Guard, Policy, is_loopback, policy
+from mcp_context_proxy.front.auth import Guard, Policy, policy
+from mcp_context_proxy.protocol.strangers import is_loopback
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from mcp_context_proxy.front.auth import Guard, policy
-from mcp_context_proxy.trust import tokens as guesses
-from mcp_context_proxy.trust.tokens import Guesses
+from mcp_context_proxy.front import auth
+from mcp_context_proxy.front.auth import Guard, Guesses, policy
 
 pytestmark = pytest.mark.anyio
 
@@ -63,12 +62,12 @@ class Front:
 async def test_after_too_many_wrong_tokens_an_address_is_refused_with_429_and_retry_after() -> None:
     front, began = Front(), time.monotonic()
     statuses = await front.guess(300)
-    again = (time.monotonic() - began) * guesses.WRONG_PER_SECOND
+    again = (time.monotonic() - began) * auth.WRONG_PER_SECOND
     with anyio.fail_after(30):
         while (refused := await front.ask("wrong")).status_code == 401:
             pass  # one that is looked at again after a while
 
-    assert guesses.WRONG_AT_ONCE <= statuses.count(401) <= guesses.WRONG_AT_ONCE + again
+    assert auth.WRONG_AT_ONCE <= statuses.count(401) <= auth.WRONG_AT_ONCE + again
     assert statuses.count(429) == 300 - statuses.count(401)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert "wrong" not in refused.text.replace("wrong tokens", "")
@@ -85,21 +84,21 @@ async def test_no_more_than_a_few_tokens_a_second_are_looked_at() -> None:
             found.append((await front.ask(TOKEN, port=7)).status_code)
 
         async with anyio.create_task_group() as group:
-            for _ in range(guesses.MOST_HELD_OF_ADDRESS + 10):
+            for _ in range(auth.MOST_HELD_OF_ADDRESS + 10):
                 group.start_soon(hit)
         return found
 
     began = time.monotonic()
     found = await hits()
     # On a slow machine, the last came when the first had been looked at already.
-    while front.latest - began >= guesses.HELD_SECONDS:
+    while front.latest - began >= auth.HELD_SECONDS:
         began = time.monotonic()
         found = await hits()
 
     # Even the right token is looked at only so often: otherwise guesses would not be slower.
-    assert found.count(200) == guesses.MOST_HELD_OF_ADDRESS
+    assert found.count(200) == auth.MOST_HELD_OF_ADDRESS
     assert found.count(429) == 10
-    assert time.monotonic() - began >= guesses.HELD_SECONDS
+    assert time.monotonic() - began >= auth.HELD_SECONDS
 
 
 async def test_the_right_token_is_served_at_once_from_elsewhere_and_a_second_later_from_there() -> None:
@@ -133,7 +132,7 @@ async def test_requests_without_a_token_are_no_guesses() -> None:
 
 async def test_healthz_is_no_way_to_guess() -> None:
     front = Front()
-    for _ in range(guesses.WRONG_AT_ONCE):
+    for _ in range(auth.WRONG_AT_ONCE):
         assert (await front.ask("wrong", path="/healthz")).status_code == 401
 
     assert (await front.ask("wrong", path="/healthz")).status_code == 429
@@ -148,13 +147,13 @@ def test_guesses_from_many_addresses_are_throttled_together_in_bounded_memory() 
 
     assert throttle.delays(("192.0.2.9", 1))
     assert not throttle.delays((f"10.1.{4999 // 256}.{4999 % 256}", 1))
-    assert len(throttle._by_address) == guesses.ADDRESSES_KEPT
-    assert len(throttle._proven) == guesses.CONNECTIONS_KEPT
+    assert len(throttle._by_address) == auth.ADDRESSES_KEPT
+    assert len(throttle._proven) == auth.CONNECTIONS_KEPT
 
 
 def test_all_addresses_of_an_ipv6_network_are_one() -> None:
     throttle = Guesses(clock=lambda: 0.0)
-    for number in range(guesses.WRONG_AT_ONCE):
+    for number in range(auth.WRONG_AT_ONCE):
         throttle.wrong((f"2001:db8::{number:x}", 1))
 
     assert throttle.delays(("2001:db8::ffff", 1))
@@ -164,7 +163,7 @@ def test_all_addresses_of_an_ipv6_network_are_one() -> None:
 def test_a_wrong_token_ends_the_trust_in_a_connection() -> None:
     throttle = Guesses(clock=lambda: 0.0)
     throttle.right(("192.0.2.1", 9))
-    for _ in range(guesses.WRONG_AT_ONCE):
+    for _ in range(auth.WRONG_AT_ONCE):
         throttle.wrong(("192.0.2.1", 9))
 
     assert throttle.delays(("192.0.2.1", 9))

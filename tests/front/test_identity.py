@@ -16,7 +16,8 @@ from support.proxies import HttpProxy, http_proxy
 from support.raw_client import HANDSHAKE, MODERN, OWN, PATIENCE, PREFIX
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.trust.tokens import FILE_NAME, WRONG_AT_ONCE, TokenFile
+from mcp_context_proxy.front.auth import WRONG_AT_ONCE
+from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
 
 pytestmark = pytest.mark.anyio
 

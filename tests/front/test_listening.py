@@ -119,7 +119,7 @@ def test_a_short_token_in_the_environment_is_reported_without_a_traceback(worksh
 def test_proxies_that_start_together_agree_on_one_token(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from mcp_context_proxy.front.auth import create_token
+    from mcp_context_proxy.trust.tokens import create_token
 
     with ThreadPoolExecutor(8) as pool:
         tokens = set(pool.map(create_token, [tmp_path / "token"] * 32))

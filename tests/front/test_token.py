@@ -10,7 +10,7 @@ import pytest
 
 from mcp_context_proxy.config import HttpConfig
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.front.auth import TOKEN_VARIABLE, credentials_for
+from mcp_context_proxy.trust.tokens import TOKEN_VARIABLE, credentials_for
 
 TOKEN = "a-token-that-somebody-made-32-long"
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.envelope import READABLE_LEVELS, nests_deeper, without_depths
+from mcp_context_proxy.protocol import READABLE_LEVELS, envelope, without_depths
+from mcp_context_proxy.protocol.envelope import nests_deeper
 
 TEXT = st.text(alphabet='[]{}"\\\\é a', max_size=8)
 VALUES: st.SearchStrategy[Any] = st.recursive(

@@ -199,7 +199,7 @@ async def test_a_server_is_called_while_the_long_list_of_another_one_is_read(wor
             assert finish.wait(PATIENCE)
             proxy.catalog.read_ahead(config, listed)
 
-        proxy.fleet.read_ahead = read
+        proxy.fleet.shared.read_ahead = read
         go.touch()
         assert await in_thread(begun.wait, PATIENCE)
         called = await Host(proxy, "handshake").call("honest__hello")

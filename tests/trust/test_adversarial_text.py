@@ -22,21 +22,21 @@ from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.config.tables import matches
 from mcp_context_proxy.context.session import result_text
 from mcp_context_proxy.downstream.fleet import redacted
-from mcp_context_proxy.downstream.inbound import Output
+from mcp_context_proxy.downstream.stdio import Output
 from mcp_context_proxy.errors import ConfigError, ContextProxyError, nearest_names
 from mcp_context_proxy.front import issuer
 from mcp_context_proxy.front.issuer import IssuedTokens
 from mcp_context_proxy.interactions import agent_named, plain
 from mcp_context_proxy.items import IncludeMode, SearchFilters, Tool
-from mcp_context_proxy.protocol import envelope, headers, strangers
-from mcp_context_proxy.protocol.envelope import (
-    MalformedError,
-    RequestError,
+from mcp_context_proxy.protocol import (
+    envelope,
     has_more_entries,
+    headers,
     holds_more,
-    nests_deeper,
+    strangers,
     without_depths,
 )
+from mcp_context_proxy.protocol.envelope import MalformedError, RequestError, nests_deeper
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
 from mcp_context_proxy.protocol.strangers import LogFormatter, in_words, unmarked, url_refusal
 from mcp_context_proxy.retrieval import forms, links, needs, queries, text
