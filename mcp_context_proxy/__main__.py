@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 OWN_VARIABLE = "MCP_CONTEXT_PROXY_OWN"
 """If it is set, ``serve`` has a proxy of its own, as with ``--own``; for containers and service managers."""
 
+COMPLETION_VARIABLE = "_MCP_CONTEXT_PROXY_COMPLETE"
+"""If it is set, a shell asks how a command line could go on."""
+
 
 def main() -> None:
     """Run the command line, or only what it leads to: a bridge to a shared proxy, a host's hook, a proxy."""
@@ -31,14 +34,15 @@ def main() -> None:
 
         # To take the interpreter down in order takes a tenth of the time that a host waits.
         os._exit(bridge.run(arguments[2:], os.environ))
-    if joins(arguments) and meets and not os.environ.get(OWN_VARIABLE):
+    completes = COMPLETION_VARIABLE in os.environ
+    if joins(arguments) and meets and not os.environ.get(OWN_VARIABLE) and not completes:
         from mcp_context_proxy.bridge import session  # noqa: PLC0415 - the same
 
         if session.run(arguments, os.environ):
             return
     # No plugin of another package has a part in the SDK's models, and to look for them takes time.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    if (options := plain_serve(arguments)) is not None:
+    if not completes and (options := plain_serve(arguments)) is not None:
         # A tenth of a start would be searches for garbage, of which it makes none: `serve` begins with them.
         gc.disable()
         from mcp_context_proxy import serving  # noqa: PLC0415 - without the parser of commands
@@ -46,10 +50,18 @@ def main() -> None:
         log_level = options.get("--log-level", serving.SERVING_LEVEL)
         if log_level in serving.LEVELS:
             sys.exit(serving.main(options.get("--config"), log_level, options.get("--listen-on")))
-    from mcp_context_proxy.system.later import importing  # noqa: PLC0415 - the two above do without
+    import signal  # noqa: PLC0415 - the two above do without it, and without the next
 
+    from mcp_context_proxy.system.later import importing  # noqa: PLC0415
+
+    # Nothing has begun yet that Ctrl-C could interrupt, so it needs no traceback.
+    ends = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ends:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     with importing():
         from mcp_context_proxy.cli import main as run  # noqa: PLC0415 - hundreds of modules
+    if ends:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     run()
 

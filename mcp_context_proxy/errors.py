@@ -199,7 +199,7 @@ class AwaitedServersError(UnknownItemError):
             known: Names under which items of other servers, which are known, can be used instead.
             nearest: Names that are similar, if `known` is empty.
         """
-        self.servers = tuple(servers)
+        self.servers, self.known = tuple(servers), tuple(known)
         super().__init__(kind, name, nearest)
         away = f"Not connected: {some_of(self.servers, self.NAMED)}"
         if known:

@@ -165,10 +165,10 @@ class HostLog(logging.Handler):
 
 def begin_if_new(path: Path | None) -> str | None:
     """Write a first configuration where none is named and none is there; return a message about it."""
-    from mcp_context_proxy.config.load import VARIABLE
+    from mcp_context_proxy.bridge import CONFIG_VARIABLE
     from mcp_context_proxy.system import begin
 
-    return None if path is not None or os.environ.get(VARIABLE) else begin(os.environ)
+    return None if path is not None or os.environ.get(CONFIG_VARIABLE) else begin(os.environ)
 
 
 def serve(

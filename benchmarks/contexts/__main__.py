@@ -23,10 +23,13 @@ import anyio
 import numpy as np
 
 from benchmarks.contexts import sets
+from mcp_context_proxy.catalog.document_reading import headings as headings_of
+from mcp_context_proxy.catalog.document_reading import section_with
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import Mode, RequestContext
 from mcp_context_proxy.context.session import ResultReading
 from mcp_context_proxy.embedding import Matrix
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Tool
 from mcp_context_proxy.library import Catalog, ContextEngine, Session, reference, rule, tool
 from mcp_context_proxy.retrieval import text
@@ -255,6 +258,35 @@ async def long_documents(tools: Sequence[Tool], requests: Iterable[str], title: 
     )
 
 
+async def sections(tools: Sequence[Tool]) -> None:
+    """Questions that one section of a long page answers: how often it is what an answer gives first."""
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+    asked, shown, right, first, tokens, whole = sets.sections(), 0, 0, 0, 0, 0
+    count = TokenCounter().count
+    made = [reference(name, text) for name, text in pages.items()]
+    with ContextEngine(Catalog([*tools, *made]), store=STORE) as engine:
+        for question, page, headings in asked:
+            answer = await engine.select(question, remember=False, deliver="answer")
+            told = {one.document.name: one.text for one in answer.told}
+            if page not in told:
+                continue
+            shown += 1
+            chunk = next(one.chunk or "" for one in answer.found.results if one.item.name == page)
+            section = section_with(pages[page], chunk)
+            at = pages[page].find(section) if section else -1
+            # A part of the right section is right, too.
+            path = next((one.name.split("/") for one in headings_of(pages[page]) if one.start == at), [])
+            is_right = not headings.isdisjoint(path)
+            right += is_right
+            first += is_right and next(iter(told)) == page
+            tokens, whole = tokens + count(told[page]), whole + count(pages[page])
+    print(
+        f"{len(asked)} questions that one section of {len(pages)} pages answers: page shown {shown}, "
+        f"its right section {right}, page and section first {first}; "
+        f"{tokens / shown:.0f} tokens instead of {whole / shown:.0f}"
+    )
+
+
 async def speed(
     lists: Mapping[str, Sequence[Tool]], documents: Sequence[sets.Written], requests: Iterable[str]
 ) -> None:
@@ -330,6 +362,7 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
         if not number:
             await handbooks(tools, documents, title)
             await long_documents(tools, requests, title)
+            await sections(tools)
             with ContextEngine(Catalog(tools), config, store=STORE) as engine:
                 for file, own in results.items():
                     await after_results(engine, own, f"{title}, {file}")

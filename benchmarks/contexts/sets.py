@@ -14,6 +14,7 @@ RESULTS = ("results.txt", "results-later.txt", "results-third.txt")
 STEPS = HERE / "steps.txt"
 
 QUESTIONS = HERE / "questions.txt"
+SECTIONS = HERE / "sections.txt"
 
 REQUESTS = ("requests.txt", "requests-later.txt")
 """The later ones, and `documents-later.txt`, were written after the others were measured, in other styles."""
@@ -131,6 +132,12 @@ def questions() -> dict[str, frozenset[str]]:
     """Questions about this project, each with the pages of its documentation that answer it."""
     lines = (line.split(" | ") for line in QUESTIONS.read_text(encoding="utf-8").splitlines())
     return {line[0]: frozenset(line[1].split()) for line in lines}
+
+
+def sections() -> list[tuple[str, str, frozenset[str]]]:
+    """Questions that one section of a page answers: question, page, and headings that are right."""
+    lines = (line.split(" | ") for line in SECTIONS.read_text(encoding="utf-8").splitlines())
+    return [(asked, page, frozenset(headings.split("; "))) for asked, page, headings in lines]
 
 
 def requests() -> dict[str, frozenset[str]]:

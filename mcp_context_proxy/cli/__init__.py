@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.errors import innermost, nearest_names
+from mcp_context_proxy.errors import UnknownFilterError, innermost, nearest_names
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.serving import (
     ENDINGS,
@@ -177,6 +177,12 @@ def load_config(
         for complaint in config.complaints(servers=False):
             click.echo(f"mcp-context-proxy: {shown(complaint)}", err=True)
     return config
+
+
+def unknown_server(name: str, config: Config) -> click.UsageError:
+    """Return the error about a server that is not in the configuration, with the nearest one and all."""
+    known = [*config.servers, *config.off]
+    return click.UsageError(str(UnknownFilterError("server", name, nearest_names(name, known, 1), known)))
 
 
 def shown(text: str) -> str:

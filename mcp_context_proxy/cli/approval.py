@@ -16,10 +16,17 @@ import click
 import msgspec
 from rich.text import Text
 
-from mcp_context_proxy.cli import Period, configured, echo_json, json_option, open_configured_store, shown
+from mcp_context_proxy.cli import (
+    Period,
+    configured,
+    echo_json,
+    json_option,
+    open_configured_store,
+    shown,
+    unknown_server,
+)
 from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.errors import UnknownFilterError, nearest_names
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.trust.audit import KINDS, audit_file, selecting, summary
 
@@ -60,9 +67,7 @@ def changes_command(
     with _opened(config) as store:
         known = store.approvals.servers()
         if server is not None and server not in {*known, *config.servers, *config.off}:
-            raise click.UsageError(
-                f"there is no server {server!r}. There are: {', '.join(config.servers) or 'none'}"
-            )
+            raise unknown_server(server, config)
         servers = [server] if server is not None else known
         whole = whole or as_json
         found = {name: changes(store, name, days=SHOWN_DAYS, whole=whole) for name in servers}
@@ -207,9 +212,7 @@ def audit_command(
             # One that has left the configuration still has its entries.
             of_server = selecting(0, server, None, None)
             if not any(map(of_server, file.entries())):
-                near = nearest_names(server, config.servers, 1)
-                unknown = UnknownFilterError("server", server, near, list(config.servers))
-                raise click.BadParameter(str(unknown), param_hint="--server")
+                raise unknown_server(server, config)
         _show_audit(file, selecting(time.time() - since, server, tool, kind), as_json=as_json, follow=follow)
     except OSError as error:
         raise click.ClickException(f"{file.path} cannot be read: {error.strerror or error}") from None

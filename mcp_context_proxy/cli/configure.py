@@ -35,7 +35,6 @@ from mcp_context_proxy.cli import (
 )
 from mcp_context_proxy.cli.install import (
     HOSTS_KNOWN,
-    PROGRAM,
     InstallError,
     configuration_file,
     dry_option,
@@ -55,7 +54,7 @@ from mcp_context_proxy.installation.editing import EditError, entries
 from mcp_context_proxy.installation.journal import read_text, write
 from mcp_context_proxy.installation.plan import FileChange, read_configuration, servers_in
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.system import BEGINNING
+from mcp_context_proxy.system import APP, BEGINNING
 from mcp_context_proxy.trust.audit import note_now
 from mcp_context_proxy.trust.tokens import NamedToken, NamedTokens, tokens_of
 
@@ -472,9 +471,7 @@ def add_command(
     if not SERVER_NAME.fullmatch(name):
         raise InstallError(f"{name!r} cannot be the name of a server: letters, digits, _ and - without __")
     if name in configuration.servers:
-        raise InstallError(
-            f"there is a server {name} already in {file}; '{PROGRAM} remove {name}' removes it"
-        )
+        raise InstallError(f"there is a server {name} already in {file}; '{APP} remove {name}' removes it")
     table: dict[str, Any] = {}
     if len(command) == 1 and _is_url(name, command[0]):
         table["url"] = command[0]
@@ -511,7 +508,7 @@ def _is_url(name: str, word: str) -> bool:
     if len(words := word.split()) > 1 and not Path(word).exists():
         raise InstallError(
             f"there is no program {word!r}; without the quotes it is {words[0]} with arguments: "
-            f"{PROGRAM} add {name} -- {word}"
+            f"{APP} add {name} -- {word}"
         )
     return False
 
@@ -534,7 +531,7 @@ def _try_and_pin(console: Terminal, file: Path, name: str) -> int:
         return 0
     console.note(
         f"{name} stays in the configuration although it does not work: correct it there, or "
-        f"'{PROGRAM} remove {name}' removes it.",
+        f"'{APP} remove {name}' removes it.",
         style="bold red",
     )
     return 1

@@ -59,6 +59,7 @@ from mcp_context_proxy.retrieval import FITTING, METHODS, Method
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import calibration_for
 from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.system import APP
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -86,7 +87,6 @@ LOG_SHOWN: Final = 15
 DEADLINE_SECONDS: Final = 60.0
 """Time limit of the demo: it takes a few seconds, and must not hang on a broken machine."""
 
-PROGRAM: Final = "mcp-context-proxy"
 DATA: Final = "data"
 """Folder of the example servers' data, in the temporary folder of the demo."""
 
@@ -108,7 +108,7 @@ def demo_command() -> None:
 
 async def _demo(console: Terminal) -> None:
     began = anyio.current_time()
-    console.say(Text(PROGRAM, style="bold"), ": one MCP server in front of many")
+    console.say(Text(APP, style="bold"), ": one MCP server in front of many")
     console.note("Everything here is real and runs on this machine: no network, key or service.", style="dim")
     try:
         temporary = tempfile.TemporaryDirectory(prefix="mcp-context-proxy-demo-", ignore_cleanup_errors=True)
@@ -312,13 +312,13 @@ def _text(answer: CallToolResult) -> str:
 
 def _show_next(console: Terminal, seconds: float) -> None:
     # With the full path, if there is one: hosts often do not know the PATH of a shell.
-    command = json.dumps(shutil.which(PROGRAM) or PROGRAM)
+    command = json.dumps(shutil.which(APP) or APP)
     entry = f'{{ "mcpServers": {{ "context-proxy": {{\n  "command": {command} }} }} }}'
     console.section("Next: your own servers")
     for step, snippet in (
-        ("If a host has them already, this moves them here and connects it", f"{PROGRAM} install"),
+        ("If a host has them already, this moves them here and connects it", f"{APP} install"),
         (f"Otherwise: 1. Add them to {default_path(os.environ)}", OWN_SERVER),
-        ("2. Check that they all start", f"{PROGRAM} check"),
+        ("2. Check that they all start", f"{APP} check"),
         ("3. In your host's configuration, replace them with this one", entry),
     ):
         console.prose(step, indent=3, hanging=3)

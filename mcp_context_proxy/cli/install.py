@@ -37,6 +37,7 @@ from mcp_context_proxy.installation.journal import (
 )
 from mcp_context_proxy.installation.journal import planned as planned_hook
 from mcp_context_proxy.installation.plan import Configuration, FileChange, HostPlan, plan, read_configuration
+from mcp_context_proxy.system import APP
 
 if TYPE_CHECKING:
     from mcp_context_proxy.installation.editing import Place
@@ -52,7 +53,6 @@ _NAMED_SECRET: Final = re.compile(
 """A value after a name of a secret, such as in a comment, or in a setting beside the servers."""
 _REFERENCE: Final = re.compile(r"\$\{|\{env:|^\$\w+$")
 """A value that names a variable, in the forms of hosts, and is no secret itself."""
-PROGRAM: Final = "mcp-context-proxy"
 
 
 class InstallError(ContextProxyError):
@@ -61,7 +61,12 @@ class InstallError(ContextProxyError):
 
 HOSTS_KNOWN: Final = f"HOST is one of: {', '.join(HOST_PLACES)}"
 
-hosts_argument = click.argument("names", metavar="[HOST]...", nargs=-1)
+hosts_argument = click.argument(
+    "names",
+    metavar="[HOST]...",
+    nargs=-1,
+    shell_complete=lambda _ctx, _param, begun: [name for name in HOST_PLACES if name.startswith(begun)],
+)
 yes_option = click.option("--yes", is_flag=True, help="Change the files without asking.")
 dry_option = click.option("--dry-run", is_flag=True, help="Show the changes, and change nothing.")
 project_option = click.option(
@@ -91,7 +96,7 @@ def _hosts(names: Sequence[str]) -> list[HostPlace]:
 def own_command(file: Path) -> list[str]:
     """Return the command with which a host starts this proxy: a full path, as hosts lack the shell's PATH."""
     started = Path(sys.argv[0])
-    found = str(started.absolute()) if started.stem == PROGRAM and started.exists() else shutil.which(PROGRAM)
+    found = str(started.absolute()) if started.stem == APP and started.exists() else shutil.which(APP)
     program = [found] if found else [sys.executable, "-P", "-m", "mcp_context_proxy"]
     return [*program, "serve", *([] if file == default_path(os.environ) else ["--config", str(file)])]
 
@@ -124,7 +129,7 @@ def install_command(
     if not chosen:
         raise InstallError(
             f"no host was found on this machine; known are {', '.join(HOST_PLACES)}. Name one to connect it "
-            f"before its first start, as in '{PROGRAM} install claude-code'"
+            f"before its first start, as in '{APP} install claude-code'"
         )
     if projects and all(one.name != "claude-code" for one in chosen):
         raise InstallError(
@@ -176,7 +181,7 @@ def install_command(
         console.section("What is left to do")
         console.columns([(host.title, host.restart) for host in here], indent=2, whole=True)
         console.say()
-        console.say(f"Back to how it was: {PROGRAM} uninstall {' '.join(names)}".rstrip())
+        console.say(f"Back to how it was: {APP} uninstall {' '.join(names)}".rstrip())
     for line in failed:
         console.note(line, style="bold red")
     ctx.exit(bool(failed) or not all_start)
@@ -219,7 +224,7 @@ def _variables(hosts: Sequence[HostPlace], configuration: Configuration) -> dict
     for host in hosts:
         with suppress(OSError, EditError):
             file = host.file(os.environ)
-            plan(host, file, read_text(file), trial, [PROGRAM], os.environ)
+            plan(host, file, read_text(file), trial, [APP], os.environ)
     return trial.variables(os.environ)
 
 
@@ -318,7 +323,7 @@ def _try(console: Terminal, file: Path, names: Iterable[str], no_check: bool) ->
         console.note(
             f"{works} of {counted(len(names) - off, 'server')} {'works' if works == 1 else 'work'}. "
             "Until you have followed the remedies above, hosts do without the others. "
-            f"'{PROGRAM} check' tries again.",
+            f"'{APP} check' tries again.",
             style="bold yellow",
         )
     return not broken
@@ -375,7 +380,7 @@ def uninstall_command(
     for name, place in HOOK_PLACES.items():
         with suppress(OSError, EditError):
             if (not wanted or name in wanted) and planned_hook(place, place.path(os.environ), None):
-                removes = f"{PROGRAM} hook uninstall {name}"
+                removes = f"{APP} hook uninstall {name}"
                 console.note(f"The prompt hook of {HOST_PLACES[name].title} stays; '{removes}' removes it.")
     if purge and not failed:
         _purge(console, dry_run, yes)
@@ -391,7 +396,7 @@ def _masked(line: str, secrets: Iterable[str]) -> str:
 
 def _purge(console: Terminal, dry_run: bool, yes: bool) -> None:
     found = list(kept_data(default_path(os.environ)))
-    console.section("Kept data")
+    console.section("Data of the proxy")
     for path in found:
         console.say(str(path))
     if not found:
@@ -437,7 +442,7 @@ def install_hook(ctx: click.Context, host: str, config_path: Path | None, dry_ru
     console.say(Text(f"Written: {change.file}", style="green"))
     if place.note:
         console.prose(place.note)
-    console.say(f"Back to how it was: {PROGRAM} hook uninstall {host}")
+    console.say(f"Back to how it was: {APP} hook uninstall {host}")
 
 
 @hook_command.command("uninstall")

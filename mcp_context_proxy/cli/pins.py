@@ -339,7 +339,11 @@ def _missing(proxy: Proxy, profile: ClientConfig) -> Iterator[Verdict]:
     ):
         for glob in globs or ():
             if not any(matches(glob, name) for name in names):
-                yield Verdict(Level.WARNING, "", f"no {kind} is named {glob!r}")
+                # The name of a folder is the beginning of those of its documents.
+                inside = f"{glob.rstrip('/')}/"
+                below = any(name.startswith(inside) for name in names)
+                remedy = f"write {inside + '*'!r} for those of the folder" if below else ""
+                yield Verdict(Level.WARNING, "", f"no {kind} is named {glob!r}", remedy)
     with suppress(TokenError):
         issued = {OWNER, *(one.name for one in tokens_of(config, proxy.credentials).read())}
         for token in profile.tokens:

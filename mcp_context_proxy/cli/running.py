@@ -36,6 +36,7 @@ from mcp_context_proxy.cli import (
     open_configured_store,
     run,
     shown,
+    unknown_server,
 )
 from mcp_context_proxy.cli.terminal import (
     Terminal,
@@ -49,6 +50,7 @@ from mcp_context_proxy.cli.terminal import (
     span,
 )
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.system import APP
 
 if TYPE_CHECKING:
     from mcp_context_proxy.config import Config
@@ -67,8 +69,6 @@ FOLLOW_SECONDS: Final = 0.5
 
 FOLLOWED: Final = 2_000
 """Most new lines of one look."""
-
-PROGRAM: Final = "mcp-context-proxy"
 
 NOT_FOUND: Final = 404
 NOT_VALID: Final = 422
@@ -111,9 +111,9 @@ class AskedProxy(ABC):
             # Sentences of the API end with a full stop, those of commands do not.
             text = str(error).removesuffix(".")
             if text.lower().startswith("unknown tool ") and "; did you mean " not in text:
-                text += f"; '{PROGRAM} tools' lists them"
+                text += f"; '{APP} tools' lists them"
             if error.status is None:
-                text += f"; '{PROGRAM} status' shows whether it hangs"
+                text += f"; '{APP} status' shows whether it hangs"
             if error.status in (NOT_FOUND, NOT_VALID):
                 raise click.UsageError(text) from None
             raise click.ClickException(text) from None
@@ -179,7 +179,7 @@ class RunningProxy(AskedProxy):
                 words = subprocess.check_output(["ps", "-o", "command=", "-p", str(process)])
         except (OSError, subprocess.SubprocessError):
             return None
-        return process if b"mcp_context_proxy" in words or PROGRAM.encode() in words else None
+        return process if b"mcp_context_proxy" in words or APP.encode() in words else None
 
     def kill(self) -> int:
         """Kill a proxy that hangs, and return its process id; its servers end with it."""
@@ -290,7 +290,7 @@ def status_command(source: AnswerSource, as_json: bool) -> None:
         console.say(f"No proxy runs for {source.file}.")
     for process in hanging:
         which = "A proxy" if process is None else f"Process {process}"
-        console.note(f"{which} does not answer; '{PROGRAM} stop' ends it.", style="bold red")
+        console.note(f"{which} does not answer; '{APP} stop' ends it.", style="bold red")
     for number, status in enumerate(found):
         if number:
             console.say()
@@ -414,9 +414,7 @@ def _log_reader(source: AnswerSource, name: str | None) -> Callable[[int, float]
 
     config = source.config
     if name is not None and name not in config.servers and name not in config.off:
-        raise click.UsageError(
-            f"there is no server {name!r}. There are: {', '.join(config.servers) or 'none'}"
-        )
+        raise unknown_server(name, config)
     logs = kept_logs(config)
     return lambda most, after: logs.entries(name or PROXY, most, after)
 
@@ -550,11 +548,8 @@ def _switch_alone(source: AnswerSource, name: str, enabled: bool) -> dict[str, A
     config = source.config
     server, _, tool = name.partition("__")
     if server not in config.servers:
-        known = ", ".join(config.servers) or "none"
-        raise click.UsageError(
-            f"there is no server {server!r}. There are: {known}. While no proxy runs, a tool is named "
-            "SERVER__TOOL"
-        )
+        unknown = unknown_server(server, config).message
+        raise click.UsageError(f"{unknown}. While no proxy runs, a tool is named SERVER__TOOL")
     known_tools = _last_known_tools(config, server) if tool else []
     if known_tools and not any(matches(tool, one) for one in known_tools):
         near = " or ".join(f"{server}__{one}" for one in nearest_names(tool, known_tools))

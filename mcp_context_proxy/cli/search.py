@@ -43,6 +43,7 @@ from mcp_context_proxy.cli.terminal import (
     print_answer,
     results,
 )
+from mcp_context_proxy.errors import some_of
 from mcp_context_proxy.items import Kind, SearchFilters
 from mcp_context_proxy.protocol.strangers import one_line
 
@@ -426,6 +427,7 @@ def recall_command(
     with _opened_memory(config) as memory:
         found = memory.semantic_search_interactions(query, agent, top_k, decay, kind)
         latest = memory.recent(agent, top_k, kind) if compare else None
+        kinds = [] if found.known else memory.kinds()
     if as_json:
         beside = {} if latest is None else {"recent": recall_data(latest)["results"]}
         echo_json({"query": query, **recall_data(found), **beside})
@@ -439,6 +441,11 @@ def recall_command(
         console.note(f"Note: {found.note}")
     if not found.results:
         console.say(f'Nothing fits "{one_line(query)}" among {counted(found.known, "interaction")}.')
+    if kinds:
+        # There are some, and none of the agent and type that were asked for.
+        agents, types = ({one_line(str(row[at])): None for row in kinds} for at in (0, 1))
+        known = f"agents {some_of([*agents])}, and types {some_of([*types])}"
+        console.prose(f"None is of that agent and type; there are {known}.")
     for one in found.results:
         interaction = one.interaction
         score = "-" if one.score is None else f"{one.score:.2f}"

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.config.forms import REFERENCE, any_means, expand
 from mcp_context_proxy.config.forms import read as read_form
 from mcp_context_proxy.config.hosts import Warn, from_host
@@ -84,9 +85,6 @@ Keys of the other tables have their defaults one by one."""
 _NO_FILE: Final = os.strerror(errno.ENOENT).lower()
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
-VARIABLE: Final = "MCP_CONTEXT_PROXY_CONFIG"
-"""Environment variable with the path of the file."""
-
 
 def load(
     path: Path | None = None,
@@ -120,7 +118,7 @@ def _file(path: Path | None, environ: Mapping[str, str]) -> Path:
     found = expand_home(str(path), environ) if path is not None else find(environ)
     if found is None:
         default = default_path(environ)
-        message = f"there is no configuration: {VARIABLE} is not set, and {default} does not exist"
+        message = f"there is no configuration: {CONFIG_VARIABLE} is not set, and {default} does not exist"
         remedy = f"{TO_BEGIN}; or give a host's own JSON with --config"
         raise ConfigError([ConfigProblem(None, None, "", message, remedy)])
     if _unreadable(found) == _NO_FILE:
@@ -131,7 +129,7 @@ def _file(path: Path | None, environ: Mapping[str, str]) -> Path:
 
 def find(environ: Mapping[str, str]) -> Path | None:
     """Return the file to load, or None. A file named by the variable is returned even if it is missing."""
-    if named := environ.get(VARIABLE):
+    if named := environ.get(CONFIG_VARIABLE):
         return expand_home(named, environ)
     default = default_path(environ)
     try:

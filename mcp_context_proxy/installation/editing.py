@@ -98,10 +98,7 @@ def edited(
     With `listed`, the first servers of a file become such a list. Raises `EditError` if the text cannot be
     read, or the edit would change something else.
     """
-    bom, body = (_BOM, text[1:]) if text.startswith(_BOM) else ("", text)
-    # Where both kinds of line ends stand, none is changed.
-    crlf = 0 < body.count("\n") == body.count("\r\n")
-    body = body.replace("\r\n", "\n") if crlf else body
+    body, as_it_was = unified(text)
     if not body.strip() and form == "json":
         body = "{}\n"
     wanted = _expected(_parsed(form, body), place, remove, insert, listed=listed)
@@ -115,7 +112,19 @@ def edited(
         got = None if result is None else _parsed(form, result)
     if result is None or (got != wanted and (form != "toml" or got != _without_empty(wanted, place))):
         raise EditError(f"its servers are written in a form that cannot be edited in place{_REMEDIES[form]}")
-    return bom + (result.replace("\n", "\r\n") if crlf else result)
+    return as_it_was(result)
+
+
+def unified(text: str) -> tuple[str, Callable[[str], str]]:
+    """Return a text without the mark of its encoding and with line ends of Unix, and the way back.
+
+    Where both kinds of line ends stand, none is changed.
+    """
+    bom, body = (_BOM, text[1:]) if text.startswith(_BOM) else ("", text)
+    crlf = 0 < body.count("\n") == body.count("\r\n")
+    if not crlf:
+        return body, lambda result: bom + result
+    return body.replace("\r\n", "\n"), lambda result: bom + result.replace("\n", "\r\n")
 
 
 def _parsed(form: Form, text: str) -> Any:

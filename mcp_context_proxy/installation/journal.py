@@ -46,6 +46,7 @@ from mcp_context_proxy.installation.editing import (
     entries,
     toml_header,
     toml_table,
+    unified,
 )
 from mcp_context_proxy.installation.plan import FileChange, HostPlan
 from mcp_context_proxy.system import locked, make_private_folder, remove_left
@@ -88,7 +89,7 @@ class Journal:
         found = []
         with suppress(OSError):
             for path in sorted(self.folder.glob("*.json"), reverse=True):
-                with suppress(OSError, ValueError, TypeError, KeyError):
+                with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
                     data = json.loads(path.read_bytes())
                     found.append((path, Installation(**{**data, "place": tuple(data["place"])})))
         return found
@@ -538,16 +539,15 @@ def _in_toml(text: str, tables: Any, server: str, tool: str | None, enabled: boo
     if holder.get("enabled", True) is enabled:
         return text
     holder["enabled"] = enabled
-    bom, body = ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
-    crlf = "\r\n" in body
-    after = _with_key(body.replace("\r\n", "\n"), path, "true" if enabled else "false")
+    body, as_it_was = unified(text)
+    after = _with_key(body, path, "true" if enabled else "false")
     try:
         got = parse(Path("config.toml"), after).tables
     except ConfigError:
         got = None
     if got != wanted:
         raise EditError(f"{'.'.join(path)} is written in a form that cannot be edited in place")
-    return bom + (after.replace("\n", "\r\n") if crlf else after)
+    return as_it_was(after)
 
 
 def _with_key(text: str, path: tuple[str, ...], value: str) -> str:

@@ -256,6 +256,10 @@ class InteractionMemory:
         results = tuple(Recollection(_readable(one), None, None) for one in self._store.latest(limit, scope))
         return Recall(results, "recent", self._store.count(scope), 0)
 
+    def kinds(self) -> list[tuple[str, str, int, float]]:
+        """Return agents and types, each with the number of interactions and the time of the latest."""
+        return self._store.kinds()
+
     def forget(self, scope: InteractionScope) -> int:
         return self._store.forget(scope)
 

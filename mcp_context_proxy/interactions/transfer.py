@@ -6,6 +6,7 @@ ended. Nothing that is remembered is pushed out: only as many as there is room f
 
 from __future__ import annotations
 
+import codecs
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -162,14 +163,21 @@ def _of_lines(path: Path, columns: MessageTable, written: float, done: Imported)
 
     A message without a time has that of the file, which is the same each time the file is read.
     """
-    with path.open("rb") as lines:
+    with path.open("rb") as file:
+        # PowerShell writes UTF-16, which its byte order mark tells, and others a mark before UTF-8.
+        is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    encoding = "utf-16" if is_utf16 else "utf-8-sig"
+    with path.open(encoding=encoding, errors="replace", newline="\n") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
+            if not done.read and line.lstrip().startswith("["):
+                wanted = "write a line for each message instead, as `jq -c '.[]'` does"
+                raise DataFileError(path, number, f"it is one array of JSON; {wanted}")
             done.read += 1
             try:
                 found = msgspec.json.decode(line, type=dict[str, Any])
-            except (msgspec.MsgspecError, ValueError):
+            except (msgspec.MsgspecError, ValueError, RecursionError):
                 _unusable(done, f"line {number}: it is no object of JSON")
                 continue
             text, kind = found.get(columns.content), found.get("interaction_type", found.get(columns.kind))
@@ -191,7 +199,15 @@ def _interaction(agent: Any, kind: Any, text: Any, time: Any) -> Interaction | N
 
 def _of_table(path: Path, table: MessageTable, done: Imported) -> Iterator[Interaction]:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        columns = {str(row[1]) for row in connection.execute(f"PRAGMA table_info({_quoted(table.name)})")}
+        connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+        try:
+            columns = _columns(connection, table.name)
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_CORRUPT:
+                raise
+            # Of a file that was cut off, SQLite reads what there is only so. Nothing is written.
+            connection.execute("PRAGMA writable_schema = ON")
+            columns = _columns(connection, table.name)
         if not columns:
             tables = connection.execute("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view')")
             told = ", ".join(sorted(str(name) for (name,) in tables)) or "none"
@@ -210,13 +226,29 @@ def _of_table(path: Path, table: MessageTable, done: Imported) -> Iterator[Inter
             for column in (table.agent, table.kind, table.content, table.time)
         ]
         query = f"SELECT {', '.join(wanted)} FROM {_quoted(table.name)}"
-        for number, (agent, kind, content, time) in enumerate(connection.execute(query), 1):
+        rows, number = connection.execute(query), 0
+        while True:
+            number += 1
+            try:
+                if (row := rows.fetchone()) is None:
+                    return
+            except sqlite3.DatabaseError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_CORRUPT or not done.read:
+                    raise
+                done.read += 1
+                _unusable(done, f"row {number} and those after it: {error}")
+                return
             done.read += 1
+            agent, kind, content, time = row
             if (one := _interaction(agent, kind, content, time)) is None:
                 what = "its time" if _moment(time) is None else "its text"
                 _unusable(done, f"row {number}: {what} cannot be read")
                 continue
             yield one
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
+    return {str(row[1]) for row in connection.execute(f"PRAGMA table_info({_quoted(table)})")}
 
 
 def _unusable(done: Imported, reason: str) -> None:
@@ -229,7 +261,7 @@ def _moment(value: Any) -> float | None:
     """Return a time of another program in seconds since 1970; None if it is none."""
     try:
         number = float(value)
-    except TypeError:
+    except (TypeError, OverflowError):
         return None
     except ValueError:
         try:

@@ -122,7 +122,7 @@ class CredentialFile:
             found = msgspec.json.decode(read_own(self.path), type=OAuthCredentials)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
             logger.warning("%s cannot be used: %s; log in again", self.path, error)
             return None
         return found if _fits(found, self._config) else None

@@ -112,7 +112,7 @@ class EventFramer:
         self._limit = limit
         self._line = bytearray()
         """The incomplete line at the end of the received bytes."""
-        self._data: list[bytes] = []
+        self._data: bytes | bytearray | None = None  # one line as it came, several in one buffer
         self._size, self._name = 0, b""
         self._id: bytes | None = None
         self._retry: float | None = None
@@ -152,8 +152,14 @@ class EventFramer:
             return
         field, value = _parts(line)
         if field == b"data":
-            self._data.append(value)
-            # Each line counts as one byte more: an object of its own takes memory, however short it is.
+            if self._data is None:
+                self._data = value
+            else:
+                if isinstance(self._data, bytes):
+                    self._data = bytearray(self._data)
+                # Not in a list, where a short line would take ten times its size.
+                self._data += b"\n"
+                self._data += value
             self._size += len(line) + 1
             self._check(0)
         elif field == b"event":
@@ -171,12 +177,12 @@ class EventFramer:
             raise OversizedEventError(f"an event is over the limit of {self._limit:,} bytes")
 
     def _finish(self) -> ServerSentEvent:
-        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+        data = bytes(self._data or b"")
         if not is_utf8(data):
             # Event streams are UTF-8 by definition: invalid bytes become U+FFFD, the rest stays.
             data = data.decode("utf-8", "replace").encode()
         event = ServerSentEvent(self._name or b"message", data, self._id, self._retry)
-        self._name, self._data, self._size, self._retry, self._pending = b"", [], 0, None, False
+        self._name, self._data, self._size, self._retry, self._pending = b"", None, 0, None, False
         return event
 
 
@@ -398,7 +404,7 @@ class PipeWriter(asyncio.BaseProtocol):
         self.writable = asyncio.Event()
         """Set while there is room and no piece is left, and once the pipe is closed: no writer hangs."""
         self.writable.set()
-        self.closed = asyncio.Event()
+        self.closed, self._held_up = asyncio.Event(), asyncio.Event()
         self._pipe: asyncio.WriteTransport | None = None
         self._turn, self._full = anyio.Lock(), False
         self._left: deque[memoryview] = deque()
@@ -439,6 +445,7 @@ class PipeWriter(asyncio.BaseProtocol):
             self._write_gathered()
             self._left += (memoryview(frame), memoryview(b"\n"))
             self.writable.clear()
+            self._held_up.set()
             self._write_piece()
 
     def end_step(self) -> None:
@@ -479,9 +486,13 @@ class PipeWriter(asyncio.BaseProtocol):
         loop = asyncio.get_running_loop()
         unsent, since = 0, loop.time()
         while loop.time() - since < seconds:
+            if self.writable.is_set():
+                self._held_up.clear()
+                await self._held_up.wait()
+                unsent, since = 0, loop.time()
             await anyio.sleep(min(LOOK_SECONDS, seconds / 4))
             left = self.unwritten
-            if self.writable.is_set() or left < unsent:
+            if left < unsent:
                 since = loop.time()
             unsent = left
 
@@ -516,6 +527,7 @@ class PipeWriter(asyncio.BaseProtocol):
     def pause_writing(self) -> None:
         self._full = True
         self.writable.clear()
+        self._held_up.set()
 
     def resume_writing(self) -> None:
         self._full = False

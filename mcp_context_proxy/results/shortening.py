@@ -49,11 +49,6 @@ BYTES_PER_TOKEN: Final = 4
 SMALL_BYTES: Final = 4_000
 """Size up to which no result is shortened: what would be saved is not worth a second call."""
 
-OWN_LIMIT_KEY: Final = "anthropic/maxResultSizeChars"
-MOST_OWN_LIMIT: Final = 500_000
-"""The ``_meta`` key with which a tool states how many characters of its results a model should get, and the
-most that counts."""
-
 HOST_PERCENT: Final = 90
 """Part of the length that a host keeps which is filled, at most."""
 
@@ -176,8 +171,8 @@ class LargeResults(Struct, eq=False):
         tokens = self.config.max_tokens if own is None else own
         if size <= SMALL_BYTES or not tokens:
             return None
-        most = _own_limit(call.tool)
-        if most is None:
+        most = call.tool.result_characters
+        if not most:
             most = tokens * BYTES_PER_TOKEN
             most = min(most, bytes_kept_by(host) or most)
         if size > most and bytes(eras.meta_of(call.params).get(WHOLE_KEY, b"")) == b"true":
@@ -198,14 +193,6 @@ class LargeResults(Struct, eq=False):
             )
             return False
         return True
-
-
-def _own_limit(tool: Tool) -> int | None:
-    """Return the number of characters that a tool states for its results."""
-    if OWN_LIMIT_KEY.encode() not in tool.definition:
-        return None
-    stated = envelope.number(eras.meta_of(envelope.members(tool.definition)).get(OWN_LIMIT_KEY))
-    return None if stated is None or not stated > 0 else int(min(stated, MOST_OWN_LIMIT))
 
 
 def _output_schema(tool: Tool) -> Raw | None:

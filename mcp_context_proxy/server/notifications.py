@@ -35,7 +35,7 @@ from mcp_context_proxy.protocol.eras import containing
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system import Bucket
 from mcp_context_proxy.system.threads import assigned, in_thread
-from mcp_context_proxy.trust import ACTING, THE_USER, Principal
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Role, person_in
 
 logger = logging.getLogger(__name__)
 
@@ -115,14 +115,20 @@ class OpenSessions:
         """Pass a notification of a server on soon, if it is one for clients that may reach the server.
 
         It concerns the `parties` whose calls are under way on the connection, or every session if there are
-        none. Log messages below a session's level are left out. The modern era has no such notifications.
+        none. A log message may repeat what somebody has asked: a named person gets it if it is known to be
+        about their own calls, or with the role `view`. Log messages below a session's level are left out.
+        The modern era has no such notifications.
         """
         if method not in (MESSAGE, ELICITATION_COMPLETE):
             return
-        level = envelope.text(params.get("level"))
+        level, is_log = envelope.text(params.get("level")), method == MESSAGE
+        asking = {session.party: session.rights.person for session in self._queues}
+        persons = {asking.get(party, person_in(party.principal)) for party in parties}
         for session in self:
-            concerned = (not parties or session.party in parties) and session.rights.reaches(server)
-            if concerned and (method != MESSAGE or session.wants_level(level)):
+            rights = session.rights
+            concerned = (not parties or session.party in parties) and rights.reaches(server)
+            own = persons == {rights.person} or rights.person is None or rights.may(Role.VIEW)
+            if concerned and (not is_log or (own and session.wants_level(level))):
                 self.notify(session, method, params)
 
     async def run(self) -> None:

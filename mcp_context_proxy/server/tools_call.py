@@ -30,6 +30,7 @@ from mcp_context_proxy.context.session import Handles, Session, SessionContext, 
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import (
     AuthorizationError,
+    AwaitedServersError,
     ChangedToolError,
     DownstreamError,
     RemoteError,
@@ -561,7 +562,7 @@ def failure(text: str) -> bytes:
 
 
 def unknown(error: UnknownItemError) -> bytes:
-    """Return a tool result that says that there is no such tool, and how to find those that exist."""
-    if isinstance(error, SharedNameError):
+    """Return a tool result that says that there is no such tool, and how to find one where it names none."""
+    if isinstance(error, SharedNameError) or (isinstance(error, AwaitedServersError) and error.known):
         return failure(bounded(str(error)))
     return failure(f"{bounded(str(error))}\n{meta_definitions.SEARCH} finds tools by what they do.")

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -474,6 +475,9 @@ class KeptLogs(logging.Handler):
         self._folder = None if folder is None else folder / LOGS_FOLDER
         self._waiting: deque[tuple[str, bytes]] = deque(maxlen=LINES_WAITING)
         self._writing = threading.Lock()
+        self._noted = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop in which `run` waits for lines."""
 
     def note(self, name: str, text: str, level: str | None = None) -> None:
         """Keep a line of a server, or of the proxy."""
@@ -484,6 +488,9 @@ class KeptLogs(logging.Handler):
         except UnicodeEncodeError:  # a lone surrogate has no bytes
             entry["text"] = str(entry["text"]).encode("utf-8", "replace").decode()
             self._waiting.append((name, msgspec.json.encode(entry)))
+        if self._loop is not None and not self._noted.is_set():
+            with suppress(RuntimeError):  # the loop has ended, and with it `run`
+                self._loop.call_soon_threadsafe(self._noted.set)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a message of the proxy; see `logging.Handler`."""
@@ -492,12 +499,15 @@ class KeptLogs(logging.Handler):
 
     async def run(self) -> None:
         """Write until cancelled, and then the rest."""
+        self._loop = asyncio.get_running_loop()
+        if self._waiting:
+            self._noted.set()
         try:
-            while self._folder is not None:
+            while True:
+                await self._noted.wait()
                 await anyio.sleep(KEPT_LOG_SECONDS)
-                if self._waiting:
-                    await in_thread(self.flush)
-            await anyio.sleep_forever()
+                self._noted.clear()
+                await in_thread(self.flush)
         finally:
             with anyio.CancelScope(shield=True):
                 await in_thread(self.flush)

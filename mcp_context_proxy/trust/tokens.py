@@ -194,7 +194,7 @@ class TokenFile(NamedTokens):
             entries = msgspec.json.decode(read_own(self.path), type=_Tokens).tokens
         except FileNotFoundError:
             entries = ()
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
             raise TokenError(f"{self.path} cannot be used: {reason}; no named token is accepted") from error
         tokens, left, told = dict[str, NamedToken](), list[msgspec.Raw](), list[str]()

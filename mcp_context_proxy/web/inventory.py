@@ -22,7 +22,13 @@ from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.selection import unknown_names
 from mcp_context_proxy.downstream.fleet import Fleet, address, failure, server_facts, working_folder
 from mcp_context_proxy.embedding.embeddings import TokenCounter
-from mcp_context_proxy.errors import ServerUnavailableError, UnknownItemError, some_of
+from mcp_context_proxy.errors import (
+    ServerUnavailableError,
+    UnknownFilterError,
+    UnknownItemError,
+    nearest_names,
+    some_of,
+)
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.installation.journal import Switched, switch
 from mcp_context_proxy.items import Kind, Snapshot, ToolClass
@@ -275,10 +281,9 @@ class InventoryApi(Api):
 
 def expect_server(proxy: Served, server: str) -> None:
     """Raise an error unless a server is configured."""
-    known = {*proxy.config.servers, *proxy.config.off}
+    known = [*proxy.config.servers, *proxy.config.off]
     if server not in known:
-        detail = f"There is no server {server!r}. There are: {', '.join(sorted(known)) or 'none'}."
-        raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
+        raise UnknownFilterError("server", server, nearest_names(server, known, 1), known)
 
 
 def exposed_name(proxy: Served, tool: str, server: str | None = None) -> str:

@@ -123,6 +123,17 @@ def test_recall_says_if_interactions_are_not_recorded(run: Run, workshop: Worksh
     assert "enabled = true under [interactions]" in " ".join(done.stdout.split())
 
 
+def test_recall_says_which_agents_and_types_there_are_where_none_is_as_asked(
+    run: Run, config: Path, store: Path
+) -> None:
+    add(store, "the first")
+    told = " ".join(run("recall", "first", "--agent", "plannr", "--config", config).stdout.split())
+
+    assert "among 0 interactions. None is of that agent and type; there are agents " in told
+    assert "planner" in told
+    assert "message" in told
+
+
 def test_control_characters_are_not_shown(run: Run, config: Path, store: Path) -> None:
     with Interactions(store) as interactions:
         interactions.record("pla\x1b[31mnner", "message", "party\x1b]0;taken\x07 on friday")

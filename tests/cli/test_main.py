@@ -1,10 +1,13 @@
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.__main__ import plain_serve
 
@@ -81,7 +84,7 @@ def test_an_unknown_option_gets_a_near_one_or_all_of_the_command(
         (("store", "nope"), "No such command 'nope'. There are: check, "),
         (("hook", "install", "nope"), "Invalid value for 'HOST'"),
         (("hook", "install"), "Missing argument 'HOST'"),
-        (("changes", "nope"), "there is no server 'nope'. There are: none"),
+        (("changes", "nope"), "there is no server 'nope'. There is none"),
     ],
 )
 def test_what_does_not_exist_is_answered_with_what_there_is(
@@ -141,7 +144,7 @@ def test_an_error_in_the_arguments_begins_like_every_other_and_names_the_help(
     assert done.stderr.endswith(f"\nHelp: mcp-context-proxy {given[0]} --help\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "options"),
     [
         ("", {}),
@@ -156,7 +159,7 @@ def test_a_serve_without_further_options_needs_no_parser(line: str, options: dic
     assert plain_serve(line.split()) == options
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "--own",
@@ -237,3 +240,39 @@ def test_a_serve_without_a_usable_configuration_ends_with_a_sentence(
     assert done.stdout == ""
     assert done.stderr.startswith("mcp-context-proxy: 1 problem in the configuration:")
     assert "Traceback" not in done.stderr
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["mcp-context-proxy", "--help"]
+from mcp_context_proxy.__main__ import main
+main()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
+def test_a_command_that_is_interrupted_while_it_loads_says_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr == done.stdout == ""
+
+
+def test_a_shell_is_told_how_a_command_line_could_go_on(run: Run) -> None:
+    variable = "_MCP_CONTEXT_PROXY_COMPLETE"
+    script = run(**{variable: "bash_source"})
+    words = {"COMP_WORDS": "mcp-context-proxy se", "COMP_CWORD": "1"}
+    offered = run(**{variable: "bash_complete"}, **words)
+
+    hosts = {"COMP_WORDS": "mcp-context-proxy install cur", "COMP_CWORD": "2"}
+
+    assert run(**{variable: "bash_complete"}, **hosts).stdout.strip() == "plain,cursor"
+    assert "complete" in script.stdout
+    assert {"plain,serve", "plain,search"} <= {*offered.stdout.split()}

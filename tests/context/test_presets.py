@@ -83,7 +83,11 @@ def sparse(path: Path) -> None:
         file.truncate(1 << 40)
 
 
-@pytest.mark.parametrize("instead", [os.mkdir, getattr(os, "mkfifo", os.mkdir), sparse])
+def deep(path: Path) -> None:
+    path.write_text('{"more": ' + "[" * 100_000 + "]" * 100_000 + "}", "utf-8")
+
+
+@pytest.mark.parametrize("instead", [os.mkdir, getattr(os, "mkfifo", os.mkdir), sparse, deep])
 def test_something_else_in_place_of_the_file_keeps_nobody_waiting(
     books: tuple[PresetBook, PresetBook], tmp_path: Path, instead: Callable[[Path], None]
 ) -> None:

@@ -21,9 +21,9 @@ import jsonschema
 import pytest
 
 from mcp_context_proxy import __version__
+from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.cli import COMMANDS
 from mcp_context_proxy.config import load
-from mcp_context_proxy.config.load import VARIABLE
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "distribution"
@@ -98,7 +98,7 @@ def test_the_entry_names_our_variable_our_package_and_the_bundle_as_it_is(built:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     assert package["identifier"] == project["name"] in project["scripts"]
-    assert [one["name"] for one in package["environmentVariables"]] == [VARIABLE]
+    assert [one["name"] for one in package["environmentVariables"]] == [CONFIG_VARIABLE]
     assert bundled["identifier"].endswith(f"/v{__version__}/mcp-context-proxy-{__version__}.mcpb")
     assert bundled["fileSha256"] == hashlib.sha256(next(built.glob("*.mcpb")).read_bytes()).hexdigest()
 
@@ -135,7 +135,7 @@ def test_the_bundle_starts_the_proxy_of_its_wheel(bundle: Path) -> None:
     assert words[4:] == ["serve"]
     assert project["project"]["dependencies"] == [f"mcp-context-proxy=={__version__}"]
     assert (bundle / project["tool"]["uv"]["sources"]["mcp-context-proxy"]["path"]).exists()
-    assert list(server["mcp_config"]["env"]) == [VARIABLE]
+    assert list(server["mcp_config"]["env"]) == [CONFIG_VARIABLE]
 
 
 def test_the_plugin_and_the_marketplace_are_valid_for_claude_code(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ MODULES = [
         "catalog.definitions",
         "catalog.skills",
         "retrieval.indexing",
+        "protocol",
         "front.conversation",
         "front.local",
         "system",

@@ -15,8 +15,8 @@ import yaml
 from support.proxies import http_proxy
 from support.replicas import until_ready
 
+from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.config.load import VARIABLE
 from mcp_context_proxy.trust.tokens import TOKEN_VARIABLE
 
 ROOT = Path(__file__).parents[2]
@@ -110,7 +110,7 @@ def test_the_image_runs_as_a_user_who_owns_only_the_data_folder(image):
 
 
 def test_the_image_reads_the_mounted_configuration(image):
-    assert image.environment[VARIABLE] == "/config/config.toml"
+    assert image.environment[CONFIG_VARIABLE] == "/config/config.toml"
 
 
 def test_the_image_stops_with_a_signal_that_the_proxy_handles(image):
@@ -146,7 +146,7 @@ def test_compose_runs_the_image_with_a_token_of_the_user_and_volumes(stages, ima
     compose = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
     (service,) = compose["services"].values()
     port, (data,) = image.only("EXPOSE"), json.loads(image.only("VOLUME"))
-    config = Path(image.environment[VARIABLE])
+    config = Path(image.environment[CONFIG_VARIABLE])
 
     assert service["build"]["target"] in {stage.name for stage in stages}
     assert service["ports"] == [f"127.0.0.1:{port}:{port}"]

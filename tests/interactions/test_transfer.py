@@ -134,6 +134,59 @@ def test_rows_that_are_no_interaction_are_left_out_and_told(
     assert import_file(memory, file).unusable == 2
 
 
+def test_what_a_damaged_table_still_has_is_imported_and_its_end_is_told(
+    memory: InteractionMemory, tmp_path: Path
+) -> None:
+    rows = [("a", "user", f"message {number} {'x' * 200}", NOW - number) for number in range(2000)]
+    whole = written(tmp_path / "old.db", rows).read_bytes()
+    half, garbled, header = (tmp_path / f"{name}.db" for name in ("half", "garbled", "header"))
+    half.write_bytes(whole[: len(whole) // 2])
+    middle = len(whole) // 2
+    garbled.write_bytes(whole[:middle] + b"\xa5" * 8192 + whole[middle + 8192 :])
+    header.write_bytes(whole[:100] + b"\xa5" * 3996 + whole[4096:])
+
+    for path in (half, garbled):
+        done = import_file(memory, path)
+        assert 900 < done.kept + done.known < 1100
+        assert (done.unusable, done.no_room) == (1, 0)
+        assert done.reasons == [f"row {done.read} and those after it: database disk image is malformed"]
+    with pytest.raises(DataFileError, match="malformed"):
+        import_file(memory, header)
+
+
+def test_a_text_of_a_table_that_is_not_utf_8_does_not_stop_the_import(
+    memory: InteractionMemory, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "old.db", [("a", "user", "before", NOW), ("a", "user", "after", NOW - 2)])
+    with closing(sqlite3.connect(path)) as connection:
+        query = "UPDATE messages SET content = cast(x'ff626164' AS TEXT) WHERE content = 'before'"
+        connection.execute(query)
+        connection.commit()
+
+    assert import_file(memory, path).kept == 2
+    assert contents(memory) == ["\ufffdbad", "after"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_lines_begin_after_a_byte_order_mark(
+    memory: InteractionMemory, tmp_path: Path, encoding: str
+) -> None:
+    file = tmp_path / "chat.jsonl"
+    file.write_text('{"content": "gr\u00fcn"}\r\n{"content": "rot"}\n', encoding=encoding, newline="")
+    done = import_file(memory, file)
+
+    assert (done.kept, done.unusable) == (2, 0)
+    assert sorted(contents(memory)) == ["gr\u00fcn", "rot"]
+
+
+def test_an_array_of_messages_is_told_how_to_become_lines(memory: InteractionMemory, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text('[{"content": "one"},\n{"content": "two"}]', encoding="utf-8")
+
+    with pytest.raises(DataFileError, match="one array of JSON; write a line for each message"):
+        import_file(memory, file)
+
+
 def test_lines_of_messages_need_a_text_alone(memory: InteractionMemory, store: Store, tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     lines = [
@@ -155,6 +208,26 @@ def test_lines_of_messages_need_a_text_alone(memory: InteractionMemory, store: S
     kept = [(one.agent_name, one.interaction_type, one.time) for one in store.interactions.after(0, 10)]
     assert kept == [("unknown", "assistant", 1_588_334_400.0), ("unknown", "user", NOW - 50)]
     assert import_file(memory, file).known == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"content": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"content": "text", "time": 1' + "0" * 400 + "}",
+        '{"content": "text", "time": 1e400}',
+        '{"content": "text", "time": "0000-00-00"}',
+    ],
+    ids=["nested", "digits", "exponent", "date"],
+)
+def test_a_line_that_cannot_be_read_costs_no_other(
+    memory: InteractionMemory, store: Store, tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "messages.jsonl"
+    file.write_text(f'{line}\n{{"content": "kept"}}\n', "utf-8")
+    done = import_file(memory, file)
+
+    assert (done.read, done.kept, done.unusable) == (2, 1, 1)
 
 
 def test_fields_of_lines_may_have_other_names(

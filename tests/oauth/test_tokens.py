@@ -393,10 +393,13 @@ async def test_a_login_while_new_tokens_wait_for_room_is_not_replaced_by_them(pr
     assert sent == f"Bearer {second.access_token}" == f"Bearer {kept.access_token}"
 
 
-async def test_a_damaged_file_counts_as_no_login(protected: Protected) -> None:
+@pytest.mark.parametrize(
+    "content", [b'{"access_token": 7', b'{"more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
+)
+async def test_a_damaged_file_counts_as_no_login(protected: Protected, content: bytes) -> None:
     config = server_config(protected)
     await logged_in(config)
-    CredentialFile(config).path.write_bytes(b'{"access_token": 7')
+    CredentialFile(config).path.write_bytes(content)
 
     with pytest.raises(LoginRequiredError):
         await fetched(config)

@@ -124,10 +124,11 @@ TRUST = (
     ),
     Promise(
         "Nothing of one principal reaches another below the role `view`: no request, session, context, "
-        "statistics, interaction or log, and no words of a request, over REST or MCP. When a named token is "
-        "revoked or expires, its open requests and streams end; when a token of an issuer expires, its "
-        "streams do.",
+        "statistics, interaction or log, and no words of a request, over REST or MCP, nor a log message of a "
+        "server that may be about their calls. When a named token is revoked or expires, its open requests "
+        "and streams end; when a token of an issuer expires, its streams do.",
         (
+            LIMITED + "test_log_messages_reach_those_whose_calls_they_are_about_and_those_who_may_view",
             IDENTITY + "test_one_person_sees_nothing_of_another_below_view",
             IDENTITY + "test_a_role_opens_what_it_names_and_what_lower_ones_do",
             IDENTITY + "test_the_end_of_a_token_ends_its_streams_and_no_call",

@@ -303,13 +303,18 @@ def test_a_request_for_other_things_of_that_name_still_fits_nothing(engine, trac
     assert not engine.search(query, tracker, options=FITTING).fits
 
 
-def test_names_of_hidden_tools_are_not_read(engine, tracker):
-    issues = frozenset(item_key(one) for one in tracker.sources[0].items if b"ssue" in one.definition)
+def test_names_of_hidden_tools_are_not_read(engine, tool, snapshot, tracker):
+    """A hidden tool for tickets would keep them from being read as the issues that are there."""
+    hidden = tool("close_ticket", "Closes a ticket of the help desk.", server="desk")
+    catalog = snapshot(*tracker.sources[0].items, hidden)
     query = "list the tickets due this week"
 
-    ranking = engine.search(query, replace(tracker, hidden=issues), options=FITTING)
+    found = [
+        engine.search(query, replace(catalog, hidden=frozenset(keys)), options=FITTING).read_as
+        for keys in ((), [item_key(hidden)])
+    ]
 
-    assert (ranking.fits, ranking.read_as) == (False, None)
+    assert found == [None, "list the issues due this week"]
 
 
 @pytest.fixture(scope="module")
@@ -397,6 +402,7 @@ def offices(tool, snapshot):
         ("list everybody in our Notion workspace", "notion"),
         ("list the users on slack", "slack"),
         ("list the Jira users", "jira-cloud"),
+        ("list users of the slack workspace", "slack"),
     ],
 )
 def test_the_tools_of_a_server_that_a_request_names_come_first(engine, offices, query, server):
@@ -404,6 +410,13 @@ def test_the_tools_of_a_server_that_a_request_names_come_first(engine, offices, 
 
     assert best.item.server == server
     assert best.instructions == pytest.approx(ADDRESSED)
+
+
+@pytest.mark.parametrize("said", ["in prod", "of the production database", "on the production server"])
+def test_a_server_that_is_called_shortly_is_named_in_full_as_well(engine, tool, snapshot, said):
+    tools = [tool("list_tables", "List tables.", server=key) for key in ("staging-db", "dev-db", "prod-db")]
+
+    assert engine.search(f"list tables {said}", snapshot(*tools)).results[0].item.server == "prod-db"
 
 
 def test_a_request_that_names_a_server_of_the_catalog_fits_sooner(engine, tool, snapshot):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.servers import real_lists
+from support.tables import each
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
@@ -52,7 +53,7 @@ def real_index() -> Index:
     return Engine(None).index(build_snapshot(*tools))
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "meant"),
     [
         pytest.param("serch", "search", id="insertion"),
@@ -75,6 +76,18 @@ def test_a_rare_word_that_opens_an_order_may_be_a_usual_one_with_letters_swapped
     assert read_as("lits all containers") == "list all containers"
     assert read_as("lits all containers", "lit") is None
     assert read_as("show the lits containers") is None
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("creat an event", "create an event"), ("delet the messag", "delete the message")]
+)
+def test_a_word_without_its_last_letter_is_corrected_though_its_stem_is_known(
+    written: str, meant: str
+) -> None:
+    stems = "creat", "delet", "messag"
+
+    assert read_query(written, stems.__contains__, lambda: CATALOG, {}).read_as == meant
+    assert read_query("creat it", stems.__contains__, lambda: WordList(["creat"]), {}).read_as is None
 
 
 def test_a_sentence_of_errors_is_read_as_it_was_meant() -> None:
@@ -113,7 +126,7 @@ def test_every_packaged_word_is_known() -> None:
     assert [word for word in FREQUENT if not is_known(word)] == []
 
 
-@pytest.mark.parametrize(
+@each(
     "query",
     [
         "open the Serch dashboard",
@@ -135,19 +148,17 @@ def test_words_that_are_like_none_stay() -> None:
     assert read_as("the qxzvkjw of wtf") is None
 
 
-@pytest.mark.parametrize("joined", ["backend", "rootkit", "minimap", "preprint"])
+@each("joined", ["backend", "rootkit", "minimap", "preprint"])
 def test_two_words_written_as_one_are_a_new_word(joined: str) -> None:
     assert read_as(f"show me the {joined}") is None
 
 
-@pytest.mark.parametrize(
-    "derived", ["scalable", "footer", "dialling", "relatable", "summarise", "foundational"]
-)
+@each("derived", ["scalable", "footer", "dialling", "relatable", "summarise", "foundational"])
 def test_a_word_that_is_derived_from_a_known_one_is_right(derived: str) -> None:
     assert read_as(f"show me the {derived} one") is None
 
 
-@pytest.mark.parametrize(
+@each(
     "rare", ["locum", "matinee", "forex", "reais", "paleo", "federative", "sommelier", "ringgit", "kubelet"]
 )
 def test_a_rare_word_and_one_of_another_trade_is_right(rare: str) -> None:
@@ -159,7 +170,7 @@ def test_an_unknown_word_that_is_only_near_to_a_rare_one_is_new(new: str) -> Non
     assert read_as(f"show me the {new} one") is None
 
 
-@pytest.mark.parametrize("short", ["proj", "incl", "coll", "smth", "ppid"])
+@each("short", ["proj", "incl", "coll", "smth", "ppid"])
 def test_a_word_that_is_short_for_something_is_left(short: str) -> None:
     assert read_as(f"show me the {short} one") is None
 

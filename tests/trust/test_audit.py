@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from msgspec import Raw
 from support.ledger import until
@@ -21,7 +22,7 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.trust import MARK, audit
-from mcp_context_proxy.trust.audit import AuditedCall, AuditLog, declared_names
+from mcp_context_proxy.trust.audit import AuditedCall, AuditLog, KeptLogs, declared_names
 from mcp_context_proxy.trust.audit_file import AuditFile
 
 pytestmark = pytest.mark.anyio
@@ -567,3 +568,27 @@ async def test_a_killed_proxy_leaves_whole_entries_without_a_gap_and_the_next_on
     assert len({entry["session"] for entry in entries}) == 2
     assert all(entry["outcome"] == "succeeded" for entry in entries)
     assert [entry["time"] for entry in entries] == sorted(entry["time"] for entry in entries)
+
+
+async def test_lines_of_any_thread_are_written_soon_also_those_before_the_writing_begins(
+    tmp_path: Path,
+) -> None:
+    """The writing sleeps until there is a line."""
+    logs = KeptLogs(tmp_path)
+
+    def written() -> list[str]:
+        lines = [
+            line for file in tmp_path.rglob("*") if file.is_file() for line in file.read_text().splitlines()
+        ]
+        return [json.loads(line)["text"] for line in lines]
+
+    logs.note("files", "before")
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(logs.run)
+            await until(lambda: written() == ["before"])
+            await anyio.to_thread.run_sync(logs.note, "files", "one")
+            await until(lambda: written() == ["before", "one"])
+            await anyio.to_thread.run_sync(logs.note, "files", "two")
+            await until(lambda: written() == ["before", "one", "two"])
+            tasks.cancel_scope.cancel()

@@ -173,29 +173,72 @@ async def test_no_query_is_read_in_words_that_only_other_servers_have(workshop: 
 
 
 async def test_log_messages_of_other_servers_do_not_reach_its_session(fresh: Proxy) -> None:
-    limited, other = Host(fresh, "handshake", rights=ANNA), Host(fresh, "handshake")
-    message: Any = {"level": b'"error"', "data": b'"zinc"'}
-    fresh.open_sessions.relay("closed", "notifications/message", message, frozenset())
-    fresh.open_sessions.relay("open", "notifications/message", message, frozenset())
-    with anyio.fail_after(30):
-        while len(other.told) < 2 or not limited.told:
-            await anyio.lowlevel.checkpoint()
+    limited = Host(fresh, "handshake", rights=ANNA)
+    await relay_logs(fresh, limited)
 
-    assert len(limited.told) == 1
+    assert [params["logger"] for _, params in limited.told] == ["open", "last"]
 
 
 async def test_a_session_whose_principal_reaches_less_since_hears_less(fresh: Proxy) -> None:
-    host, other = Host(fresh, "handshake", rights=Principal("anna", Role.USE)), Host(fresh, "handshake")
+    host = Host(fresh, "handshake", rights=Principal("anna", Role.USE))
     host.rights = ANNA
     await host.request("tools/list")
-    message: Any = {"level": b'"error"', "data": b'"zinc"'}
+    await relay_logs(fresh, host)
+
+    assert [params["logger"] for _, params in host.told] == ["open", "last"]
+
+
+async def relay_logs(proxy: Proxy, host: Host) -> None:
+    """Have both servers log during a call of a host, and wait until it has heard of all that it is told."""
+    assert host.session is not None
     for server in ("closed", "open"):
-        fresh.open_sessions.relay(server, "notifications/message", message, frozenset())
+        message: Any = {"level": b'"error"', "logger": f'"{server}"'.encode(), "data": b'"zinc"'}
+        parties = frozenset({host.session.party})
+        proxy.open_sessions.relay(server, "notifications/message", message, parties)
+    await hear_the_last(proxy, [host])
+
+
+async def hear_the_last(proxy: Proxy, hosts: list[Host]) -> None:
+    last: Any = {"level": b'"error"', "logger": b'"last"'}
+    for host in hosts:
+        assert host.session is not None
+        proxy.open_sessions.notify(host.session, "notifications/message", last)
     with anyio.fail_after(30):
-        while len(other.told) < 2 or not host.told:
+        while not all("'last'" in repr(host.told) for host in hosts):
             await anyio.lowlevel.checkpoint()
 
-    assert len(host.told) == 1
+
+BERT = Principal("bert", Role.USE)
+OWNER = Principal("owner", Role.ADMIN)
+
+
+@pytest.mark.parametrize(
+    ("server", "calling", "hears"),
+    [
+        ("open", [], []),
+        ("closed", [], []),
+        ("open", ["anna"], ["anna"]),
+        ("open", ["anna", "bert"], []),
+        ("open", ["anna", "owner"], []),
+        ("open", ["anna", "anna again"], ["anna", "anna again"]),
+    ],
+)
+async def test_log_messages_reach_those_whose_calls_they_are_about_and_those_who_may_view(
+    fresh: Proxy, server: str, calling: list[str], hears: list[str]
+) -> None:
+    who = {"anna": ANNA, "anna again": ANNA, "bert": BERT, "owner": OWNER}
+    hosts = {name: Host(fresh, "handshake", rights=rights) for name, rights in who.items()}
+    for host in hosts.values():
+        await host.request("tools/list")
+    sessions = {name: host.session for name, host in hosts.items()}
+    parties = frozenset(one.party for name, one in sessions.items() if name in calling and one is not None)
+    message: Any = {"level": b'"error"', "data": b'"zinc"'}
+    fresh.open_sessions.relay(server, "notifications/message", message, parties)
+    await hear_the_last(fresh, [*hosts.values()])
+
+    heard = [name for name, host in hosts.items() if "zinc" in repr(host.told)]
+    assert [name for name in heard if name != "owner"] == hears
+    assert ("owner" in heard) == (not calling or "owner" in calling)
 
 
 class Web:

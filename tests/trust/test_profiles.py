@@ -530,6 +530,19 @@ async def test_check_warns_of_names_in_a_profile_that_lead_to_nothing(workshop: 
     assert told["there is no token 'bret'"] == "mcp-context-proxy token add bret"
 
 
+async def test_check_says_how_a_profile_has_the_documents_of_a_folder(workshop: Workshop) -> None:
+    (handbook := workshop.folder / "handbook").mkdir()
+    (handbook / "leave.md").write_text("# Leave", encoding="utf-8")
+    profiles = {"chat": {"documents": ["handbook"]}, "desk": {"documents": ["handbook/*"]}}
+    config = workshop.config(clients=profiles, documents=[{"path": str(handbook)}])
+    async with inside(config) as proxy:
+        told = [(one.subject, one.message, one.remedy) for one in pins.profiles(proxy)]
+
+    remedy = "write 'handbook/*' for those of the folder"
+    assert ("clients.chat", "no document is named 'handbook'", remedy) in told
+    assert any(subject == "clients.desk" and "1 document" in said for subject, said, _ in told)
+
+
 async def test_events_of_modern_subscriptions_stay_within_a_profile(proxy: Proxy) -> None:
     coding = proxy.gateway.profiles.named(THE_USER, "coding")
     tone = next(one for one in proxy.catalog.whole.snapshot.documents.values() if one.name == "tone")

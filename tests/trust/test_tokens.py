@@ -204,7 +204,11 @@ def torn(path: Path) -> None:
     path.write_text("{")
 
 
-@pytest.mark.parametrize("instead", [torn, os.mkdir, getattr(os, "mkfifo", os.mkdir)])
+def deep(path: Path) -> None:
+    path.write_text('{"more": ' + "[" * 100_000 + "]" * 100_000 + "}", "utf-8")
+
+
+@pytest.mark.parametrize("instead", [torn, os.mkdir, getattr(os, "mkfifo", os.mkdir), deep])
 async def test_a_file_that_cannot_be_read_accepts_no_named_token_and_is_said_once(
     file: TokenFile, caplog: pytest.LogCaptureFixture, instead: Callable[[Path], None]
 ) -> None:
