@@ -33,9 +33,9 @@ from mcp_context_proxy.retrieval import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.links import is_about_files, is_for
+from mcp_context_proxy.retrieval.links import files_named, is_about_files, is_for, without_files
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
-from mcp_context_proxy.retrieval.text import files_named, identifier_words, without_files
+from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task, in_thread

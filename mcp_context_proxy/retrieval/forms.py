@@ -427,8 +427,7 @@ WORDS_COMPARED = 50_000
 about 900 words."""
 
 CANDIDATES = 500
-"""Words whose errors are counted for one that is misspelled, 0.05 ms each: of real lists, some 20 have nearly
-the same letters; a hostile one could have only such."""
+"""Words whose errors are counted for one that is misspelled, 0.05 ms each; a hostile list could have more."""
 
 VOWELS = frozenset("aeiouy")
 
@@ -439,10 +438,8 @@ SHORT = 4
 """Letters up to which a word is only corrected by a swap or a missing letter: others are rather short for
 something ("proj", "incl")."""
 
-ENDINGS: Final = listed("endings")
-
-SHORTEST_BASE = 4
-"""Letters of the shortest word that another one is derived from."""
+SHORTEST_BASE, ENDINGS = 4, listed("endings")
+"""Letters of the shortest word that another one is derived from, and the endings of such words."""
 
 WORDS = Path(__file__).with_name("words.txt")
 """Words that a misspelled word may have meant, the most likely first: words of tools, then frequent English
@@ -450,9 +447,7 @@ ones. ``scripts/build_words.py`` writes them."""
 
 
 LIKELY = 11_000
-"""Words of the file that a misspelled one may have meant. A word that nobody knows and that is near to a
-rarer one, as "forex" is to "fore", is rather a new word."""
-
+"""Words of the file that may be meant by another: "forex" is rather a new word than the rare "fore"."""
 
 _ARTICLE: Final = pattern(r"\b(?:the|an?|my|our|your)\s+$", re.IGNORECASE)
 _NO_THINGS: Final = STOP_WORDS | listed("questions")
@@ -521,6 +516,14 @@ def correction(word: str, catalog: Callable[[], WordList], before: str = "") -> 
         found = [catalog().nearest(word), likely().nearest(word, but=but)]
     near = [one for one in found if one is not None]
     return min(near, key=lambda one: one[1])[0] if near else None
+
+
+def unclipped(word: str, catalog: Callable[[], WordList]) -> str | None:
+    """Return the word of which only the last "e" is missing: the stem of "creat" is that of a known word."""
+    known = packaged().known
+    if len(word) <= SHORT or word in known or f"{word}e" not in known or word in catalog().known:
+        return None
+    return f"{word}e"
 
 
 def is_swapped(first: str, second: str) -> bool:

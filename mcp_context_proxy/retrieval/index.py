@@ -55,6 +55,9 @@ MASKS_KEPT = 64
 NAMES_KEPT = 8_192
 """Hashed names of tools that are cached, for filters have much the same ones from search to search."""
 
+CALLED_SHORTLY = {"prod": "production", "dev": "development", "stg": "staging"}
+"""Short forms in names of servers that nothing else is called by, each with the word that people say."""
+
 NO_NAMES = STOP_WORDS | ORDERS | {"mcp", "server", "api", "tools"}
 """Words in names of servers by which none is addressed."""
 
@@ -280,8 +283,8 @@ class Index(Struct, frozen=True, eq=False):
     """Cached results of `serving`."""
     instructions: list[dict[str, list[int]]] = field(default_factory=list)
     """Cached for `instructed`: by term, the sources whose instructions have it."""
-    called: list[dict[str, list[int]]] = field(default_factory=list)
-    """Cached for `addressed`: by word, the sources that are called so."""
+    called: list[dict[str, dict[int, bool]]] = field(default_factory=list)
+    """Cached for `addressed`: by word, the sources that are called so, and whether by the word itself."""
     word_lists: list[WordList] = field(default_factory=list)
     """The cached result of `words`."""
     sketches: list[Sketches] = field(default_factory=list)
@@ -330,16 +333,19 @@ class Index(Struct, frozen=True, eq=False):
             shares[sources] += rarity
         return shares / np.float32(sum(idf.values()))
 
-    def addressed(self, words: Iterable[str]) -> list[int]:
-        """Return the sources that have one of some words in their names, but for verbs."""
+    def addressed(self, words: Iterable[str]) -> dict[int, bool]:
+        """Return the sources that have one of some words in their names, but for verbs.
+
+        Each with whether the name has the word itself, and not only a short form of it.
+        """
         if not self.called:
-            collected: dict[str, list[int]] = {}
+            collected: dict[str, dict[int, bool]] = {}
             for at, key in enumerate(self.keys):
                 for word in identifier_words(key).split():
-                    if word not in NO_NAMES:
-                        collected.setdefault(word, []).append(at)
+                    for said in {word, CALLED_SHORTLY.get(word, word)} - NO_NAMES:
+                        collected.setdefault(said, {})[at] = said == word
             self.called.append(collected)
-        return [at for word in words for at in self.called[0].get(word, ())]
+        return {at: own for word in words for at, own in self.called[0].get(word, {}).items()}
 
     def sketched(self, sketch: Sketch) -> Sketches:
         """Return the sketches of items, in turn of every source, as the first searches need them."""
@@ -459,8 +465,8 @@ class QueryWords(Struct, frozen=True, eq=False):
     lexical: LexicalScores
     instructed: NDArray[np.float32] | None
     """By source, the share of the query that the instructions of the server have."""
-    addressed: list[int]
-    """Sources that the query names."""
+    addressed: dict[int, bool]
+    """Sources that the query names, each with whether by a word of its name."""
     named: list[int]
     """Items whose name the query is."""
 

@@ -26,12 +26,16 @@ from mcp_context_proxy.retrieval.text import (
     chunks,
     encodable,
     identifier_words,
+    is_translated,
     listed,
+    may_be_translated,
     meanings,
     name_key,
     terms,
     topics,
+    translated,
 )
+from mcp_context_proxy.system.later import pattern
 
 if TYPE_CHECKING:
     pass
@@ -103,6 +107,8 @@ MAX_NODES = 2_000
 MAX_DESCRIPTION = 1_000
 """Characters read of one parameter's description."""
 
+_WORDS: Final = pattern(r"\w+")
+
 _COMBINERS = ("anyOf", "oneOf", "allOf")
 _NESTING = frozenset({"properties", "items", *_COMBINERS})
 """Keys of a schema that contains others: most parameters have none."""
@@ -118,7 +124,7 @@ class Fields(Struct, frozen=True):
     server: str
     text: str
     title: str = ""
-    """Title of a tool; empty where it says the same as its name."""
+    """Title of a tool, unless it says the same as its name, and the English for words of another language."""
     values: str = ""
     """Values that parameters may have, and examples of them."""
     labels: str = ""
@@ -147,7 +153,7 @@ def item_text(item: Item, several_servers: bool) -> tuple[Fields, tuple[str, ...
         parameter_descriptions=encodable("\n".join(parameters.descriptions)),
         server=encodable(item.server),
         text="",
-        title=encodable(title_of(item)),
+        title=encodable(f"{title_of(item)} {in_english(f'{words}. {description}')}".strip()),
         values=encodable(" ".join(parameters.values)),
         labels=encodable(" ".join((*item.tags, item.category or ""))),
         use_cases=encodable("\n".join(item.use_cases)),
@@ -179,6 +185,15 @@ def _further_chunks(head: str, fields: Fields, tool: Tool) -> Iterator[str]:
     for text in (title, labels, values and f"{fields.description} {values}"):
         if text:
             yield from _headed_chunks(head, text)
+
+
+def in_english(text: str) -> str:
+    """Return the first words of a text with the English for those that are known of another language."""
+    first = text[:NAME_LIMIT]
+    if not may_be_translated(first) or not is_translated(first):
+        return ""
+    said = (translated(word, is_first=True) or word for word in _WORDS.findall(first))
+    return " ".join(said)[:NAME_LIMIT]
 
 
 def title_of(tool: Tool) -> str:

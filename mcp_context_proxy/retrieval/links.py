@@ -142,7 +142,7 @@ def mentions(text: str) -> list[Mention]:
 
 
 def is_for(patterns: Iterable[str], file: str) -> bool:
-    """Return whether a file, as `forms.files_named` has it, fits one of some patterns.
+    """Return whether a file, as `files_named` has it, fits one of some patterns.
 
     A pattern with a folder may begin at any folder of the path: a request names a file from anywhere. One
     that ends in a slash stands for everything below.
@@ -341,3 +341,46 @@ class Links(Struct, eq=False, dict=True):
         assert dense is not None
         own = dense.vectors_of(at)[0]
         return any(float(own @ dense.vectors_of(other)[0]) >= TWIN_COSINE for other in chosen)
+
+
+FILES_NAMED: Final = 20
+"""Files that a request names and that are looked at; a pasted list of more says nothing about any of them."""
+
+FILE_CHARACTERS: Final = 300
+
+_AROUND_FILES = "@\"'`()<>,;:!?*"
+
+_FILE = pattern(r"(?:\w:)?(?:\.{0,2}[/\\])*((?:[\w@.+()\[\]-]{1,100}[/\\])*[\w@.+()\[\]-]{1,100})(?::\d+)*")
+
+_LIBRARY = pattern(
+    r"(?:node|next|nuxt|vue|react|three|d3|angular|ember|backbone|express|chart|discord|socket|alpine|p5)\.js",
+    re.IGNORECASE,
+)
+"""A library that is called like a file."""
+
+_MAIL = pattern(r"[^/\\@]+@(?!\dx\.)[\w-]+(?:\.[\w-]+)+")
+"""An address of mail; ``icon@2x.png`` is a picture for a finer screen."""
+
+
+def files_named(text: str) -> list[str]:
+    """Return the paths and names of files in a text, with ``/`` between folders, in lower case."""
+    return list(dict.fromkeys(filter(None, map(_file, text.split()))))[:FILES_NAMED]
+
+
+def without_files(text: str) -> str:
+    """Return a text without the files that it names; nothing where the rest has no word that is searched."""
+    rest = " ".join(word for word in text.split() if _file(word) is None)
+    return rest if terms(rest) else ""
+
+
+def _file(word: str) -> str | None:
+    """Return the path that a word of a text is."""
+    if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
+        return None
+    match = _FILE.fullmatch(word.lstrip(_AROUND_FILES).rstrip(f"{_AROUND_FILES}."))
+    if match is None or _LIBRARY.fullmatch(match[1]) or _MAIL.fullmatch(match[1]):
+        return None
+    file = match[1].replace("\\", "/").casefold()
+    bare, dot, suffix = file.rpartition("/")[2].rpartition(".")
+    has_suffix = bool(dot) and suffix[:1].isalpha() and len(bare + suffix) > 2
+    return file if has_suffix or file.count("/") > 1 else None

@@ -76,10 +76,11 @@ BEFORE_NOUNS: Final = listed("before nouns")
 """Words after which a verb is a noun: "the build is red" and "any new mail" order nothing."""
 
 _AS_SUBJECT: Final = spoken(
-    r"(?!(?:check|see|show|tell|find|look|ask|watch) )\w+ (?:is|are|was|were|has|keeps?|fail(?:s|ed)"
-    r"|crashe[sd]|should|must|(?:is|are|was|do|does|did|wo)n['’]?t)\b"
+    r"(?!(?:check|see|show|tell|find|look|ask|watch) )\w+ (?:is|are|was|were|has|keeps?|fails|crashes"
+    r"|(?:failed|crashed)(?! (?!this\b|always\b)[a-z]+s\b)|should|must"
+    r"|(?:is|are|was|do|does|did|wo)n['’]?t)\b"
 )
-"""A verb that is a noun for the verb after it: "deploy is broken"."""
+"""A verb that is a noun for the verb after it: "deploy is broken", but not "rerun failed tasks"."""
 
 _TELLING: Final = frozenset(("i", "we", "he", "she", "they", "it"))
 """Words after which a verb tells what somebody does: "we start on Monday"."""

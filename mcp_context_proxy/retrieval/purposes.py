@@ -111,15 +111,8 @@ CHANGES_OF_ROWS: Final = _purpose(
 )
 """Orders that change rows of a table that has a name: "add a row to the customers table"."""
 
-_FILES: Final = (
-    "files?|documents?|photos?|pictures?|images?|videos?|movies?|films?|recordings?|pdfs?|spreadsheets?"
-    "|presentations?|folders?|archives?|zips?|downloads?"
-)
-_PLACES: Final = (
-    "museum|pharmacy|chemist|bakery|butcher|library|shops?|stores?|supermarket|market|mall|bank|post office"
-    "|restaurant|cafe|bar|pub|gym|pool|zoo|park|cinema|theat(?:re|er)|station|airport|hospital|clinic|dentist"
-    "|doctor|hairdresser|garage|hotel|church|school|town hall|gallery|castle"
-)
+_FILES: Final = "|".join(f"{one}s?" for one in sorted(listed("kinds of files")))
+_PLACES: Final = "|".join([*sorted(listed("kinds of places")), "post office", "town hall"])
 
 _ON_SCREENS: Final = (
     r"(?:\w+ ){0,2}?(?:know|use|work|page|(?:web)?site|settings|menu|tab|screen|folder|file|code)"
@@ -264,13 +257,13 @@ _PERSONAL: Final = spoken(
 _WORLDLY: Final = QUESTIONS | {"find", "search", "google", "news", "latest", "best", "recommend", "facts"}
 """Words with which a question about the world opens."""
 
-_OWN: Final = frozenset({"i", "my", "mine", "we", "us", "our", "ours", "this", "these", "here", "it"})
+_OWN: Final = frozenset(["i", "my", "mine", "we", "us", "our", "ours", "this", "these", "here", "it"])
 """Words with which a caller speaks of what is theirs, or of what is at hand."""
 
 _ASKED_FOR_ALL: Final = spoken(
     r"^(\W*(?:what|how|where|which|when|why) )(?:do|can|could|should|shall|would|must) (?:i|we)\b"
 )
-"""Beginnings of questions in which the caller stands for anybody: "what shall I cook"."""
+"""The caller stands for anybody: "what shall I cook"."""
 
 _COUNTED: Final = spoken(
     r"^\W*(?:(?:show|tell|give) me )?(?:what(?:'s| is| was| are) )?(?:the )?"
@@ -279,6 +272,21 @@ _COUNTED: Final = spoken(
     r"|count (?:the|our|my|all|how)\b)"
 )
 """Questions for a number of things, or for a sum of them."""
+
+_KEPT_IN_ROWS: Final = rf"(?:{'|'.join(sorted(listed('kept in rows')))})"
+_LISTED_ROWS: Final = spoken(
+    rf"^\W*(?:which|what) (?:of )?(?:(?:all|our|my|the) ){{0,2}}(?:\w+ )?{_KEPT_IN_ROWS} (?:who|that|have|has"
+    r"|had|are|were|do|did|does|never|still|already|not|haven|hasn|aren|\w+ed|bought|spent|paid|made|sold)\b",
+    "which|what",
+)
+"""Questions for those of the things a database keeps of which something is said."""
+
+_OF_ITS_KIND: Final = spoken(
+    r"^\W*how (?:many|much) (?:\w+ ){1,3}?(?:do|does|did|can|has|have|had|is|are|was|were|go|fit|make)"
+    rf"(?: there)?(?: in(?:to)?)? (?:a|an|one) (?!(?:\w+ )?{_KEPT_IN_ROWS}\b)",
+    "a|an|one",
+)
+"""Questions for what is the same of every thing of a kind: "how many bones does a human have"."""
 
 _OF_ROWS: Final = spoken(
     r"\b(?:rows|records)\b|\b(?:from|in) (?:the |our |my )?(?:\w+ ){0,2}(?:db|database|tables?|collection)\b"
@@ -307,10 +315,7 @@ _COURTESIES = (
 )
 _THIS = r"(?:this|that|it|these|something|the following|one thing)(?: (?:information|facts?|details?))?"
 """Words that stand for what is to be remembered."""
-_KEEP = (
-    "save|store|keep|hold|hang|retain|preserve|record|register|note|jot|write|scribble|put|take|get|stash|tuck|file"
-    "|capture|log|learn|document|enter|memori[sz]e|commit|add"
-)
+_KEEP = "|".join(sorted(listed("kept")))
 _PLACE = (
     r"(?:down|away|aside|on to|somewhere|safe|on (?:record|file)|for (?:me|us|later|next time"
     r"|(?:the )?future(?: use)?)"
@@ -362,7 +367,7 @@ IDIOMS: Final = (
             rf"|(?:{_KEEP})(?: (?:on to|track of))?(?= {_FACT}| {_CLAUSE}|(?<=note)\s*:)"
             rf"|(?:keep|make) a (?:\w+ )?record(?: of (?:{_THIS}|{_FACT}))?(?=\W*[:,]| that\b| of\b)"
             rf"|let the record show|for the record(?=\W)|take note(?=\W*:| that\b| of\b)){_NOWHERE_ELSE}",
-            f"{_KEEP}|record".replace("[sz]e", ""),
+            f"{_KEEP}|record",
         ),
         "add a note to memory",
         NOTES,
@@ -492,8 +497,9 @@ def service_of(request: str) -> str | None:
 _ADDRESSED = pattern(
     r"\b(?:in|on|from|to|into|via|with|using|at|of|for)\s+(?:(?:our|my|the|your|this)\s+)?(?P<after>[A-Za-z][\w-]*)"
     r"|(?<=[a-z] )(?P<name>[A-Z]\w*)"
+    r"|\b(?:the|our|my|your) (?P<kept>[A-Za-z][\w-]*)(?= (?:database|db|wiki|workspace|account|cluster)\b)"
 )
-"""Words by which a server may be addressed: "in our Notion", "on GitHub", "a Jira ticket"."""
+"""Words by which a server may be addressed: "in our Notion", "a Jira ticket", "the sales database"."""
 
 
 def addressed(query: str) -> Iterator[str]:
@@ -574,7 +580,9 @@ def purpose_of(request: str) -> Purpose | None:
         return QUERIES_OF_ROWS
     if _CHANGED_ROWS.match(beginning) and not _OF_SHEETS.search(beginning):
         return CHANGES_OF_ROWS
-    if _COUNTED.match(beginning):
+    if _OF_ITS_KIND.match(beginning) and _OWN.isdisjoint(beginning.lower().split()):
+        return WEB_SEARCH
+    if any(form.match(beginning) for form in (_COUNTED, _LISTED_ROWS)):
         return QUERIES_OF_DATA
     if _DOWN_IN_NOTES.match(beginning):
         return WRITTEN_DOWN

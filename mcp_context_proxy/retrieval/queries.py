@@ -27,6 +27,7 @@ from mcp_context_proxy.retrieval.forms import (
     long_values,
     same_letters,
     shell_meaning,
+    unclipped,
     value_kind,
     written_out,
 )
@@ -63,6 +64,8 @@ from mcp_context_proxy.retrieval.text import (
     is_foreign,
     is_known,
     is_translated,
+    is_unlatin,
+    joined,
     listed,
     quotations,
     spoken,
@@ -72,7 +75,9 @@ from mcp_context_proxy.retrieval.text import (
     terms,
     translated,
     within,
+    without,
     without_opener,
+    without_pasted,
     words,
 )
 from mcp_context_proxy.system.later import np
@@ -165,6 +170,8 @@ class ReadQuery(Struct, frozen=True):
 
     addressed: frozenset[str]
     """Words in lower case that may be names of servers: "in our Notion", "a Slack channel"."""
+    is_unreadable: bool
+    """True if most of its letters are of no Latin alphabet, so that the packaged models cannot read it."""
     is_gibberish: bool
     """True if nobody knows any of its words: its vector is that of nothing."""
     purpose: Purpose | None
@@ -207,7 +214,8 @@ def read_query(
         stands_for: Configured words, in lower case, with the words that they stand for.
         translates: Read words of other languages as the English ones, for a model that knows only these.
     """
-    as_written = without_opener(encodable(query[:QUERY_LIMIT]).strip())
+    said = without_pasted(query)[:QUERY_LIMIT]
+    as_written = without_opener(encodable(said).strip())
     written = ordered(as_written)
     idiom = idiom_of(written)
     divided = _Divided.of(written, None if idiom is None else idiom.end)
@@ -235,9 +243,9 @@ def read_query(
     by_need = np.array([added_for for added_for, _ in parts.values()] or [wanted("")])
     actions = {whole: by_need.max(axis=0), **{text: one for text, (one, _) in parts.items()}} if whole else {}
     texts = tuple(actions)
-    beside = [content_words(_without(whole, divided.reported))]
+    beside = [content_words(without(whole, divided.reported))]
     if divided.carried:
-        beside.append(_without(whole, divided.carried))
+        beside.append(without(whole, divided.carried))
     return ReadQuery(
         written=as_written,
         texts=texts,
@@ -250,6 +258,7 @@ def read_query(
         orders=tuple(map(asks, texts[1:])),
         actions=np.array([*actions.values()], np.float32).reshape(len(texts), EFFECTS),
         addressed=frozenset(addressed(whole)),
+        is_unreadable=translates and is_unlatin(whole),
         is_gibberish=0 < reader.plain == reader.unknown and not kinds,
         purpose=purpose,
         purposes=tuple(parts[need][1] for need in texts[1:]),
@@ -309,7 +318,7 @@ class _Reader:
     ) -> None:
         self._written, self._divided = written, divided
         self._has_term, self._catalog, self._stands_for = has_term, catalog, stands_for
-        said = _without(written, divided.carried) if divided.carried else written
+        said = without(written, divided.carried) if divided.carried else written
         self._translates = translates and is_translated(said)
         self._in_english = not self._translates and not is_foreign(said)
         self._openings = dict(_openings(written, divided.needs))
@@ -435,7 +444,12 @@ class _Reader:
     def _correct(self, token: _Token) -> None:
         """Look for the word that was probably meant by one that neither the catalog nor English has."""
         word, found = token.lower, self._corrected
-        if word in found or self._has_term(stem(word)):
+        if word in found:
+            return
+        if self._in_english and (whole := unclipped(word, self._catalog)) is not None:
+            found[word] = whole
+            return
+        if self._has_term(stem(word)):
             return
         if not is_known(word):
             corrected = sum(right is not None for right in found.values())
@@ -511,7 +525,7 @@ def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> tupl
                 if match.group().split()[0].lower() == "that":
                     reported.append(spans[-1])
                 break
-    return _joined(spans), _joined(reported)
+    return joined(spans), joined(reported)
 
 
 def _refused(query: str, reported: Sequence[Span]) -> frozenset[str]:
@@ -521,7 +535,7 @@ def _refused(query: str, reported: Sequence[Span]) -> frozenset[str]:
         verbs.add("delete")
     if not verbs:
         return frozenset()
-    asked = [*words(_without(query, reported))]
+    asked = [*words(without(query, reported))]
     if any(map(_deletes, verbs)) and not any(map(_deletes, asked)):
         verbs |= _DELETING
     return frozenset(map(stem, verbs)).difference(map(stem, asked))
@@ -537,29 +551,10 @@ def _first_word(text: str) -> str:
     return next((w for one in _WORD.finditer(text) if (w := one.group().lower()) not in STOP_WORDS), "")
 
 
-def _joined(spans: list[Span]) -> list[Span]:
-    """Return spans in order, those that overlap as one."""
-    joined = list[Span]()
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def _without(query: str, spans: Sequence[Span]) -> str:
-    kept, at = list[str](), 0
-    for start, end in spans:
-        kept.append(query[at:start])
-        at = end
-    return " ".join("".join([*kept, query[at:]]).split())
-
-
 def _uncarried(query: str, start: int, end: int, carried: Sequence[Span]) -> str:
     """Return a part of a query without the text that it carries."""
     inside = [(max(a, start) - start, b - start) for a, b in carried if a < end and b > start]
-    return _without(query[start:end], inside)
+    return without(query[start:end], inside)
 
 
 def _tokens(query: str, values: Sequence[Value]) -> Iterator[_Token]:

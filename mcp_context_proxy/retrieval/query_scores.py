@@ -20,6 +20,7 @@ from mcp_context_proxy.retrieval.index import KINDS, Index, QueryWords
 from mcp_context_proxy.retrieval.item_metadata import READING
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
+    ADDRESSED_OTHERWISE,
     EVIDENCE_OF_ADDRESS,
     INSTRUCTIONS,
     LEXICAL_FACTOR,
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
 
 SEVERAL_SENTENCES = 2
 """Texts of a query above which it has several needs: a single one gives the query and itself."""
+
+OF_UNREADABLE = 5.0
+"""Factor of the words of a query in letters that the packaged models cannot read: its vector says little."""
 
 PROVEN_BY_USE = 0.5
 """Cosine of a support from which on past use alone shows that something fits: the past query had a cosine of
@@ -139,7 +143,7 @@ class PreparedQuery:
         """Terms that say what is meant, with their weights: no mere synonyms."""
         self.foreign, self.is_gibberish = query.foreign, query.is_gibberish
         self.purpose, self.purposes, self.service = query.purpose, query.purposes, query.service
-        self.refused = query.refused
+        self.refused, self.is_unreadable = query.refused, query.is_unreadable
         self.lexical, self.instructed = words.lexical, words.instructed
         self.addressed, self.named = words.addressed, words.named
 
@@ -210,7 +214,8 @@ class QueryScores:
         purpose; None where another method is used."""
         self.instructed: NDArray[np.float32] | None = None
         """[items]: what is added for the instructions of their servers; None where they say nothing of it."""
-        fused = fuse(near, self.lexical, query.method)
+        factor = OF_UNREADABLE if query.is_unreadable and query.method == "hybrid" else 1.0
+        fused = fuse(near, np.float32(factor) * self.lexical, query.method)
         if near is not None and query.method == "hybrid":
             self.acting = query.actions[:, index.actions[self.items]]
             one_need = len(query.texts) <= SEVERAL_SENTENCES
@@ -229,7 +234,8 @@ class QueryScores:
                 of_source = np.zeros(len(index.keys), np.float32)
                 if query.instructed is not None:
                     of_source += INSTRUCTIONS * query.instructed
-                of_source[query.addressed] += ADDRESSED
+                for at, by_word in query.addressed.items():
+                    of_source[at] += ADDRESSED if by_word else ADDRESSED_OTHERWISE
                 self.instructed = of_source[index.sources[self.items]]
                 fused = np.round(fused + self.instructed, DECIMALS)
         self.plain = add_novelty(fused, self.novel)

@@ -48,6 +48,9 @@ ADDRESSED: Final = 0.05
 """Amount that is added to the tools of a server that a query names, as "in our Notion". Its name is among the
 words as well, but counts little where the server has many tools."""
 
+ADDRESSED_OTHERWISE: Final = 0.15
+"""The same where its name only has a short form of the word ("prod-db"), which matches in no other way."""
+
 RRF_K = 60
 """Constant of reciprocal rank fusion, as its authors set it."""
 

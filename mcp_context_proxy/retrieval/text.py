@@ -110,6 +110,7 @@ KNOWN_WORDS = Path(__file__).with_name("known_words.npy")
 
 
 _LETTERS = pattern(r"[^\W\d_]+")
+_LATIN, _UNLATIN = pattern(r"[A-Za-z\u00c0-\u024f]"), pattern(r"[^\W\d_\u0000-\u024f]")
 
 FOREIGN_WORDS: Final = listed("foreign words")
 
@@ -243,6 +244,12 @@ def telling_places(text: str) -> list[int]:
     ]
 
 
+PASTED_LIMIT = 65_536
+"""Characters of a message in which such lines are looked for."""
+
+LEAST_SAID = 2
+"""Telling words around pasted lines from which on these words are the request."""
+
 Span: TypeAlias = tuple[int, int]
 """The places in a text where a part of it begins and ends."""
 
@@ -256,10 +263,50 @@ def quotations(text: str) -> list[Span]:
     return [match.span() for match in _QUOTED.finditer(text)]
 
 
+_PASTED = pattern(
+    r"(?ms)^```.*?^```[^\n]*$"
+    r"|^(?-s:[\[( ]*(?:\d{4}[-/]\d\d[-/]\d\d[T ,]+\d\d:\d\d|\d\d:\d\d:\d\d\b"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d).*$"
+    r"|[\[( ]*(?:ERROR|WARN(?:ING)?|INFO|DEBUG|FATAL|TRACE|E|npm (?:ERR!|error)|error\[E\d+\])[\]): ].*$"
+    r"|(?:\w+\.)*\w*(?:Error|Exception)\b: .*$|Traceback \(most recent call.*$|Caused by: .*$"
+    r"|[ \t]+at \S.*$|[ \t]+File \".*(?-s:\n[ \t].*)?$|(?:diff --git|@@ -\d|[+-]{3} [ab]/).*$)"
+)
+"""Blocks of code, and lines of logs, of stacks and of differences between files."""
+
+
+def without_pasted(text: str) -> str:
+    """Return what a person says around the logs and code in a message; all of it where that is little."""
+    text = text[:PASTED_LIMIT]
+    if "\n" not in text:
+        return text
+    said = _PASTED.sub("", text)
+    return said.strip() if len(telling_places(said)) >= LEAST_SAID else text
+
+
 def within(place: int, spans: Sequence[Span]) -> bool:
     """Return whether a place is in one of several disjoint spans that are in order."""
     before = bisect_right(spans, (place, inf))
     return before > 0 and place < spans[before - 1][1]
+
+
+def joined(spans: list[Span]) -> list[Span]:
+    """Return spans in order, those that overlap as one."""
+    found = list[Span]()
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def without(query: str, spans: Sequence[Span]) -> str:
+    """Return a text without some spans, and with single spaces."""
+    kept, at = list[str](), 0
+    for start, end in spans:
+        kept.append(query[at:start])
+        at = end
+    return " ".join("".join([*kept, query[at:]]).split())
 
 
 _OPENER = (
@@ -320,6 +367,16 @@ def is_foreign(query: str) -> bool:
             strange += 1
             foreign += not written.isascii()
     return foreign > 0 and foreign + strange >= FEWEST_FOREIGN
+
+
+def may_be_translated(text: str) -> bool:
+    """Return whether a text has a word that is only one of another language, by a quick look."""
+    return not _translations()[1].isdisjoint(text.lower().split())
+
+
+def is_unlatin(text: str) -> bool:
+    """Return whether most letters of a text are of no Latin alphabet."""
+    return not text.isascii() and len(_UNLATIN.findall(text)) > len(_LATIN.findall(text))
 
 
 def is_translated(query: str) -> bool:
@@ -531,46 +588,3 @@ def encodable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-8", "replace").decode("utf-8")
     return text
-
-
-FILES_NAMED: Final = 20
-"""Files that a request names and that are looked at; a pasted list of more says nothing about any of them."""
-
-FILE_CHARACTERS: Final = 300
-
-_AROUND_FILES = "@\"'`()<>,;:!?*"
-
-_FILE = pattern(r"(?:\w:)?(?:\.{0,2}[/\\])*((?:[\w@.+()\[\]-]{1,100}[/\\])*[\w@.+()\[\]-]{1,100})(?::\d+)*")
-
-_LIBRARY = pattern(
-    r"(?:node|next|nuxt|vue|react|three|d3|angular|ember|backbone|express|chart|discord|socket|alpine|p5)\.js",
-    re.IGNORECASE,
-)
-"""A library that is called like a file."""
-
-_MAIL = pattern(r"[^/\\@]+@(?!\dx\.)[\w-]+(?:\.[\w-]+)+")
-"""An address of mail; ``icon@2x.png`` is a picture for a finer screen."""
-
-
-def files_named(text: str) -> list[str]:
-    """Return the paths and names of files in a text, with ``/`` between folders, in lower case."""
-    return list(dict.fromkeys(filter(None, map(_file, text.split()))))[:FILES_NAMED]
-
-
-def without_files(text: str) -> str:
-    """Return a text without the files that it names; nothing where the rest has no word that is searched."""
-    rest = " ".join(word for word in text.split() if _file(word) is None)
-    return rest if terms(rest) else ""
-
-
-def _file(word: str) -> str | None:
-    """Return the path that a word of a text is."""
-    if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
-        return None
-    match = _FILE.fullmatch(word.lstrip(_AROUND_FILES).rstrip(f"{_AROUND_FILES}."))
-    if match is None or _LIBRARY.fullmatch(match[1]) or _MAIL.fullmatch(match[1]):
-        return None
-    file = match[1].replace("\\", "/").casefold()
-    bare, dot, suffix = file.rpartition("/")[2].rpartition(".")
-    has_suffix = bool(dot) and suffix[:1].isalpha() and len(bare + suffix) > 2
-    return file if has_suffix or file.count("/") > 1 else None

@@ -271,5 +271,8 @@ def test_a_shell_is_told_how_a_command_line_could_go_on(run: Run) -> None:
     words = {"COMP_WORDS": "mcp-context-proxy se", "COMP_CWORD": "1"}
     offered = run(**{variable: "bash_complete"}, **words)
 
+    hosts = {"COMP_WORDS": "mcp-context-proxy install cur", "COMP_CWORD": "2"}
+
+    assert run(**{variable: "bash_complete"}, **hosts).stdout.strip() == "plain,cursor"
     assert "complete" in script.stdout
     assert {"plain,serve", "plain,search"} <= {*offered.stdout.split()}

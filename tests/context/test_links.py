@@ -27,9 +27,8 @@ from mcp_context_proxy.library import (
     rule,
     tool,
 )
-from mcp_context_proxy.retrieval.links import is_for, mentions
+from mcp_context_proxy.retrieval.links import files_named, is_for, mentions
 from mcp_context_proxy.retrieval.next_steps import CallResult, steps_by_name
-from mcp_context_proxy.retrieval.text import files_named
 
 pytestmark = pytest.mark.anyio
 

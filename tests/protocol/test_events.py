@@ -1,5 +1,7 @@
 """A stream of events is cut the same way however it arrives, and an unusable event is passed over."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,3 +79,21 @@ def test_comments_and_empty_lines_do_not_fill_the_buffer() -> None:
     assert framed((b": still there\n" * 50 + b"\n") * 20 + b"data: 1\n\n", 11, limit=100) == [
         ServerSentEvent(b"message", b"1")
     ]
+
+
+@pytest.mark.parametrize("line", [b"data:ab\n", b"data:\n", b"data: a longer line of the event\n"])
+def test_an_event_of_very_many_lines_takes_no_more_memory_than_its_bytes_twice(line: bytes) -> None:
+    limit = 1 << 20
+    framer, piece = EventFramer(limit), line * 1024
+    list(framer.feed(b"data:begun\n"))
+    tracemalloc.start()
+    try:
+        for _ in range(limit // len(piece) // 2):
+            list(framer.feed(piece))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert taken <= 2 * limit // 2
+    (event,) = framer.feed(b"\n")
+    assert event.data.count(b"\n") == 1024 * (limit // len(piece) // 2)

@@ -197,6 +197,59 @@ def test_the_packaged_model_reads_common_words_of_some_languages(tool, snapshot,
     assert expected in [result.item.name for result in ranking.results[:2]]
 
 
+OFFICES = {
+    "German": {
+        "termin_anlegen": "Legt einen neuen Termin im Kalender an.",
+        "rechnung_erstellen": "Erstellt eine Rechnung für einen Kunden.",
+        "wetter_abrufen": "Ruft die Wettervorhersage für eine Stadt ab.",
+        "datei_loeschen": "Löscht eine Datei in einem Ordner.",
+    },
+    "Spanish": {
+        "nueva_reunion": "Crea una reunión en el calendario.",
+        "crear_factura": "Crea una factura para un cliente.",
+        "clima": "Obtiene el clima de una ciudad.",
+        "borrar": "Elimina un archivo de una carpeta.",
+    },
+    "Chinese": {
+        "a1": "在日历中创建新的日程。",
+        "a2": "为客户开具发票。",
+        "a3": "查询指定城市的天气预报。",
+        "a4": "删除文件夹中的文件。",
+    },
+}
+"""Tools for a meeting, an invoice, the weather and a file, in this order."""
+
+
+@pytest.mark.parametrize(
+    ("language", "query", "place"),
+    [
+        ("German", "create a meeting for tomorrow at 10", 0),
+        ("German", "lege einen Termin für morgen um 10 an", 0),
+        ("German", "create an invoice for Miller", 1),
+        ("German", "schreibe eine Rechnung an Müller", 1),
+        ("German", "what's the weather in Bonn", 2),
+        ("German", "delete the file old.txt", 3),
+        ("Spanish", "create an invoice for Miller", 1),
+        ("Spanish", "what's the weather in Seville", 2),
+        ("Spanish", "borra el archivo viejo", 3),
+        ("Chinese", "明天北京的天气预报", 2),
+        ("Chinese", "删除这个文件", 3),
+    ],
+)
+def test_the_packaged_model_finds_tools_that_are_described_in_another_language(
+    tool, snapshot, language, query, place
+):
+    tools = [tool(name, text, server="buero") for name, text in OFFICES[language].items()]
+    with open_store("memory") as store:
+        embedder = CachedEmbedder(LazyModel(), store.vectors)
+        engine = Engine(embedder, embedder, calibration=packaged_background())
+
+        ranking = engine.search(query, snapshot(*tools))
+
+    assert ranking.fits
+    assert ranking.results[0].item.name == tools[place].name
+
+
 def test_a_payload_of_another_language_makes_no_request_foreign():
     query = read_query(
         'send "crea una nueva rama" to the team', lambda _term: False, lambda: WordList([]), {}

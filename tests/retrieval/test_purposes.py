@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import pytest
 from support.tables import each
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
@@ -14,6 +15,7 @@ from mcp_context_proxy.retrieval.purposes import (
     FACTS_OF_A_PERSON,
     HISTORY,
     HISTORY_OF_PAGES,
+    QUERIES_OF_DATA,
     WEB_SEARCH,
     purpose_of,
     service_of,
@@ -77,6 +79,37 @@ def test_speaking_of_oneself_alone_is_no_fact_for_a_memory(request_: str) -> Non
 
 
 @each(
+    "question",
+    [
+        "how many customers do we have",
+        "which customers have not paid",
+        "which of our users signed up in May",
+        "what products are out of stock",
+        "how many orders does a customer place",
+    ],
+)
+def test_questions_for_what_a_database_keeps_are_for_one(question: str) -> None:
+    assert purpose_of(question) is QUERIES_OF_DATA
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "how many bones does a human have",
+        "how many legs has a spider",
+        "how many ounces are there in a pound",
+    ],
+)
+def test_questions_for_what_is_the_same_everywhere_are_for_the_web(question: str) -> None:
+    assert purpose_of(question) is WEB_SEARCH
+
+
+@pytest.mark.parametrize("question", ["which vacuum cleaner should I get", "which users guide is the best"])
+def test_other_questions_for_one_of_some_things_are_for_no_database(question: str) -> None:
+    assert purpose_of(question) is not QUERIES_OF_DATA
+
+
+@pytest.mark.parametrize(
     "question",
     [
         "who was the last person to edit parser.py",

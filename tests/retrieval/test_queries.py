@@ -33,7 +33,7 @@ from mcp_context_proxy.retrieval.queries import (
     read_query,
 )
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, stem
+from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, stem, without_pasted
 from mcp_context_proxy.store.opening import open_store
 
 
@@ -621,3 +621,44 @@ def test_a_query_of_nothing_but_places_to_divide_is_read_in_the_time_of_its_leng
     query = (words * 8_000)[:8_000]
 
     assert not costs_more(16, divided, query, query[:2_000])
+
+
+LOG = """
+2026-11-01 10:11:03,221 ERROR [worker-1] com.acme.Billing - Failed to create order 88
+\tat com.acme.Billing.create(Billing.java:61)
+Caused by: java.sql.SQLException: request timed out
+Traceback (most recent call last):
+  File "app.py", line 3, in delete
+    remove(row)
+ValueError: cannot send
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("please open an issue for this:", "", "please open an issue for this:"),
+        ("", "show me the logs of the billing pod", "show me the logs of the billing pod"),
+    ],
+)
+def test_a_log_that_is_pasted_into_a_request_is_not_searched_for(before: str, after: str, said: str) -> None:
+    query = read(f"{before}\n{LOG}\n{after}".strip())
+
+    assert query.texts == read(said).texts
+    assert query.weights == read(said).weights
+
+
+def test_a_pasted_log_does_not_take_the_place_of_the_request_after_it() -> None:
+    assert "slack" in read(f"{LOG * 60}\npost this to the slack channel").weights
+
+
+def test_code_and_a_log_alone_are_searched_for() -> None:
+    assert "billing" in read(LOG.strip()).written.lower()
+    assert "select" in read("run this:\n```sql\nSELECT name FROM users\n```").weights
+
+
+@pytest.mark.parametrize("piece", ["```\n", "[( ", "\n", "a.", "  at ", "npm ERR", "Jan  1 "])
+def test_a_long_message_of_nearly_a_log_is_read_in_linear_time(piece: str) -> None:
+    text = piece * (60_000 // len(piece)) + "\nend"
+
+    assert not costs_more(40, without_pasted, text, text[:6_000] + "\nend")

@@ -402,6 +402,7 @@ def offices(tool, snapshot):
         ("list everybody in our Notion workspace", "notion"),
         ("list the users on slack", "slack"),
         ("list the Jira users", "jira-cloud"),
+        ("list users of the slack workspace", "slack"),
     ],
 )
 def test_the_tools_of_a_server_that_a_request_names_come_first(engine, offices, query, server):
@@ -409,6 +410,13 @@ def test_the_tools_of_a_server_that_a_request_names_come_first(engine, offices, 
 
     assert best.item.server == server
     assert best.instructions == pytest.approx(ADDRESSED)
+
+
+@pytest.mark.parametrize("said", ["in prod", "of the production database", "on the production server"])
+def test_a_server_that_is_called_shortly_is_named_in_full_as_well(engine, tool, snapshot, said):
+    tools = [tool("list_tables", "List tables.", server=key) for key in ("staging-db", "dev-db", "prod-db")]
+
+    assert engine.search(f"list tables {said}", snapshot(*tools)).results[0].item.server == "prod-db"
 
 
 def test_a_request_that_names_a_server_of_the_catalog_fits_sooner(engine, tool, snapshot):

@@ -78,6 +78,18 @@ def test_a_rare_word_that_opens_an_order_may_be_a_usual_one_with_letters_swapped
     assert read_as("show the lits containers") is None
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"), [("creat an event", "create an event"), ("delet the messag", "delete the message")]
+)
+def test_a_word_without_its_last_letter_is_corrected_though_its_stem_is_known(
+    written: str, meant: str
+) -> None:
+    stems = "creat", "delet", "messag"
+
+    assert read_query(written, stems.__contains__, lambda: CATALOG, {}).read_as == meant
+    assert read_query("creat it", stems.__contains__, lambda: WordList(["creat"]), {}).read_as is None
+
+
 def test_a_sentence_of_errors_is_read_as_it_was_meant() -> None:
     assert read_as("serch for isues") == "search for issues"
     assert read_as("Comit my chnages, plese") == "commit my changes, please"

@@ -64,6 +64,8 @@ def test_who_says_that_something_does_not_work_wants_to_know_why(complaint: str,
         "report that the label should be removed",
         "I think we are late",
         "the meeting was great",
+        "rerun failed tasks",
+        "retry failed payments of last week",
     ],
 )
 def test_what_asks_or_only_tells_is_read_as_it_is(query: str) -> None:
