@@ -443,8 +443,8 @@ def recall_command(
         console.say(f'Nothing fits "{one_line(query)}" among {counted(found.known, "interaction")}.')
     if kinds:
         # There are some, and none of the agent and type that were asked for.
-        agents, types = ({one_line(row[at]): None for row in kinds} for at in (0, 1))
-        known = f"agents {some_of([*agents])}, and types {some_of([*types])}"
+        agents = some_of([*dict.fromkeys(one_line(agent) for agent, *_ in kinds)])
+        known = f"agents {agents}, and types {some_of([*dict.fromkeys(one_line(row[1]) for row in kinds)])}"
         console.prose(f"None is of that agent and type; there are {known}.")
     for one in found.results:
         interaction = one.interaction
