@@ -23,6 +23,7 @@ import anyio
 import numpy as np
 
 from benchmarks.contexts import sets
+from mcp_context_proxy.catalog.document_reading import headings as headings_of
 from mcp_context_proxy.catalog.document_reading import section_with
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import Mode, RequestContext
@@ -272,7 +273,10 @@ async def sections(tools: Sequence[Tool]) -> None:
             shown += 1
             chunk = next(one.chunk or "" for one in answer.found.results if one.item.name == page)
             section = section_with(pages[page], chunk)
-            is_right = section.splitlines()[0].lstrip("# ") in headings if section else False
+            at = pages[page].find(section) if section else -1
+            # A part of the right section is right, too.
+            path = next((one.name.split("/") for one in headings_of(pages[page]) if one.start == at), [])
+            is_right = not headings.isdisjoint(path)
             right += is_right
             first += is_right and next(iter(told)) == page
             tokens, whole = tokens + count(told[page]), whole + count(pages[page])

@@ -35,6 +35,12 @@ CONNECT_SECONDS: Final = 5.0
 DIGITS: Final = 12
 """Hexadecimal digits of each of the two parts of a socket's name."""
 
+SOCKET_PATH_BYTES: Final = 103
+"""Longest path of a socket that every system takes: macOS has room for 104 with the zero at the end."""
+
+FOLDER_BYTES: Final = SOCKET_PATH_BYTES - 2 * DIGITS - len("/-.sock")
+"""The same of its folder. That for temporary files of macOS just fits."""
+
 FNV_OFFSET: Final = 0xCBF29CE484222325
 FNV_PRIME: Final = 0x100000001B3
 BITS_64: Final = (1 << 64) - 1
@@ -89,7 +95,9 @@ def folders(environ: Mapping[str, str]) -> Iterator[str]:
     runtime = environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
         yield f"{runtime}/mcp-context-proxy"
-    yield f"{environ.get('TMPDIR') or '/tmp'}/mcp-context-proxy-{os.getuid()}"
+    name = f"mcp-context-proxy-{os.getuid()}"
+    folder = f"{(environ.get('TMPDIR') or '/tmp').rstrip('/')}/{name}"
+    yield folder if len(os.fsencode(folder)) <= FOLDER_BYTES else f"/tmp/{name}"
 
 
 def is_private(status: os.stat_result) -> bool:

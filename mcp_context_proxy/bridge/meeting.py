@@ -29,6 +29,7 @@ from mcp_context_proxy.bridge import (
     CONNECT_SECONDS,
     DIGITS,
     OWN,
+    SOCKET_PATH_BYTES,
     configuration_file,
     configuration_part,
     connected,
@@ -64,8 +65,6 @@ START_PAUSE_SECONDS: Final = 0.02
 
 LOG_BYTES: Final = 5 * 1024 * 1024
 """Size from which the log of a shared proxy begins anew."""
-SOCKET_PATH_BYTES: Final = 100
-"""Longest path of a socket that every system takes."""
 OURS: Final = (
     "MCP_CONTEXT_PROXY_*",
     "OTEL_*",

@@ -246,8 +246,10 @@ def outline(text: str, tokens: int) -> list[str]:
 
 def section_with(text: str, piece: str) -> str:
     """Return the section of a text in which a piece of it ends; empty if that is none, or all of the text."""
-    # Before the paragraph that a search has found there may be headings, and the name of the document.
-    place = text.find(piece.strip().rpartition("\n\n")[2])
+    # Before the paragraph that a search has found there may be headings, and the name with a colon.
+    paragraph = piece.strip().rpartition("\n\n")[2]
+    while (place := text.find(paragraph)) < 0 and ": " in paragraph:
+        paragraph = paragraph.partition(": ")[2]
     around = [one for one in headings(text) if one.start <= place < one.end] if place >= 0 else []
     section = text[around[-1].start : around[-1].end].strip() if around else ""
     return "" if len(section) == len(text.strip()) else section

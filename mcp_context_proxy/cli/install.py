@@ -61,7 +61,12 @@ class InstallError(ContextProxyError):
 
 HOSTS_KNOWN: Final = f"HOST is one of: {', '.join(HOST_PLACES)}"
 
-hosts_argument = click.argument("names", metavar="[HOST]...", nargs=-1)
+hosts_argument = click.argument(
+    "names",
+    metavar="[HOST]...",
+    nargs=-1,
+    shell_complete=lambda _ctx, _param, begun: [name for name in HOST_PLACES if name.startswith(begun)],
+)
 yes_option = click.option("--yes", is_flag=True, help="Change the files without asking.")
 dry_option = click.option("--dry-run", is_flag=True, help="Show the changes, and change nothing.")
 project_option = click.option(
@@ -391,7 +396,7 @@ def _masked(line: str, secrets: Iterable[str]) -> str:
 
 def _purge(console: Terminal, dry_run: bool, yes: bool) -> None:
     found = list(kept_data(default_path(os.environ)))
-    console.section("Kept data")
+    console.section("Data of the proxy")
     for path in found:
         console.say(str(path))
     if not found:

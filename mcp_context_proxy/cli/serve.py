@@ -189,6 +189,8 @@ def _other_user_at(port: int) -> str | None:
                 _, local, _, state, _, _, _, user = line.split()[:8]
                 if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
                     listeners.add(int(user))
+    if not listeners:  # or the system has no such table, and perhaps no numbers of users
+        return None
     others = sorted(listeners - {0, os.getuid()})
     if not others:
         return None

@@ -177,7 +177,7 @@ def _of_lines(path: Path, columns: MessageTable, written: float, done: Imported)
             done.read += 1
             try:
                 found = msgspec.json.decode(line, type=dict[str, Any])
-            except (msgspec.MsgspecError, ValueError):
+            except (msgspec.MsgspecError, ValueError, RecursionError):
                 _unusable(done, f"line {number}: it is no object of JSON")
                 continue
             text, kind = found.get(columns.content), found.get("interaction_type", found.get(columns.kind))
@@ -261,7 +261,7 @@ def _moment(value: Any) -> float | None:
     """Return a time of another program in seconds since 1970; None if it is none."""
     try:
         number = float(value)
-    except TypeError:
+    except (TypeError, OverflowError):
         return None
     except ValueError:
         try:

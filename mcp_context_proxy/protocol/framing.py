@@ -112,7 +112,7 @@ class EventFramer:
         self._limit = limit
         self._line = bytearray()
         """The incomplete line at the end of the received bytes."""
-        self._data: list[bytes] = []
+        self._data: bytes | bytearray | None = None  # one line as it came, several in one buffer
         self._size, self._name = 0, b""
         self._id: bytes | None = None
         self._retry: float | None = None
@@ -152,8 +152,14 @@ class EventFramer:
             return
         field, value = _parts(line)
         if field == b"data":
-            self._data.append(value)
-            # Each line counts as one byte more: an object of its own takes memory, however short it is.
+            if self._data is None:
+                self._data = value
+            else:
+                if isinstance(self._data, bytes):
+                    self._data = bytearray(self._data)
+                # Not in a list, where a short line would take ten times its size.
+                self._data += b"\n"
+                self._data += value
             self._size += len(line) + 1
             self._check(0)
         elif field == b"event":
@@ -171,12 +177,12 @@ class EventFramer:
             raise OversizedEventError(f"an event is over the limit of {self._limit:,} bytes")
 
     def _finish(self) -> ServerSentEvent:
-        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+        data = bytes(self._data or b"")
         if not is_utf8(data):
             # Event streams are UTF-8 by definition: invalid bytes become U+FFFD, the rest stays.
             data = data.decode("utf-8", "replace").encode()
         event = ServerSentEvent(self._name or b"message", data, self._id, self._retry)
-        self._name, self._data, self._size, self._retry, self._pending = b"", [], 0, None, False
+        self._name, self._data, self._size, self._retry, self._pending = b"", None, 0, None, False
         return event
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.servers import real_lists
+from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import UnfitError, fit, with_description
 from mcp_context_proxy.config import Limits
@@ -47,7 +48,7 @@ def test_invisible_characters_are_removed_from_texts_at_every_depth() -> None:
     assert found["inputSchema"]["properties"]["x"]["description"] == "cd"
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "meant"),
     [
         ("Description", "description"),
@@ -91,7 +92,7 @@ def test_scripts_and_emoji_keep_the_joiners_that_they_need() -> None:
     assert fitted(encoded(description=text))["description"] == text
 
 
-@pytest.mark.parametrize(
+@each(
     "schema",
     [
         pytest.param({"properties": {"a\u200b": {}}}, id="a-property"),
@@ -105,7 +106,7 @@ def test_a_tool_with_invisible_characters_in_names_or_values_is_withheld(schema:
         fit(encoded(inputSchema=schema), LIMITS)
 
 
-@pytest.mark.parametrize(
+@each(
     ("pattern", "shown"),
     [
         ("^[^\u0000-\u001f\u200b]+$", r"^[^\u0000-\u001f\u200b]+$"),

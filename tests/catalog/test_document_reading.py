@@ -15,6 +15,7 @@ from mcp_context_proxy.catalog.document_reading import (
     headings,
     outline,
     paged,
+    section_with,
 )
 from mcp_context_proxy.catalog.files import SKILL_FILES, UnsafePathError, read_skill_file, skill_files
 from mcp_context_proxy.items import SkillFolder
@@ -73,6 +74,22 @@ def test_a_section_goes_on_to_the_next_heading_of_its_level() -> None:
 
 def test_headings_that_are_repeated_are_numbered() -> None:
     assert [one.name for one in headings("# A\n\n# A\n\n# A\n")] == ["A", "A (2)", "A (3)"]
+
+
+@pytest.mark.parametrize(
+    ("piece", "section"),
+    [
+        ("team: guide: ## Days off\n\nAsk early.", "## Days off"),
+        ("team: guide: Note: 30 days a year.", "## Days off"),
+        ("team: guide: 30 days a year.", "## Days off"),
+        ("team: guide: By train.", "## Travel"),
+        ("team: guide: By plane.", ""),
+    ],
+)
+def test_the_section_of_a_piece_is_found_whose_name_stands_before_it(piece: str, section: str) -> None:
+    text = "# Guide\n\n## Days off\n\nAsk early.\n\nNote: 30 days a year.\n\n## Travel\n\nBy train."
+
+    assert section_with(text, piece).partition("\n")[0] == section
 
 
 def test_an_outline_has_the_share_of_each_section() -> None:

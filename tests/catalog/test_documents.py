@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from mcp_context_proxy.catalog.document_reading import overview
 from mcp_context_proxy.catalog.documents import Loaded, load_documents
@@ -50,7 +51,7 @@ def test_a_file_without_front_matter_takes_its_name_from_its_path(write: Write) 
     assert (document.include, document.priority, document.tags) == (IncludeMode.AGENT, 500, ())
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "description"),
     [
         pytest.param("# Title #\n\nText.", "Title", id="heading"),

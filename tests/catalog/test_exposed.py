@@ -4,8 +4,8 @@ import copy
 import json
 from typing import Any
 
-import pytest
 from support.servers import real_lists
+from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import prompt_definition, tool_definition
 from mcp_context_proxy.items import Prompt, Tool
@@ -16,7 +16,7 @@ def exposed(definition: bytes) -> str:
     return bytes(tool_definition(tool)).decode()
 
 
-@pytest.mark.parametrize("server", sorted(real_lists()))
+@each("server", sorted(real_lists()))
 def test_a_real_definition_changes_in_its_name_and_in_what_apis_of_models_refuse(server: str) -> None:
     for tool in real_lists()[server]:
         sent, schema = json.dumps(tool).encode(), copy.deepcopy(tool["inputSchema"])
@@ -49,7 +49,7 @@ def test_unknown_members_of_a_prompt_stay() -> None:
     assert json.loads(bytes(prompt_definition(prompt))) == {**definition, "name": "s__greet"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("definition", "description"),
     [
         (b'{"description": "caf\\u00e9"}', "café"),

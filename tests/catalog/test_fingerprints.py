@@ -13,6 +13,7 @@ from support.ledger import until
 from support.listings import approve_in
 from support.proxies import Host, inside
 from support.servers import Workshop, real_lists, tool
+from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import fingerprint
 from mcp_context_proxy.downstream.lifecycle import ServerState
@@ -118,7 +119,7 @@ def test_every_real_definition_keeps_its_fingerprint_in_another_order() -> None:
             assert fingerprint("s", other) == fingerprint("s", json.dumps(entry).encode()), entry["name"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("one", "other"),
     [
         (b'{"name":"a","name":"b"}', b'{"name":"c","name":"b"}'),

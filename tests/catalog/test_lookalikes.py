@@ -1,10 +1,10 @@
-import pytest
 from support.servers import real_lists
+from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import lookalikes
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     ["Create_Issue", "create-issue", "create.issue", "cre\u0430te_issue", "ｃreate_issue", "create_1ssue"],
 )

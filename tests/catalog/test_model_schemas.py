@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 from support.servers import real_lists
+from support.tables import each
 
 from mcp_context_proxy.catalog.model_schemas import PARTS, taken_by_models
 from mcp_context_proxy.server.meta_definitions import Setup, definitions, read_result
@@ -123,7 +123,7 @@ def test_of_too_many_choices_the_first_are_listed() -> None:
     assert list(found["properties"]) == [f"p{number}" for number in range(PARTS - 1)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "now"),
     [
         ({"type": "array"}, {"type": "array", "items": {}}),

@@ -2,10 +2,10 @@
 
 import re
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.servers import real_lists
+from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import bare_names, exposed_name, is_altered_name
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
@@ -50,7 +50,7 @@ def test_a_plain_name_is_the_server_and_the_tool() -> None:
     assert exposed_name("github", "create_issue", 50) == "github__create_issue"
 
 
-@pytest.mark.parametrize("tool", ["x" * 60, "x" * 30 + "." + "y" * 30, "naïve.tool", "名前"])
+@each("tool", ["x" * 60, "x" * 30 + "." + "y" * 30, "naïve.tool", "名前"])
 def test_an_altered_name_says_so_by_a_hash_and_is_stable(tool: str) -> None:
     name = exposed_name("server", tool, 50)
 
@@ -66,7 +66,7 @@ def test_a_long_name_keeps_both_its_ends() -> None:
     assert 48 <= len(name) <= 50
 
 
-@pytest.mark.parametrize("server", ["s", "server", "s" * 20, "s" * 21, "long-name-of-a-server", "s" * 32])
+@each("server", ["s", "server", "s" * 20, "s" * 21, "long-name-of-a-server", "s" * 32])
 def test_the_server_of_a_shortened_name_stays_whole(server: str) -> None:
     name = exposed_name(server, "x" * 60, NAME_CHARACTERS)
 
@@ -83,7 +83,7 @@ def test_an_altered_name_is_known_as_one_of_its_tool_whatever_the_length(
     assert name == f"{server}__{tool}" or is_altered_name(name, server, tool)
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         "linear__linear_rotateManaged_c548d1_nWebhookSecret",  # as listed by versions up to 0.1.0
@@ -147,7 +147,7 @@ LIKE_OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("name", LIKE_OTHERS)
+@each("name", LIKE_OTHERS)
 def test_no_name_without_its_prefix_is_taken_for_that_of_another(name: str) -> None:
     own = {"search_available_tools", "call_tool"}
     pairs = [("github", "create_issue"), ("github", "create_list"), ("evil", name), ("evil", "other")]

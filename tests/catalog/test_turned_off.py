@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from mcp_context_proxy.catalog.names import turned_off_by, without_effect
 from mcp_context_proxy.config import ServerConfig
@@ -40,7 +41,7 @@ def test_upper_and_lower_case_differ() -> None:
     assert not matches("Get_*", "get_issue")
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "left"),
     [
         pytest.param({}, [*OFFERED], id="nothing"),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.growth import costs_more
+from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.uri_owners import (
@@ -112,8 +113,8 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("uri", ["x:" + "a" * 8000, "x:" + "/aaaaaaaaaa" * 700 + "b", "x:" + "/" * 8100])
+@each("name", HOSTILE)
+@each("uri", ["x:" + "a" * 8000, "x:" + "/aaaaaaaaaa" * 700 + "b", "x:" + "/" * 8100])
 def test_no_permitted_templates_of_a_server_stall_the_proxy(name: str, uri: str) -> None:
     allowed = HOSTILE[name]
     while sum(map(len, allowed)) > TEMPLATE_BYTES_PER_SERVER:
@@ -124,7 +125,7 @@ def test_no_permitted_templates_of_a_server_stall_the_proxy(name: str, uri: str)
     assert not costs_more(6, index, uri, uri[: len(uri) // 2])
 
 
-@pytest.mark.parametrize(
+@each(
     ("template", "reason"),
     [
         ("{+anything}", "begin with a scheme"),
@@ -156,7 +157,7 @@ def test_adjacent_expressions_count_as_one() -> None:
     assert owners("x:" + "{+a}" * 40 + "z")("x:anythingz") is not None
 
 
-@pytest.mark.parametrize(
+@each(
     "uri", ["rule://a", "RULE://a", "rule:a", " rule://a", "Reference://a", "context:", "context://current"]
 )
 def test_a_uri_with_a_scheme_of_the_proxy_is_no_uri_of_a_server(uri: str) -> None:
@@ -165,20 +166,18 @@ def test_a_uri_with_a_scheme_of_the_proxy_is_no_uri_of_a_server(uri: str) -> Non
         check_uri(uri)
 
 
-@pytest.mark.parametrize("uri", ["x", "/x", ":x", "", "x y:z", "x:\0", "x:\x1b[0m", "x:" + "é" * URI_BYTES])
+@each("uri", ["x", "/x", ":x", "", "x y:z", "x:\0", "x:\x1b[0m", "x:" + "é" * URI_BYTES])
 def test_what_is_no_uri_or_too_long_is_refused(uri: str) -> None:
     with pytest.raises(UnfitError):
         check_uri(uri)
 
 
-@pytest.mark.parametrize(
-    "uri", ["ui://widget/1", "file:///a b", "urn:isbn:0", "rules://a", "a+b-c.d:e", "x:名"]
-)
+@each("uri", ["ui://widget/1", "file:///a b", "urn:isbn:0", "rules://a", "a+b-c.d:e", "x:名"])
 def test_ordinary_uris_are_accepted(uri: str) -> None:
     check_uri(uri)
 
 
-@pytest.mark.parametrize(
+@each(
     "uri",
     [
         "FILE:///docs/a",

@@ -8,6 +8,7 @@ from threading import Thread
 import pytest
 from support.chat import chat_service
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.cli.pins import unpinned
 from mcp_context_proxy.config import ServerConfig
@@ -574,7 +575,7 @@ def test_a_model_that_cannot_be_loaded_is_a_problem(run: Run, workshop: Workshop
     assert "PROBLEM  model: embedding model" in done.stdout
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "args", "package"),
     [
         ("npx", ["-y", "@scope/server"], "@scope/server"),
@@ -606,7 +607,7 @@ def test_a_runner_without_a_version_is_warned_about(
     assert found is None or found.package == package
 
 
-@pytest.mark.parametrize(
+@each(
     ("args", "image"),
     [
         (["run", "-i", "--rm", "-e", "TOKEN", "ghcr.io/owner/server"], "ghcr.io/owner/server"),

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.context import RequestContext
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store.opening import open_store
 
 from .conftest import Run
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.__main__ import plain_serve
 
@@ -143,7 +144,7 @@ def test_an_error_in_the_arguments_begins_like_every_other_and_names_the_help(
     assert done.stderr.endswith(f"\nHelp: mcp-context-proxy {given[0]} --help\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "options"),
     [
         ("", {}),
@@ -158,7 +159,7 @@ def test_a_serve_without_further_options_needs_no_parser(line: str, options: dic
     assert plain_serve(line.split()) == options
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "--own",
@@ -270,5 +271,8 @@ def test_a_shell_is_told_how_a_command_line_could_go_on(run: Run) -> None:
     words = {"COMP_WORDS": "mcp-context-proxy se", "COMP_CWORD": "1"}
     offered = run(**{variable: "bash_complete"}, **words)
 
+    hosts = {"COMP_WORDS": "mcp-context-proxy install cur", "COMP_CWORD": "2"}
+
+    assert run(**{variable: "bash_complete"}, **hosts).stdout.strip() == "plain,cursor"
     assert "complete" in script.stdout
     assert {"plain,serve", "plain,search"} <= {*offered.stdout.split()}

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from support.proxies import http_proxy
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.cli.terminal import duration
 
@@ -26,7 +27,7 @@ def test_each_server_is_shown_with_its_state_and_counts(run: Run, workshop: Work
     assert old["start_ms"] > 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("ms", "told"),
     [(None, "-"), (0.04, "0.0 ms"), (9.9, "9.9 ms"), (420.4, "420 ms"), (999.7, "1.0 s"), (17_661, "17.7 s")],
 )

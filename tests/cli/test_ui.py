@@ -10,6 +10,8 @@ from support.nobody import as_nobody, needs_another_user
 from support.proxies import http_proxy
 from support.servers import Workshop
 
+from mcp_context_proxy.cli.serve import _other_user_at
+
 from .conftest import Run
 
 
@@ -122,3 +124,10 @@ def test_ui_leads_to_no_page_of_another_user_who_listens_at_the_port(run: Run, w
     assert f"user nobody serves the page at 127.0.0.1:{port}" in done.stderr
     assert "sudo -u nobody mcp-context-proxy ui" in done.stderr
     assert "token=" not in done.stdout
+
+
+def test_a_system_without_numbers_of_users_names_no_other_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, where `ui` ended with an error wherever it found a page."""
+    monkeypatch.delattr("os.getuid")
+
+    assert _other_user_at(0) is None

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
+from support.tables import each
 
 from mcp_context_proxy.cluster import ContextState, decoded, encoded
 from mcp_context_proxy.context import NO_OVERRIDES
@@ -70,7 +71,7 @@ def test_what_all_versions_know_is_written_as_it_was() -> None:
     assert decoded(encoded(state)) == (state, {})
 
 
-@pytest.mark.parametrize("damaged", [b"", b"[]", b"{}", b'{"id": 1, "created": 2}', b'{"id": "r"'])
+@each("damaged", [b"", b"[]", b"{}", b'{"id": 1, "created": 2}', b'{"id": "r"'])
 def test_a_damaged_row_is_refused(damaged: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decoded(damaged)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from support.tables import each
 
 from mcp_context_proxy.config.forms import expand
 
 ENVIRON = {"TOKEN": "t0ken", "EMPTY": "", "userHome": "mine", "NESTED": "${TOKEN}"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("Bearer ${TOKEN}", "Bearer t0ken"),
@@ -36,7 +36,7 @@ def test_a_variable_reference_is_replaced_by_its_value(text, expected):
     assert (result.text, result.problems) == (expected, ())
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("${GONE}", "GONE is not set; set this environment variable, or write ${GONE:-default}"),

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 from support.host_models import description_seen, model_sees, tools_seen
 from support.servers import real_lists, tool
+from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import exposed_name
 from mcp_context_proxy.config import Limits
@@ -66,7 +67,7 @@ def test_every_value_has_a_source(host: HostProfile) -> None:
         assert fact.source.strip(), field
 
 
-@pytest.mark.parametrize(
+@each(
     ("sent", "name"),
     [
         ("claude-code", "claude-code"),
@@ -89,7 +90,7 @@ def test_a_host_is_known_by_the_name_that_its_client_sends(sent: str, name: str 
     assert host_named(sent) == (HOSTS[name] if name else None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "prefix", "most"),
     [
         ("claude-code", f"mcp__{SERVER}__", 64),
@@ -114,7 +115,7 @@ def test_every_real_tool_reaches_the_model_under_a_name_of_its_own(host: HostPro
     assert [tool["name"] for tool in seen] == [prefix + tool["name"] for tool in given]
 
 
-@pytest.mark.parametrize(
+@each(
     ("client", "room"),
     [
         ("claude-code", 41),  # a plugin sends this name as well, and leaves three characters less
@@ -172,7 +173,7 @@ def test_claude_code_cuts_the_dozen_longest_descriptions() -> None:
     assert len(cut) == 12
 
 
-@pytest.mark.parametrize(("name", "most"), [("cursor", 40), ("vscode", 128), ("jetbrains", 128)])
+@each(("name", "most"), [("cursor", 40), ("vscode", 128), ("jetbrains", 128)])
 def test_a_host_with_a_limit_gives_its_model_no_more_tools(name: str, most: int) -> None:
     assert len(tools_seen(HOSTS[name], listed())) == most
 
@@ -194,7 +195,7 @@ def test_a_result_of_text_alone_reaches_every_model(host: HostProfile) -> None:
     assert model_sees(host, {"content": [{"type": "text", "text": "five notes"}]}) == "five notes"
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "kept", "cut"),
     [
         ("claude-code", 100_000, "in a file"),

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.config.hosts import names_for
 
@@ -199,7 +200,7 @@ def test_a_packaged_example_server_is_not_skipped(load_text):
     assert list(load_text(text, "mcp.json").servers) == ["a"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "expected"),
     [
         ("github", "github"),

@@ -6,9 +6,9 @@ import json
 import tomllib
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from mcp_context_proxy.config.source import KeyPath, json_lines, plain_json, toml_lines
 
@@ -39,7 +39,7 @@ w = {}
 v = inf'''
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "line"),
     [
         (("top",), 2),
@@ -68,9 +68,7 @@ def test_every_key_of_a_toml_text_has_a_line():
     assert set(_paths(tomllib.loads(TOML))) <= toml_lines(TOML).keys()
 
 
-@pytest.mark.parametrize(
-    "text", ["a = [", "[", "= 1", 'a = "', "a = {b", "[[a]", "a.b", "\x00", "a = [,", "a={=}"]
-)
+@each("text", ["a = [", "[", "= 1", 'a = "', "a = {b", "[[a]", "a.b", "\x00", "a = [,", "a={=}"])
 def test_text_that_is_not_toml_has_no_lines_and_no_error(text):
     toml_lines(text)
 
@@ -94,7 +92,7 @@ JSON = """{ // "a": 0
 }"""
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "line"),
     [
         (("a",), 2),

@@ -6,6 +6,7 @@ import re
 from urllib.parse import quote, quote_plus
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.config.secrets import RedactingFilter, Redactor
 
@@ -39,8 +40,8 @@ def test_a_secret_is_found_encoded_or_split_into_lines() -> None:
     assert redact("line abcdef123456") == "line [redacted PEM]"
 
 
-@pytest.mark.parametrize("before", ["", "u:", "me:", "user:"])
-@pytest.mark.parametrize("after", ["", "x", "xy"])
+@each("before", ["", "u:", "me:", "user:"])
+@each("after", ["", "x", "xy"])
 def test_a_secret_inside_encoded_text_is_found(before: str, after: str) -> None:
     """The password in basic authentication can begin at any of three places between two base64 characters."""
     secret = "s3cr3t-value-123"
@@ -56,7 +57,7 @@ def test_a_secret_inside_encoded_text_is_found(before: str, after: str) -> None:
     )
 
 
-@pytest.mark.parametrize("secret", ['a"b\\c\td/<é>{x}', "it's \\n here", "s3cr3t-value-123"])
+@each("secret", ['a"b\\c\td/<é>{x}', "it's \\n here", "s3cr3t-value-123"])
 def test_a_secret_quoted_by_a_program_is_found(secret: str) -> None:
     redact = Redactor([("TOKEN", secret)])
 
@@ -132,8 +133,8 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("written", WRITTEN)
-@pytest.mark.parametrize("secret", HOSTILE)
+@each("written", WRITTEN)
+@each("secret", HOSTILE)
 def test_any_secret_is_found_however_it_is_written(secret: str, written: str) -> None:
     redact, text = Redactor([("TOKEN", secret)]), WRITTEN[written](secret)
 

@@ -1,4 +1,4 @@
-import pytest
+from support.tables import each
 
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.programs import secrets_of
@@ -28,7 +28,7 @@ def test_the_token_of_an_authorization_header_is_redacted_without_its_scheme_too
     assert redact("sent tok-123456") == "sent [redacted Authorization]"
 
 
-@pytest.mark.parametrize(
+@each(
     ("args", "said", "shown"),
     [
         (["--api-key", "lit-12345"], "bad lit-12345", "bad [redacted --api-key]"),

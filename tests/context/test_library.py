@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+from support.tables import each
 
 import mcp_context_proxy.library
 from mcp_context_proxy import (
@@ -105,7 +106,7 @@ async def test_of_two_items_with_one_name_the_last_counts() -> None:
     assert item.name == "tides"
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "said"),
     [
         (lambda: Overrides(max_tokens=0), "max_tokens is 0; it must be at least 1"),

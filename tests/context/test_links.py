@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.catalog.documents import load_documents
 from mcp_context_proxy.config import Config, DocumentsConfig, Limits
@@ -96,7 +97,7 @@ async def test_a_rule_does_not_bring_a_tool_that_it_forbids(engine: ContextEngin
     assert "files__write_file" not in brought(context)
 
 
-@pytest.mark.parametrize("forbids", ["Never", "Do not", "- Please don't", "Avoid to"])
+@each("forbids", ["Never", "Do not", "- Please don't", "Avoid to"])
 async def test_a_rule_that_only_forbids_brings_no_tool_for_what_it_forbids(forbids: str) -> None:
     text = "{} write the contents of a customer's file to disk."
     found = {}
@@ -211,7 +212,7 @@ async def test_a_question_that_a_rule_answers_shows_it(engine: ContextEngine) ->
         assert name in {one.name for one in (await engine.build(query)).of(Kind.RULE)}, query
 
 
-@pytest.mark.parametrize("source", ["called", "added", "always"])
+@each("source", ["called", "added", "always"])
 async def test_an_expansion_rule_starts_from_every_tool_in_use(source: str) -> None:
     always = tool("read_file", READ.description, server="files", include="always")
     items = [always if one is READ and source == "always" else one for one in TOOLS]
@@ -257,7 +258,7 @@ async def test_what_comes_in_two_steps_stays_away_without_the_step_between() -> 
     assert "files__far" not in names
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "files"),
     [
         ("fix the bug in migrations/0042_orders.sql", ["migrations/0042_orders.sql"]),
@@ -274,7 +275,7 @@ def test_the_files_that_a_request_names(text: str, files: list[str]) -> None:
     assert files_named(text) == files
 
 
-@pytest.mark.parametrize(
+@each(
     ("pattern", "fitting", "other"),
     [
         ("src/api/**/*.ts", ["src/api/a.ts", "src/api/b/a.ts", "pkg/src/api/a.ts"], ["src/a.ts"]),
@@ -327,7 +328,7 @@ async def test_rules_for_a_named_file_come_nearest_to_the_request_first(tmp_path
     assert {one.name for one in colors.of(Kind.RULE)} == set(texts)
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "shown"),
     [
         ("fix src/app.py", []),
@@ -480,7 +481,7 @@ async def test_an_error_brings_what_has_to_be_done_first() -> None:
     assert next(iter(brought(context))) == "word__unprotect_document"
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "failed"),
     [
         ('{"status": "failed"}', True),

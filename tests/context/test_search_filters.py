@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
+from support.tables import each
 
 from mcp_context_proxy.context.search_filters import engine_filters, failed_by
 from mcp_context_proxy.items import Document, Kind, SearchFilters, Tool
@@ -33,7 +33,7 @@ def left(**asked: Any) -> set[str]:
 EVERYTHING = {"new", "good", "slow", "bad", "few", "rule"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "expected"),
     [
         ({"max_latency_ms": 100.0}, EVERYTHING - {"slow"}),
@@ -45,7 +45,6 @@ EVERYTHING = {"new", "good", "slow", "bad", "few", "rule"}
         ({"min_success_rate": 0.9, "max_latency_ms": 100.0, "strict": True}, {"good"}),
         ({"strict": True}, EVERYTHING),
     ],
-    ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_tools_without_statistics_pass_call_filters_unless_those_are_strict(
     asked: dict[str, Any], expected: set[str]

@@ -20,7 +20,7 @@ from support.raw_client import PATIENCE
 from support.replicas import until_ready
 from support.stores import quick_folder
 
-from mcp_context_proxy.cluster.member import LEFT_SECONDS
+from mcp_context_proxy.cluster import LEFT_SECONDS
 from mcp_context_proxy.config import load
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
+from support.tables import each
 
 import mcp_context_proxy
 from mcp_context_proxy.retrieval import FITTING, bm25, scoring, text
@@ -21,7 +21,7 @@ PACKAGES = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").ex
 FLOWS = 6
 
 
-@pytest.mark.parametrize("name", ["how-it-works", "ranking", "eras", "decisions"])
+@each("name", ["how-it-works", "ranking", "eras", "decisions"])
 def test_every_file_that_the_page_names_exists(name):
     named = re.findall(r"`([\w/]+\.py|[a-z]+/)`", page(f"docs/{name}.md").text)
     assert named

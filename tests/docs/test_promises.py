@@ -7,8 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
 from promises import README, README_REMARKS, README_SECTIONS, SECURITY
+from support.tables import each
 
 ROOT = Path(__file__).parents[2]
 PAGE_OF_SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def test_the_promises_of_the_readme_are_in_the_readme_once() -> None:
     assert [promise.sentence for promise in README if text.count(promise.sentence) != 1] == []
 
 
-@pytest.mark.parametrize("heading", README_SECTIONS)
+@each("heading", README_SECTIONS)
 def test_every_sentence_of_a_section_is_a_promise_or_a_remark(heading: str) -> None:
     left = section(heading)
     for passage in (*(promise.sentence for promise in README), *README_REMARKS):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.tables import each
 
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.installation import HOST_PLACES, HostPlace
@@ -31,7 +32,7 @@ def test_every_host_has_a_recipe() -> None:
     assert list(recipes()) == [host.title for host in HOST_PLACES.values()]
 
 
-@pytest.mark.parametrize("host", HOST_PLACES.values(), ids=HOST_PLACES)
+@each("host", HOST_PLACES.values())
 def test_a_recipe_has_the_hosts_files_and_the_entry_that_install_writes(host: HostPlace) -> None:
     recipe = recipes()[host.title]
     (block,) = re.findall(rf"^```{host.form}\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from support.tables import each
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -25,7 +26,7 @@ def locked(name: str) -> dict[str, str]:
     return {match[1]: match[2] for match in LOCKED.finditer(text)}
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "needed"),
     [
         ("proxy", PROJECT["project"]["dependencies"]),

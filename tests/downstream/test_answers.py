@@ -7,6 +7,7 @@ import pytest
 from support.proxies import Host, inside
 from support.raw_client import PREFIX, RpcError
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.client import redacted
@@ -232,7 +233,7 @@ class UnheardOfError(DownstreamError):
     """A failure of a kind that nobody has thought of."""
 
 
-@pytest.mark.parametrize(
+@each(
     "error",
     [
         RemoteError("s", -1, "it is hunter2hunter2"),
@@ -242,7 +243,6 @@ class UnheardOfError(DownstreamError):
         AuthorizationError("s", "hunter2hunter2 is wrong"),
         UnheardOfError("s", "it wrote hunter2hunter2\u200b"),
     ],
-    ids=lambda error: type(error).__name__,
 )
 async def test_an_error_of_any_kind_is_shown_without_secrets(error: DownstreamError) -> None:
     shown = str(redacted(error, Redactor([("PASSWORD", "hunter2hunter2")])))

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.downstream.lifecycle import Backoff
@@ -48,8 +49,8 @@ def test_a_server_that_has_answered_is_restarted_at_once_however_often_it_is_kil
     assert not backoff.is_open
 
 
-@pytest.mark.parametrize("useful", [True, False])
-@pytest.mark.parametrize("life", [0.1, 1.0, 4.9, 5.1, 20.0])
+@each("useful", [True, False])
+@each("life", [0.1, 1.0, 4.9, 5.1, 20.0])
 def test_a_server_that_exits_by_itself_is_started_at_most_twelve_times_a_minute(
     life: float, useful: bool
 ) -> None:

@@ -19,6 +19,7 @@ import pytest
 from support.ledger import until
 from support.proxies import Host, inside, real_command
 from support.servers import Server, Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.cli import terminal
 from mcp_context_proxy.config import load
@@ -83,7 +84,7 @@ def of_runner(command: str, *args: str) -> ServerConfig:
     return ServerConfig(name="it", command=command, args=args)
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         *("npx -y pkg", "/usr/bin/npx pkg", "uvx pkg", "uv run server.py", "uv --directory /x run server.py"),
@@ -95,7 +96,7 @@ def test_a_program_that_downloads_what_it_runs_is_known(line: str) -> None:
     assert downloads(of_runner(*line.split()))
 
 
-@pytest.mark.parametrize("line", ["node server.js", "python -m pip", "npm start", "my-npx x", "docker ps"])
+@each("line", ["node server.js", "python -m pip", "npm start", "my-npx x", "docker ps"])
 def test_other_programs_download_nothing(line: str) -> None:
     assert not downloads(of_runner(*line.split()))
 
@@ -301,7 +302,7 @@ async def test_a_broken_npx_cache_is_named_with_the_folder_to_delete(workshop: W
         )
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "Cannot find module 'coffee'",

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
@@ -70,7 +71,7 @@ def test_terminal_control_sequences_and_invisible_characters_are_removed() -> No
     assert kept.stderr_lines() == ("red evil ab .",)
 
 
-@pytest.mark.parametrize(
+@each(
     "pieces",
     [
         (b"MCP server listening on http://localhost:3001/mcp\n",),

@@ -18,6 +18,7 @@ from support.ledger import until
 from support.proxies import Host, HttpProxy, http_proxy, inside
 from support.raw_client import OWN
 from support.servers import Server, Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.downstream.http_client import without_message
@@ -267,7 +268,7 @@ async def test_a_redirect_to_another_origin_is_not_followed(
     assert there in told["content"][0]["text"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("status", "said"),
     [
         (503, "try again in a while"),

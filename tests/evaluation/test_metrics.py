@@ -8,6 +8,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from mcp_context_proxy.evaluation import complete, measure, ndcg, precision, recall, reciprocal_rank
 
@@ -23,7 +24,7 @@ def needs(*groups: str) -> list[frozenset[Key]]:
     return [frozenset(keys(group)) for group in groups]
 
 
-@pytest.mark.parametrize(
+@each(
     ("wanted", "found", "expected"),
     [
         pytest.param(needs("a"), "a", 1, id="the one needed is there"),
@@ -41,7 +42,7 @@ def test_recall_is_the_share_of_needs_met(wanted, found, expected):
     assert complete(wanted, keys(found)) == (expected == 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("wanted", "ranking", "expected"),
     [
         pytest.param(needs("a"), "abc", 1, id="first"),
@@ -55,7 +56,7 @@ def test_the_reciprocal_rank_is_that_of_the_first_need_met(wanted, ranking, expe
     assert reciprocal_rank(wanted, keys(ranking)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
+@each(
     ("wanted", "ranking", "depth", "expected"),
     [
         pytest.param(needs("a"), "a", 5, 1, id="best"),

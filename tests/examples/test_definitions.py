@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
+from support.tables import each
 
 from mcp_context_proxy.examples import SERVERS, documents, servers
 
@@ -57,7 +58,7 @@ async def test_tools_that_lose_data_say_so(connect):
     assert hints["search_notes"].read_only_hint
 
 
-@pytest.mark.parametrize("name", servers())
+@each("name", servers())
 def test_a_server_imports_nothing_beyond_the_standard_library_and_its_own_package(name):
     """Start-up time is why the kit exists: seven of them must be up before anybody notices."""
     program = f"import sys, {PACKAGE}.{SERVERS[name]}; print(*sys.modules)"
@@ -76,10 +77,9 @@ def test_three_rules_and_four_references_are_shipped():
     assert len(list(folders["reference"].glob("*.md"))) == 4
 
 
-@pytest.mark.parametrize(
+@each(
     "path",
     [path for folder in documents().values() for path in sorted(folder.glob("*.md"))],
-    ids=lambda path: path.stem,
 )
 def test_the_front_matter_of_every_document_is_complete(path: Path):
     match = re.fullmatch(r"---\n(.*?)\n---\n(.+)", path.read_text(encoding="utf-8"), re.DOTALL)

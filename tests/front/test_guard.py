@@ -6,6 +6,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from support.tables import each
 
 from mcp_context_proxy.front.auth import Guard, Policy, policy
 from mcp_context_proxy.protocol.strangers import is_loopback
@@ -33,7 +34,7 @@ async def status(rules: Policy, headers: Headers, path: str = "/mcp") -> int:
     return (await answer(rules, headers, path)).status_code
 
 
-@pytest.mark.parametrize(
+@each(
     "host",
     ["127.0.0.1:8765", "localhost:8765", "LOCALHOST:8765", "[::1]:8765"],
 )
@@ -41,7 +42,7 @@ async def test_loopback_host_names_with_the_servers_port_are_accepted(host: str)
     assert await status(LOCAL, [("host", host)]) == 200
 
 
-@pytest.mark.parametrize(
+@each(
     "host",
     [
         "evil.example",
@@ -99,7 +100,7 @@ async def test_two_host_headers_or_none_are_answered_with_misdirected_request() 
     assert await status(LOCAL, []) == 421
 
 
-@pytest.mark.parametrize(
+@each(
     "origin",
     ["http://localhost:8765", "http://127.0.0.1:8765", "http://[::1]:8765", "HTTP://LOCALHOST:8765"],
 )
@@ -115,7 +116,7 @@ async def test_the_servers_own_origin_behind_a_tls_proxy_is_accepted() -> None:
     assert await status(rules, [headers[0], ("origin", "https://proxy.example.com:444")]) == 403
 
 
-@pytest.mark.parametrize(
+@each(
     "origin",
     [
         "null",
@@ -153,7 +154,7 @@ async def test_two_origin_headers_are_refused() -> None:
     assert await status(LOCAL, [("host", "localhost:8765"), same, same]) == 403
 
 
-@pytest.mark.parametrize("path", ["/mcp", "/sse", "/messages/", "/healthz", "/no-such-path"])
+@each("path", ["/mcp", "/sse", "/messages/", "/healthz", "/no-such-path"])
 async def test_host_and_origin_are_checked_on_every_path(path: str) -> None:
     evil = [("host", "localhost:8765"), ("origin", "http://evil.example")]
 
@@ -161,7 +162,7 @@ async def test_host_and_origin_are_checked_on_every_path(path: str) -> None:
     assert await status(LOCAL, evil, path) == 403
 
 
-@pytest.mark.parametrize(
+@each(
     ("listening", "port", "host"),
     [
         ("127.0.0.2", 8765, "127.0.0.2:8765"),
@@ -192,12 +193,12 @@ async def test_configured_host_names_are_accepted_as_well() -> None:
 TOKEN = policy("127.0.0.1", 8765, (), "correct-horse")
 
 
-@pytest.mark.parametrize("given", ["Bearer correct-horse", "bearer correct-horse", "Bearer  correct-horse "])
+@each("given", ["Bearer correct-horse", "bearer correct-horse", "Bearer  correct-horse "])
 async def test_the_right_token_is_accepted(given: str) -> None:
     assert await status(TOKEN, [("host", "localhost:8765"), ("authorization", given)]) == 200
 
 
-@pytest.mark.parametrize(
+@each(
     "given",
     [
         "",
@@ -230,11 +231,11 @@ async def test_health_needs_no_token() -> None:
     assert await status(TOKEN, [("host", "localhost:8765")], "/healthz") == 200
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
+@each("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
 def test_loopback_addresses_are_recognised(host: str) -> None:
     assert is_loopback(host)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.com", "", "localhost.example"])
+@each("host", ["0.0.0.0", "::", "192.168.0.1", "example.com", "", "localhost.example"])
 def test_other_addresses_are_not_taken_for_loopback(host: str) -> None:
     assert not is_loopback(host)

@@ -17,6 +17,7 @@ from support.raw_client import PATIENCE, RawClient
 from support.servers import Server, Workshop, tool
 from support.wires import full_pipe, stdio
 
+from mcp_context_proxy.bridge import folders
 from mcp_context_proxy.bridge.meeting import Meeting, meeting
 
 pytestmark = [
@@ -219,3 +220,20 @@ def test_where_servers_can_get_any_variable_hosts_with_another_one_have_another_
 
     assert one.environment["GH_TOKEN"] == "one"
     assert one.socket != other.socket
+
+
+OF_MACOS = "/var/folders/zz/zyxvpxvq6csfxvn_n0000000000000/T"
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ("/scratch/", "/scratch"),
+        (f"{OF_MACOS}/", OF_MACOS),
+        ("/" + "x" * 90, "/tmp"),
+    ],
+)
+def test_the_folder_for_temporary_files_has_sockets_if_their_paths_are_short_enough(
+    given: str, folder: str
+) -> None:
+    assert [*folders({"TMPDIR": given})] == [f"{folder}/mcp-context-proxy-{os.getuid()}"]

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.config import HttpConfig
 from mcp_context_proxy.errors import ConfigError
@@ -91,9 +92,7 @@ def test_a_short_token_in_a_file_is_refused_with_its_length_and_not_shown(tmp_pa
     assert "short-0123456-x" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "token", ["a", "short-0123456-x", "two words that are long", "schl\u00fcssel-schl\u00fcssel"]
-)
+@each("token", ["a", "short-0123456-x", "two words that are long", "schl\u00fcssel-schl\u00fcssel"])
 def test_a_weak_token_in_the_environment_is_refused_with_a_remedy(token: str) -> None:
     with pytest.raises(ConfigError, match=r"make one with: python3 -c .*token_urlsafe") as refused:
         credentials_for(HttpConfig(), environ={TOKEN_VARIABLE: token})

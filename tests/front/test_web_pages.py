@@ -17,6 +17,7 @@ from starlette.routing import Route
 from support.browser import browser, program
 from support.proxies import http_proxy
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.front.auth import Guard, policy
 
@@ -59,8 +60,8 @@ def chrome(site: str, mode: str, dest: str, **more: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("site", ["cross-site", "same-site", "", "Same-Origin", "none, same-origin"])
-@pytest.mark.parametrize(
+@each("site", ["cross-site", "same-site", "", "Same-Origin", "none, same-origin"])
+@each(
     ("mode", "dest"),
     [
         pytest.param("no-cors", "image", id="image"),
@@ -84,8 +85,8 @@ async def test_nothing_is_loaded_into_a_page_of_another_origin(site: str, mode: 
     assert [one for one, code in zip(asked, given, strict=True) if code != 403] == []
 
 
-@pytest.mark.parametrize("site", ["cross-site", "same-site"])
-@pytest.mark.parametrize("rules", [OPEN, LOCKED], ids=["open", "locked"])
+@each("site", ["cross-site", "same-site"])
+@each("rules", [OPEN, LOCKED])
 async def test_a_link_of_another_page_leads_to_the_pages_and_nowhere_else(site: str, rules: Any) -> None:
     link = chrome(site, "navigate", "document", sec_fetch_user="?1", referer="https://news.example/")
 
@@ -107,7 +108,7 @@ async def test_two_values_of_a_header_are_no_navigation() -> None:
         assert (await client.send(request)).status_code == 403
 
 
-@pytest.mark.parametrize(
+@each(
     ("headers", "path"),
     [
         pytest.param(chrome("none", "navigate", "document"), "/healthz", id="typed"),
@@ -131,8 +132,8 @@ async def test_people_own_pages_and_programs_are_served(headers: dict[str, str],
     assert await status(headers, path) == 200
 
 
-@pytest.mark.parametrize("path", ["/mcp", "/sse", "/api/v1/tools/search", "/metrics"])
-@pytest.mark.parametrize(
+@each("path", ["/mcp", "/sse", "/api/v1/tools/search", "/metrics"])
+@each(
     "headers",
     [
         pytest.param({"referer": "https://evil.example/page"}, id="referrer"),

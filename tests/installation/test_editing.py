@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from support.growth import costs_more
+from support.tables import each
 
 from mcp_context_proxy.config.source import parse, plain_json
 from mcp_context_proxy.errors import ConfigError
@@ -45,7 +46,7 @@ def test_last_entry_leaves_without_a_comma_before_the_end() -> None:
     assert edited("json", text, ("mcpServers",), {"b"}, {}) == '{"mcpServers": {"a": {"command": "x"}}}'
 
 
-@pytest.mark.parametrize("text", ["", "\n", "{}", '{"theme": "x"}', '{\n\t"theme": "x"\n}\n'])
+@each("text", ["", "\n", "{}", '{"theme": "x"}', '{\n\t"theme": "x"\n}\n'])
 def test_place_that_is_missing_is_made(text: str) -> None:
     after = edited("json", text, ("mcp", "servers"), (), OURS)
     assert (
@@ -108,7 +109,7 @@ def test_text_of_very_many_rows_that_look_like_tables_stays(quotes: str) -> None
     assert after == prompt
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         "[ # [\n  '[', \"]\", # ]\n]",
@@ -166,14 +167,12 @@ def test_server_in_a_yaml_list_is_known_by_its_name() -> None:
     assert after["models"] == []
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a: 1", "extensions: {}\n", "extensions:\n", "a: 1\nextensions: {}\nb: 2\n"]
-)
+@each("text", ["", "a: 1", "extensions: {}\n", "extensions:\n", "a: 1\nextensions: {}\nb: 2\n"])
 def test_yaml_without_servers_gets_one(text: str) -> None:
     assert entries("yaml", edited("yaml", text, ("extensions",), (), OURS), ("extensions",)) == OURS
 
 
-@pytest.mark.parametrize("text", ["", "name: mine\n", "name: mine\nmcpServers:\n", "mcpServers: []\n"])
+@each("text", ["", "name: mine\n", "name: mine\nmcpServers:\n", "mcpServers: []\n"])
 def test_first_server_of_a_host_that_lists_them_begins_a_list(text: str) -> None:
     after = edited("yaml", text, ("mcpServers",), (), OURS, listed=True)
     (ours,) = yaml.safe_load(after)["mcpServers"]
@@ -193,7 +192,7 @@ def test_yaml_on_one_line_is_refused() -> None:
         edited("yaml", "extensions: {docs: {cmd: x}}\n", ("extensions",), {"docs"}, OURS)
 
 
-@pytest.mark.parametrize(
+@each(
     ("form", "text"),
     [("json", "{"), ("json", "[]"), ("json", '{"mcpServers": 3}'), ("yaml", "- a"), ("yaml", "a: [")],
 )

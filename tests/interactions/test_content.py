@@ -2,7 +2,7 @@
 
 import json
 
-import pytest
+from support.tables import each
 
 from mcp_context_proxy.interactions import ARGUMENTS_BYTES, call_content
 
@@ -13,7 +13,7 @@ def test_the_content_of_a_call_is_its_goal_tool_and_arguments() -> None:
     assert said == 'tell them\npost__send {"to":"team","n":1}'
 
 
-@pytest.mark.parametrize("arguments", [b"{}", b"null", b'""', b"[]"])
+@each("arguments", [b"{}", b"null", b'""', b"[]"])
 def test_the_content_of_a_call_without_arguments_is_its_tool(arguments: bytes) -> None:
     assert call_content("clock__now", arguments, None) == "clock__now"
 
@@ -25,7 +25,7 @@ def test_arguments_that_a_model_sent_as_text_are_read_as_well() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "name", ["password", "api_key", "apiKey", "Authorization", "client_secret", "access_token", "passphrase"]
 )
 def test_arguments_that_are_secret_by_their_name_are_not_kept(name: str) -> None:
@@ -35,7 +35,7 @@ def test_arguments_that_are_secret_by_their_name_are_not_kept(name: str) -> None
     assert '"user":"bob"' in said
 
 
-@pytest.mark.parametrize("name", ["key", "author", "keywords", "monkey"])
+@each("name", ["key", "author", "keywords", "monkey"])
 def test_arguments_whose_names_only_resemble_secrets_are_kept(name: str) -> None:
     assert "PROJ-1" in call_content("s__t", json.dumps({name: "PROJ-1"}).encode(), None)
 
@@ -44,7 +44,7 @@ def test_numbers_are_not_taken_for_secrets() -> None:
     assert '"max_tokens":500' in call_content("s__t", b'{"max_tokens": 500}', None)
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [
         b"{",
@@ -54,7 +54,6 @@ def test_numbers_are_not_taken_for_secrets() -> None:
         b'{"a":' * 300 + b"1" + b"}" * 300,
         b'"' + b"x" * ARGUMENTS_BYTES + b'"',
     ],
-    ids=["broken", "broken text", "no text", "never ending", "deep", "long"],
 )
 def test_arguments_that_are_invalid_too_long_or_too_deep_are_left_out(arguments: bytes) -> None:
     said = call_content("s__t", arguments, None)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from mcp_context_proxy.interactions.index import left_share
 
@@ -20,7 +21,7 @@ def score(cosine: float, age: float, factor: float = 0.95, *, linear: bool = Fal
     return max(cosine, 0) * float(share[0])
 
 
-@pytest.mark.parametrize(("cosine", "after", "wanted"), [(0.9, 30, 0.193), (0.7, 1, 0.665), (0.8, 0, 0.8)])
+@each(("cosine", "after", "wanted"), [(0.9, 30, 0.193), (0.7, 1, 0.665), (0.8, 0, 0.8)])
 def test_the_score_is_the_cosine_times_the_decay_of_its_age(
     cosine: float, after: float, wanted: float
 ) -> None:
@@ -58,7 +59,7 @@ def test_interactions_in_the_future_count_as_new(cosine: float, ahead: float) ->
     assert score(cosine, -ahead) == max(cosine, 0)
 
 
-@pytest.mark.parametrize(("after", "wanted"), [(0, 1.0), (1, 0.95), (10, 0.5), (20, 0.0), (400, 0.0)])
+@each(("after", "wanted"), [(0, 1.0), (1, 0.95), (10, 0.5), (20, 0.0), (400, 0.0)])
 def test_linear_decay_takes_the_same_amount_each_day_until_nothing_is_left(
     after: float, wanted: float
 ) -> None:

@@ -210,6 +210,26 @@ def test_lines_of_messages_need_a_text_alone(memory: InteractionMemory, store: S
     assert import_file(memory, file).known == 2
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"content": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"content": "text", "time": 1' + "0" * 400 + "}",
+        '{"content": "text", "time": 1e400}',
+        '{"content": "text", "time": "0000-00-00"}',
+    ],
+    ids=["nested", "digits", "exponent", "date"],
+)
+def test_a_line_that_cannot_be_read_costs_no_other(
+    memory: InteractionMemory, store: Store, tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "messages.jsonl"
+    file.write_text(f'{line}\n{{"content": "kept"}}\n', "utf-8")
+    done = import_file(memory, file)
+
+    assert (done.read, done.kept, done.unusable) == (2, 1, 1)
+
+
 def test_fields_of_lines_may_have_other_names(
     memory: InteractionMemory, store: Store, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """Tools that are used for everything are told from those with a purpose."""
 
 import numpy as np
-import pytest
+from support.tables import each
 
 from mcp_context_proxy.learning import COHERENT, Topic
 
@@ -27,7 +27,7 @@ def test_a_tool_with_a_single_query_is_not_general():
     assert not topic(unit([[1, 0]])).general
 
 
-@pytest.mark.parametrize("share", [0.3, 0.4, 0.5, 0.6])
+@each("share", [0.3, 0.4, 0.5, 0.6])
 def test_coherence_is_the_mean_cosine_of_different_queries(share):
     rows = np.random.default_rng(1).standard_normal((40, 16))
     rows[:, 0] += share * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.learning import key_of
 from mcp_context_proxy.learning.tier import ENOUGH, confidence
@@ -39,7 +40,7 @@ def test_several_tools_of_one_query_count_once():
     assert confidence(pairs, cosines(pairs)) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("near", "uses", "expected"),
     [
         pytest.param((0.9, 0.9, 0.9), (9, 9, 9), 0.9 * 0.9, id="near and often served"),

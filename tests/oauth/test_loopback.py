@@ -7,6 +7,7 @@ import anyio
 import httpx2
 import pytest
 from support.authorization import Protected
+from support.tables import each
 
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import login
@@ -45,9 +46,7 @@ async def test_it_answers_nothing_but_the_callback() -> None:
         assert (await waiting.answer()).code == "<b>"
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:{}", "localhost:{}", "127.0.0.1", "127.0.0.1:1", ""]
-)
+@each("host", ["evil.example", "evil.example:{}", "localhost:{}", "127.0.0.1", "127.0.0.1:1", ""])
 async def test_a_foreign_host_gets_404(host: str) -> None:
     async with login.listening("any", 0) as waiting:
         waiting.expect(ADDRESS)
@@ -136,9 +135,7 @@ async def test_the_reason_of_a_refusal_is_shown_clean_short_and_on_one_line() ->
     assert len(shown) < 500
 
 
-@pytest.mark.parametrize(
-    "request_line", ["GET //[ HTTP/1.1", "GET", "", "\x00", "GET /callback?%00=%ff HTTP/1.1"]
-)
+@each("request_line", ["GET //[ HTTP/1.1", "GET", "", "\x00", "GET /callback?%00=%ff HTTP/1.1"])
 async def test_a_malformed_request_does_not_end_the_login(request_line: str) -> None:
     async with login.listening("any", 0) as waiting:
         waiting.expect(ADDRESS)

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 from mcp.client.auth import OAuthFlowError
+from support.tables import each
 
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
@@ -112,8 +113,8 @@ async def test_a_remote_server_cannot_redirect_a_login_to_this_machine(canary: C
     assert canary.heard == []
 
 
-@pytest.mark.parametrize("reach", [NetworkReach.PUBLIC, NetworkReach.PRIVATE, NetworkReach.LOOPBACK])
-@pytest.mark.parametrize(
+@each("reach", [NetworkReach.PUBLIC, NetworkReach.PRIVATE, NetworkReach.LOOPBACK])
+@each(
     "host",
     [
         "169.254.169.254",
@@ -139,7 +140,7 @@ async def test_no_server_leads_to_a_metadata_service_with_credentials(host: str,
         await Destinations(PUBLIC, reach).pinned(httpx2.Request("GET", f"https://{host}/"))
 
 
-@pytest.mark.parametrize(
+@each(
     "host",
     [
         *("10.0.0.1", "172.16.0.1", "100.64.0.1", "[fc00::1]", "[fec0::1]", "[64:ff9b::a00:1]"),
@@ -169,7 +170,7 @@ async def test_behind_a_network_proxy_addresses_that_are_written_out_are_still_c
     assert await Destinations(PUBLIC).pinned(name) == [name], "the proxy resolves it"
 
 
-@pytest.mark.parametrize("host", ["8.8.8.8", "[2606:4700::1111]", "[::ffff:8.8.8.8]", "[64:ff9b::808:808]"])
+@each("host", ["8.8.8.8", "[2606:4700::1111]", "[::ffff:8.8.8.8]", "[64:ff9b::808:808]"])
 async def test_every_server_can_name_public_addresses(host: str) -> None:
     request = httpx2.Request("GET", f"https://{host}/")
 

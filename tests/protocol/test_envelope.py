@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw
+from support.tables import each
 
 from mcp_context_proxy.front.conversation import params_of
 from mcp_context_proxy.protocol import envelope
@@ -68,7 +69,7 @@ def test_an_id_that_is_no_text_is_none() -> None:
     assert envelope.salvage_id(b'{"id":"\xc3\xa9"', b"") == "\u00e9"
 
 
-@pytest.mark.parametrize(
+@each(
     "frame",
     [
         "",
@@ -85,7 +86,7 @@ def test_without_a_recognisable_id_none_is_invented(frame: str) -> None:
     assert envelope.salvage_id(frame.encode(), frame.encode()) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "frame",
     [
         b"",
@@ -104,7 +105,6 @@ def test_without_a_recognisable_id_none_is_invented(frame: str) -> None:
         b'{"id":1} trailing',
         b'{"result":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
-    ids=lambda frame: repr(frame[:30]),
 )
 def test_text_that_is_no_message_is_malformed(frame: bytes) -> None:
     with pytest.raises(MalformedError):
@@ -132,14 +132,14 @@ def test_the_kind_of_a_message_follows_from_its_members() -> None:
     assert envelope.decode_error(error.error).code == -32700  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("raw", [b'"x"', b"[]", b'{"code":"x"}', b'{"code":1.5}', b"null"])
+@each("raw", [b'"x"', b"[]", b'{"code":"x"}', b'{"code":1.5}', b"null"])
 def test_a_malformed_error_is_an_internal_error(raw: bytes) -> None:
     from msgspec import Raw
 
     assert envelope.decode_error(Raw(raw)).code == envelope.INTERNAL_ERROR
 
 
-@pytest.mark.parametrize(
+@each(
     ("sent", "read"),
     [
         (rb"\ud83d\ude00", "\U0001f600"),
@@ -196,7 +196,7 @@ def test_a_payload_is_unchanged_in_any_envelope(message: dict[str, Any], escaped
             assert json.loads(bytes(raw)) == message[member]
 
 
-@pytest.mark.parametrize(
+@each(
     ("frame", "code", "why"),
     [
         ('{"jsonrpc":"2.0","id":1,', -32700, "truncated"),
@@ -217,7 +217,7 @@ def test_an_invalid_request_is_reported_with_the_reason(frame: str, code: int, w
     assert malformed.value.code == code
 
 
-@pytest.mark.parametrize("params", ["[1]", "null", "5", '"text"'])
+@each("params", ["[1]", "null", "5", '"text"'])
 def test_params_that_are_no_object_are_refused(params: str) -> None:
     frame = f'{{"jsonrpc":"2.0","id":1,"method":"ping","params":{params}}}'
     with pytest.raises(RequestError, match="params must be an object") as refused:
@@ -231,8 +231,6 @@ def test_anything_that_looks_like_a_reply_is_taken_as_one(frame: str) -> None:
     assert envelope.decode_from_client(frame.encode()).method is UNSET
 
 
-@pytest.mark.parametrize(
-    ("raw", "number"), [("5", 5), ("-0.5", -0.5), ("true", None), ('"5"', None), ("nothing", None)]
-)
+@each(("raw", "number"), [("5", 5), ("-0.5", -0.5), ("true", None), ('"5"', None), ("nothing", None)])
 def test_only_numbers_are_decoded_as_numbers(raw: str, number: float | None) -> None:
     assert envelope.number(Raw(raw.encode())) == number

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.eras import Era
@@ -87,7 +88,7 @@ def test_params_for_a_server_never_ask_for_a_task(to: Era) -> None:
         assert meta.get(P + "clientCapabilities", kept) == kept
 
 
-@pytest.mark.parametrize("meta", [None, 7, "x", []], ids=repr)
+@each("meta", [None, 7, "x", []])
 def test_meta_that_is_no_object_is_dropped(meta: Any) -> None:
     assert downward({"a": 1, "_meta": meta}, Era.HANDSHAKE) == {"a": 1}
 
@@ -102,7 +103,7 @@ def test_results_for_a_modern_client_have_a_type_and_server_info(method: str) ->
     }
 
 
-@pytest.mark.parametrize("method", sorted(eras.CACHEABLE))
+@each("method", sorted(eras.CACHEABLE))
 def test_cacheable_results_for_a_modern_client_say_for_how_long(method: str) -> None:
     fitted = upward(method, {}, Era.MODERN)
 
@@ -110,7 +111,7 @@ def test_cacheable_results_for_a_modern_client_say_for_how_long(method: str) -> 
     assert upward(method, {"ttlMs": 7, "cacheScope": "public"}, Era.MODERN)["ttlMs"] == 7
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "kept"),
     [
         ("0", 0),
@@ -125,7 +126,6 @@ def test_cacheable_results_for_a_modern_client_say_for_how_long(method: str) -> 
         ('"60000"', 0),
         ("[" * 300 + "]" * 300, 0),
     ],
-    ids=lambda value: str(value)[:12],
 )
 def test_results_for_a_modern_client_may_be_cached_for_an_hour_at_most(said: str, kept: int) -> None:
     came = b'{"contents":[],"ttlMs":%b}' % said.encode()
@@ -165,7 +165,7 @@ def test_results_that_need_no_change_for_a_handshake_client_keep_their_bytes() -
     assert eras.fit_result_to_client("tools/call", came, Era.HANDSHAKE) == came
 
 
-@pytest.mark.parametrize("structured", [[1], "x", 7, None, True], ids=repr)
+@each("structured", [[1], "x", 7, None, True])
 def test_structured_content_that_is_no_object_is_left_out_for_a_handshake_client(
     structured: Any,
 ) -> None:

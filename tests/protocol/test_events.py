@@ -1,8 +1,11 @@
 """A stream of events is cut the same way however it arrives, and an unusable event is passed over."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from mcp_context_proxy.protocol.framing import EventFramer, OversizedEventError, ServerSentEvent
 
@@ -54,7 +57,7 @@ def test_an_event_has_name_data_id_and_retry_time() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     "line", [b"id: \x00", b"id: " + b"7" * 2000, b"retry: " + b"9" * 5000, b"retry: -1", b"retry: \xb2", b"x"]
 )
 def test_unknown_and_invalid_fields_are_ignored(line: bytes) -> None:
@@ -65,10 +68,8 @@ def test_invalid_utf8_is_replaced_and_the_rest_is_unchanged() -> None:
     assert framed(b"data: \xff\xc3\xa4\n\n", 3) == [ServerSentEvent(b"message", "\ufffdä".encode())]
 
 
-@pytest.mark.parametrize(
-    "stream", [b"data: " + b"x" * 200, b"data:x\n" * 30, b"x" * 200, b"data: 1\n" * 30 + b"\n"]
-)
-@pytest.mark.parametrize("step", [7, 1000])
+@each("stream", [b"data: " + b"x" * 200, b"data:x\n" * 30, b"x" * 200, b"data: 1\n" * 30 + b"\n"])
+@each("step", [7, 1000])
 def test_an_event_over_the_limit_is_refused_before_it_ends(stream: bytes, step: int) -> None:
     with pytest.raises(OversizedEventError, match="100 bytes"):
         framed(stream, step, limit=100)
@@ -78,3 +79,21 @@ def test_comments_and_empty_lines_do_not_fill_the_buffer() -> None:
     assert framed((b": still there\n" * 50 + b"\n") * 20 + b"data: 1\n\n", 11, limit=100) == [
         ServerSentEvent(b"message", b"1")
     ]
+
+
+@pytest.mark.parametrize("line", [b"data:ab\n", b"data:\n", b"data: a longer line of the event\n"])
+def test_an_event_of_very_many_lines_takes_no_more_memory_than_its_bytes_twice(line: bytes) -> None:
+    limit = 1 << 20
+    framer, piece = EventFramer(limit), line * 1024
+    list(framer.feed(b"data:begun\n"))
+    tracemalloc.start()
+    try:
+        for _ in range(limit // len(piece) // 2):
+            list(framer.feed(piece))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert taken <= 2 * limit // 2
+    (event,) = framer.feed(b"\n")
+    assert event.data.count(b"\n") == 1024 * (limit // len(piece) // 2)

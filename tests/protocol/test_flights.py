@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.system.threads import Cancellable, Flight, Reply, in_task
 
@@ -93,8 +94,8 @@ async def _reply() -> None:
     await Reply[int]()
 
 
-@pytest.mark.parametrize("wait", [_reply, anyio.sleep_forever], ids=["reply", "task"])
-@pytest.mark.parametrize("begun", [False, True], ids=["at once", "later"])
+@each("wait", [_reply, anyio.sleep_forever])
+@each("begun", [False, True])
 async def test_a_cancelled_flight_ends_wherever_it_waits(
     wait: Callable[[], Awaitable[None]], begun: bool
 ) -> None:
@@ -118,8 +119,8 @@ async def test_a_cancelled_flight_ends_wherever_it_waits(
     assert got == ["cancelled"]
 
 
-@pytest.mark.parametrize("wait", [_reply, anyio.sleep_forever], ids=["reply", "task"])
-@pytest.mark.parametrize("chosen", [0, 1])
+@each("wait", [_reply, anyio.sleep_forever])
+@each("chosen", [0, 1])
 async def test_what_is_cancelled_in_a_flight_ends_there_and_what_is_around_it_goes_on(
     wait: Callable[[], Awaitable[None]], chosen: int
 ) -> None:

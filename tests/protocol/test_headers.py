@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.protocol import envelope, eras, headers
 from mcp_context_proxy.protocol.envelope import RequestError
@@ -37,12 +38,12 @@ def arguments(
     headers.check_arguments(sent_as(sent.items()), schema, raw, required=required)
 
 
-@pytest.mark.parametrize("name", ["s__echo", "grüße", " edge ", "=?base64?eA==?="])
+@each("name", ["s__echo", "grüße", " edge ", "=?base64?eA==?="])
 def test_headers_that_repeat_the_body_are_accepted(name: str) -> None:
     routing([*SENT.items(), (headers.NAME_HEADER, headers.encoded(name))], name)
 
 
-@pytest.mark.parametrize(
+@each(
     "fields",
     [
         list(SENT.items()),
@@ -74,7 +75,7 @@ def test_what_a_client_writes_is_what_the_proxy_accepts() -> None:
     arguments({"Mcp-Param-Count": "42.0"}, {"count": 42})
 
 
-@pytest.mark.parametrize(
+@each(
     ("sent", "given"),
     [
         ({}, {"region": "eu"}),
@@ -94,7 +95,7 @@ def test_an_argument_that_its_header_contradicts_is_refused(
     assert refused.value.code == headers.HEADER_MISMATCH
 
 
-@pytest.mark.parametrize(
+@each(
     "schema",
     [
         {"properties": {"a": {"type": "number", "x-mcp-header": "A"}}},

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 from msgspec import Meta
+from support.tables import each
 
 from mcp_context_proxy.protocol.strangers import in_words
 
@@ -23,7 +24,7 @@ class Order(msgspec.Struct, forbid_unknown_fields=True):
     pairs: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "told"),
     [
         ({}, "name is missing"),

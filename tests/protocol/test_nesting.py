@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from mcp_context_proxy.protocol import READABLE_LEVELS, envelope, without_depths
 from mcp_context_proxy.protocol.envelope import nests_deeper
@@ -32,7 +33,7 @@ def test_the_measured_depth_is_that_of_the_parsed_value(value: Any, escaped: boo
     assert depth(value) == 0 or nests_deeper(encoded, depth(value) - 1)
 
 
-@pytest.mark.parametrize("character", ["x", "[", '\\"', "\\\\"])
+@each("character", ["x", "[", '\\"', "\\\\"])
 def test_the_measured_depth_does_not_depend_on_chunks(character: str) -> None:
     encoded = json.dumps([[character * 50, [{"a": [character]}]]]).encode()
     for size in range(1, len(encoded)):
@@ -44,7 +45,7 @@ def test_a_hundred_thousand_levels_are_counted_without_parsing() -> None:
     assert nests_deeper(b"[" * 100_000, 190)
 
 
-@pytest.mark.parametrize("text", ["", "]", '\\"]', "\\\\", "x" * 50])
+@each("text", ["", "]", '\\"]', "\\\\", "x" * 50])
 def test_what_is_too_deep_is_left_out_and_the_rest_stays_byte_for_byte(text: str) -> None:
     string = json.dumps([text]).encode()
     before, after = b'{"a": ' + string + b', "b": [', b"1, " + string + b"]}"
@@ -55,7 +56,7 @@ def test_what_is_too_deep_is_left_out_and_the_rest_stays_byte_for_byte(text: str
         assert without_depths(before + deep + b", " + after, size) == expected
 
 
-@pytest.mark.parametrize("encoded", [b"{}", b'["[[["]', b"[" * 600, b"]" * 600, b"[[],[]]"])
+@each("encoded", [b"{}", b'["[[["]', b"[" * 600, b"]" * 600, b"[[],[]]"])
 def test_where_nothing_is_too_deep_nothing_is_left_out(encoded: bytes) -> None:
     assert without_depths(encoded) is None
 

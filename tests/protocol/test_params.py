@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-import pytest
+from support.tables import each
 
 from mcp_context_proxy.protocol import envelope, eras
 
@@ -16,7 +16,7 @@ def fault(method: str, given: dict[str, Any], *, modern: bool = False) -> str | 
     return eras.params_fault(method, envelope.members(json.dumps(given).encode()), modern=modern)
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "given", "said"),
     [
         ("tools/call", {}, "needs name"),
@@ -43,7 +43,7 @@ def test_params_of_a_wrong_type_are_reported(method: str, given: dict[str, Any],
     assert said in (fault(method, given) or "")
 
 
-@pytest.mark.parametrize("level", ["loud", 7, None])
+@each("level", ["loud", 7, None])
 def test_an_unknown_log_level_in_meta_is_reported(level: Any) -> None:
     meta = {**CAPABLE, "io.modelcontextprotocol/logLevel": level}
 
@@ -58,7 +58,7 @@ def test_capabilities_in_meta_that_are_no_object_are_reported() -> None:
     assert fault("tools/list", {"_meta": meta}) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "given"),
     [
         ("tools/list", {}),

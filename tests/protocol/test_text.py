@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.growth import costs_more
+from support.tables import each
 
 from mcp_context_proxy.protocol.strangers import clean
 
@@ -32,7 +33,7 @@ WRITTEN = st.text(
 )
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         pytest.param("👨‍👩‍👧‍👦 👩🏽‍💻 🏳️‍🌈 ❤️‍🔥 🏴‍☠️ 1️⃣ ☎︎ 🇨🇭", id="emoji"),
@@ -59,7 +60,7 @@ def test_text_of_visible_characters_is_unchanged(text: str) -> None:
     assert clean(text) == text
 
 
-@pytest.mark.parametrize("characters", [pytest.param(c, id=name) for name, c in HOSTILE.items()])
+@each("characters", [pytest.param(c, id=name) for name, c in HOSTILE.items()])
 def test_each_hostile_character_is_removed_wherever_it_stands(characters: list[str]) -> None:
     for character in characters:
         assert clean(f"ü{character}ö") == "üö", ascii(character)
@@ -93,7 +94,7 @@ def test_the_visible_part_is_neither_changed_nor_reordered(text: str) -> None:
     assert all(character in remaining for character in clean(text))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "seen"),
     [
         pytest.param("\x1b[1;31mred\x1b[0m", "red", id="colour"),
@@ -110,7 +111,7 @@ def test_terminal_escapes_are_removed_whole(text: str, seen: str) -> None:
     assert clean(text) == seen
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "seen"),
     [
         pytest.param("de\u200dlete", "delete", id="joiner between Latin letters"),
@@ -197,7 +198,7 @@ def test_every_ignorable_character_is_removed() -> None:
     assert [hex(code) for code in IGNORABLE if clean(f"x{chr(code)}x") != "xx"] == []
 
 
-@pytest.mark.parametrize(
+@each(
     "hostile",
     [
         pytest.param("a\ufe0f\u200d", id="selectors and joiners"),

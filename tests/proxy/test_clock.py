@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.stores import MODEL, vector
+from support.tables import each
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.interactions.index import left_share
@@ -56,7 +57,7 @@ def test_a_jump_of_the_system_clock_is_ignored(leap: float) -> None:
     assert machine.time_of_day() == NOW + 15
 
 
-@pytest.mark.parametrize("correction", [3600.0, -3600.0, LEAP_SECONDS])
+@each("correction", [3600.0, -3600.0, LEAP_SECONDS])
 def test_a_corrected_system_clock_is_followed(correction: float) -> None:
     machine = Machine()
     machine.wall += correction
@@ -196,7 +197,7 @@ async def test_a_clock_that_was_ahead_for_a_day_and_is_corrected_leaves_nothing_
         assert store.learned.lag() == 0.0
 
 
-@pytest.mark.parametrize("days", [-365.0, -1e9, 1e9])
+@each("days", [-365.0, -1e9, 1e9])
 def test_entries_in_the_future_count_as_entries_of_now(days: float) -> None:
     pair = Pair(b"k", ("s", "t"), "q", vector(1), MODEL, 0.75, 1, NOW, NOW)
 

@@ -14,6 +14,7 @@ import pytest
 from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.app.proxy import CatalogRefresh
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -67,7 +68,7 @@ def test_every_kind_of_list_is_tried() -> None:
     assert set(ENTRIES) == set(LISTS)
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@each("name", ENTRIES)
 async def test_a_stop_does_not_wait_for_a_large_list(name: str) -> None:
     slow = Slow(ENTRIES[name], 1_000)
     client: Any = SimpleNamespace(

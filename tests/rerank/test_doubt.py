@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from support.tables import each
 
 from mcp_context_proxy.retrieval.reranker import CANDIDATES, candidates, reason_to_skip, reordered
 
@@ -18,7 +19,7 @@ def skipped(ranking, mode):
     return reason_to_skip(ranking, candidates(ranking), mode)
 
 
-@pytest.mark.parametrize(
+@each(
     ("scores", "reason"),
     [
         pytest.param((0.60, 0.58, 0.51), None, id="close"),

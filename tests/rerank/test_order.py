@@ -5,11 +5,12 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from support.tables import each
 
 from mcp_context_proxy.retrieval.reranker import complete_order, numbers_in
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "numbers"),
     [
         pytest.param("3, 1, 2", [3, 1, 2], id="as asked"),
@@ -36,7 +37,7 @@ def test_numbers_count_only_on_lines_without_prose(answer, numbers):
     assert numbers_in(answer) == numbers
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "order"),
     [
         pytest.param([2, 0, 1], [2, 0, 1], id="all"),

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from support.growth import costs_more
+from support.tables import each
 
 from mcp_context_proxy.results.result_store import PLACES, ReadError, read
 
@@ -62,7 +63,7 @@ def test_a_path_and_a_pattern_together_search_the_part() -> None:
     assert read(data, 1, "a[*]", "pear").text == b'1- "apple"\n2: "pear"'
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "value"),
     [
         ("a.b", "1"),
@@ -86,7 +87,7 @@ def test_the_fields_of_a_list_need_no_brackets() -> None:
     assert read(b'[{"a":1,"b":2,"c":3},{"a":4}]', 1, "a,b", None).text == b'{"a":1,"b":2}\n{"a":4}'
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "why"),
     [
         ("a.c", "no member 'c'; what there is: {b: number}"),
@@ -102,7 +103,7 @@ def test_a_path_that_leads_nowhere_says_what_there_is(path: str, why: str) -> No
     assert why in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("number", "path", "pattern", "why"),
     [
         (3, None, None, "there is no page 3; the last one is 1"),
@@ -117,7 +118,7 @@ def test_what_cannot_be_read_is_refused_in_words(
         read(b"plain text", number, path, pattern)
 
 
-@pytest.mark.parametrize(
+@each(
     ("unit", "path", "pattern"),
     [
         ("a", None, "a*b"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.tables import each
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import FITTING
@@ -36,7 +37,7 @@ def notes(tool: Build, snapshot: Callable[..., Snapshot]) -> Snapshot:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "action"),
     [("jira_get_user", "read"), ("deleteNote", "delete"), ("find_and_delete", "search"), ("clock", "")],
 )
@@ -44,7 +45,7 @@ def test_the_first_verb_of_a_name_is_what_a_tool_does(name: str, action: str) ->
     assert ACTIONS[action_of(name)] == action
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "changes"),
     [("jira_assign_issue", True), ("kubectl_scale", True), ("get_merge_request", False), ("clock", False)],
 )
@@ -52,7 +53,7 @@ def test_a_tool_may_change_something_by_a_verb_of_no_class(name: str, changes: b
     assert (effect_of(name) == CHANGE) is changes
 
 
-@pytest.mark.parametrize(
+@each(
     ("order", "word"),
     [
         ("could you please delete the note", "delet"),
@@ -72,7 +73,7 @@ def test_an_order_opens_after_courtesies_and_stop_words(order: str, word: str) -
     assert opening(order) == word
 
 
-@pytest.mark.parametrize(
+@each(
     ("order", "action"),
     [
         ("erase the old note", "delete"),
@@ -92,7 +93,7 @@ def test_an_order_that_tells_nothing_adds_nothing() -> None:
     assert not wanted("").any()
 
 
-@pytest.mark.parametrize(
+@each(
     "question",
     [
         "who works on the bug",
@@ -111,7 +112,7 @@ def test_a_question_about_facts_asks_for_no_tool_that_changes_anything(question:
     assert set(wanted(question)[CHANGES]) == {np.float32(-TAKEN_FROM_CHANGING)}
 
 
-@pytest.mark.parametrize(
+@each(
     "order", ["are you able to create a note", "is it possible to add a note", "is there a way to rename it"]
 )
 def test_a_question_for_the_possibility_of_something_orders_it(order: str) -> None:
@@ -190,7 +191,7 @@ def test_a_deleting_tool_is_not_first_where_nothing_is_to_be_deleted(
     assert engine.search("throw away the old notes", tools).results[0].item.name == "delete_old_notes"
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "read_as"),
     [
         ("get rid of the old branch", "delete the old branch"),
@@ -219,7 +220,7 @@ def test_an_order_is_read_in_the_words_that_tools_have(query: str, read_as: str)
     assert read_query(query, lambda _term: False, lambda: WordList([]), {}).read_as == read_as
 
 
-@pytest.mark.parametrize(
+@each(
     "query",
     [
         "give me the weather",

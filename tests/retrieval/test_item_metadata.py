@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-import pytest
+from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import markers_of
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
@@ -38,7 +38,7 @@ def test_without_annotations_the_protocols_defaults_apply() -> None:
     assert (metadata.read_only, metadata.destructive, metadata.open_world) == (False, True, True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("annotations", "expected"),
     [
         ({"readOnlyHint": True}, (True, False, True)),
@@ -51,7 +51,6 @@ def test_without_annotations_the_protocols_defaults_apply() -> None:
         ([], (False, True, True)),
         ("read-only", (False, True, True)),
     ],
-    ids=str,
 )
 def test_hints_are_interpreted_as_the_protocol_defines_them(
     annotations: Any, expected: tuple[bool, bool, bool]
@@ -70,7 +69,7 @@ def test_a_hint_does_not_make_a_tool_more_harmless_than_its_danger_class() -> No
     assert {"destructive", "read-only"} & metadata.all_tags == {"destructive"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("server", "name", "derived"),
     [
         ("notes", "create_note", ["notes", "create"]),
@@ -134,7 +133,7 @@ def fields_of(several: bool = False, **members: Any) -> tuple[Fields, tuple[str,
     return item_text(made, several)
 
 
-@pytest.mark.parametrize(
+@each(
     ("members", "title"),
     [
         ({"title": "Web page reader"}, "Web page reader"),
@@ -194,7 +193,7 @@ def test_values_are_embedded_with_a_short_description() -> None:
     assert len(item_text(long, False)[1]) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "expected"),
     [
         ("put this customer into the archive", "op17"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.model_folders import write_export
+from support.tables import each
 
 from mcp_context_proxy.config import EmbeddingConfig
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, load_model
@@ -257,7 +258,7 @@ def test_a_payload_of_another_language_makes_no_request_foreign():
     assert query.read_as is None
 
 
-@pytest.mark.parametrize(
+@each(
     "query",
     [
         "find songs like Shape of You by Ed Sheeran",

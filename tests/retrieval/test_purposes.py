@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
@@ -31,7 +32,7 @@ def read(query: str, stands_for: Mapping[str, str] | None = None) -> ReadQuery:
     return read_query(query, lambda _term: False, lambda: WordList([]), stands_for or {})
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "is_for_the_web"),
     [("look up the capital of Mongolia", True), ("look up my notes", False), ("look at the file", False)],
 )
@@ -39,7 +40,7 @@ def test_to_look_something_up_may_be_a_search_of_the_web(query: str, is_for_the_
     assert (read(query).purpose is WEB_SEARCH) is is_for_the_web
 
 
-@pytest.mark.parametrize(
+@each(
     "request_",
     [
         "what's my sister's birthday",
@@ -54,7 +55,7 @@ def test_facts_about_the_caller_are_for_a_memory(request_: str) -> None:
     assert purpose_of(request_) is FACTS_OF_A_PERSON
 
 
-@pytest.mark.parametrize(
+@each(
     "request_",
     ["find my notes about the garden", "search our wiki for the rota", "where are my tax papers"],
 )
@@ -62,7 +63,7 @@ def test_what_the_caller_owns_is_not_looked_for_on_the_web(request_: str) -> Non
     assert purpose_of(request_) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "request_",
     [
         "find a hotel near my office",
@@ -77,7 +78,7 @@ def test_speaking_of_oneself_alone_is_no_fact_for_a_memory(request_: str) -> Non
     assert purpose_of(request_) is not FACTS_OF_A_PERSON
 
 
-@pytest.mark.parametrize(
+@each(
     "question",
     [
         "how many customers do we have",
@@ -124,7 +125,7 @@ def test_questions_for_who_changed_something_are_for_its_history(question: str) 
     assert purpose_of(question) is HISTORY
 
 
-@pytest.mark.parametrize(
+@each(
     "question",
     [
         "who can change the settings",
@@ -147,7 +148,7 @@ def test_who_changed_something_is_in_its_history() -> None:
     assert read("who is this file from").read_as is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("request_", "service"),
     [
         ("upload this to s3", "s3"),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.growth import costs_more
 from support.servers import real_lists
+from support.tables import each
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
@@ -90,7 +91,7 @@ def test_any_text_is_read(text: str) -> None:
     assert all(one.encode() for one in (*query.texts, *query.beside))
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "read_as"),
     [
         ("review my PR", "review my pull request"),
@@ -119,7 +120,7 @@ def test_a_short_form_counts_itself_and_less_for_what_it_stands_for() -> None:
     assert query.added["pull"] == "pull"
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "read_as"),
     [
         ("ls", "list files in directory"),
@@ -136,9 +137,7 @@ def test_a_command_of_a_shell_that_comes_first_is_written_out(query: str, read_a
     assert read(query).read_as == read_as
 
 
-@pytest.mark.parametrize(
-    "query", ["cat pictures", "kill the lights", "touch of grey", "find the cat", "how does ls work"]
-)
+@each("query", ["cat pictures", "kill the lights", "touch of grey", "find the cat", "how does ls work"])
 def test_words_that_are_no_commands_stay(query: str) -> None:
     assert read(query).read_as is None
 
@@ -171,7 +170,7 @@ def test_to_book_a_meeting_is_to_schedule_it_and_to_book_a_flight_is_not() -> No
     assert read("book a flight to Rome").read_as is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "read_as"),
     [
         ("remember that I prefer tabs", "add to memory that I prefer tabs"),
@@ -225,7 +224,7 @@ def test_what_is_to_be_remembered_counts_little() -> None:
     assert query.weights[stem("memory")] > query.weights[stem("tabs")] == REPORTED_SHARE
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "needs"),
     [
         ("find the note and then mail it to Anna", ["find the note", "mail it to Anna"]),
@@ -289,7 +288,7 @@ def test_needs_that_open_with_a_verb_or_a_question_ask_for_something() -> None:
     assert query.orders == (False, True, True)
 
 
-@pytest.mark.parametrize(
+@each(
     "query",
     [
         "read and write files",
@@ -314,7 +313,7 @@ def test_one_need_stays_whole(query: str) -> None:
     assert divided(query) == [query]
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "order", "carried"),
     [
         ("send Anna a note: the merge is done", "note", "merge"),
@@ -331,7 +330,7 @@ def test_what_an_order_carries_counts_less_than_the_order(query: str, order: str
     assert any(carried not in text and order in text for text in read(query).beside)
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "word"),
     [
         ("find papers about whales", "whales"),
@@ -413,7 +412,7 @@ def test_a_misspelled_request_finds_what_the_right_one_finds(real: Callable[[str
     assert real("creat a pull reqest")[0] == real("create a pull request")[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "whole"),
     [
         ("please file a bug", "please create a bug"),
@@ -429,14 +428,14 @@ def test_a_noun_that_opens_an_order_as_a_verb_counts_little_as_a_word(query: str
     assert read_one.weights[stem(noun)] == VALUE_SHARE
 
 
-@pytest.mark.parametrize("query", ["file report.pdf under finance", "address book of Anna", "the log file"])
+@each("query", ["file report.pdf under finance", "address book of Anna", "the log file"])
 def test_the_same_noun_counts_fully_elsewhere(query: str) -> None:
     noun = next(word for word in ("log", "book", "file") if word in query)
 
     assert weight(query, noun) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     "query",
     [
         "zeige mir die offenen Meldungen",
@@ -462,7 +461,7 @@ def test_a_query_in_english_is_not_taken_for_another_language(query: str) -> Non
     assert not read(query).foreign
 
 
-@pytest.mark.parametrize(
+@each(
     ("request_", "unwanted"),
     [
         ("don't delete anything, just list the old branches", "delete"),
@@ -479,7 +478,7 @@ def test_what_is_not_to_be_done_counts_little(request_: str, unwanted: str) -> N
     assert weight(request_, unwanted) == REPORTED_SHARE
 
 
-@pytest.mark.parametrize(
+@each(
     "request_",
     [
         "don't delete it",
@@ -524,7 +523,7 @@ def test_a_history_that_is_named_is_one(request_: str) -> None:
     assert read(request_).purpose is HISTORY
 
 
-@pytest.mark.parametrize(
+@each(
     ("request_", "said"),
     [
         ("ok good, and now list the pods", "list the pods"),
@@ -540,7 +539,7 @@ def test_words_that_only_go_on_with_a_conversation_are_left_out(request_: str, s
     assert read(request_).read_as is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("request_", "core"),
     [
         (
@@ -555,7 +554,7 @@ def test_a_story_around_a_request_may_be_left_out(request_: str, core: str) -> N
     assert core in read(request_).cores
 
 
-@pytest.mark.parametrize(
+@each(
     "request_",
     [
         "my notes on the onboarding are in notion somewhere",
@@ -588,7 +587,7 @@ def test_a_question_after_a_colon_is_what_is_asked() -> None:
     assert weight("comment on issue 12: which branches are merged", "branches") == CARRIED_SHARE
 
 
-@pytest.mark.parametrize(
+@each(
     ("request_", "last"),
     [
         ("is there an issue about the leak already? if not, open one", "open issue"),
@@ -600,7 +599,7 @@ def test_one_means_what_the_need_before_is_about(request_: str, last: str) -> No
     assert read(request_).texts[-1] == last
 
 
-@pytest.mark.parametrize(
+@each(
     ("request_", "meant"),
     [
         ("who am I logged in as", "get current user"),
@@ -617,7 +616,7 @@ def test_a_request_that_needs_what_was_told_before_stays_whole() -> None:
     assert read("the job has been hanging for an hour and it is late, stop it").cores == ()
 
 
-@pytest.mark.parametrize("words", ["then a, ", "and the, then it ", "a, ", "it should. ", "do not, and "])
+@each("words", ["then a, ", "and the, then it ", "a, ", "it should. ", "do not, and "])
 def test_a_query_of_nothing_but_places_to_divide_is_read_in_the_time_of_its_length(words: str) -> None:
     query = (words * 8_000)[:8_000]
 

@@ -303,13 +303,18 @@ def test_a_request_for_other_things_of_that_name_still_fits_nothing(engine, trac
     assert not engine.search(query, tracker, options=FITTING).fits
 
 
-def test_names_of_hidden_tools_are_not_read(engine, tracker):
-    issues = frozenset(item_key(one) for one in tracker.sources[0].items if b"ssue" in one.definition)
+def test_names_of_hidden_tools_are_not_read(engine, tool, snapshot, tracker):
+    """A hidden tool for tickets would keep them from being read as the issues that are there."""
+    hidden = tool("close_ticket", "Closes a ticket of the help desk.", server="desk")
+    catalog = snapshot(*tracker.sources[0].items, hidden)
     query = "list the tickets due this week"
 
-    ranking = engine.search(query, replace(tracker, hidden=issues), options=FITTING)
+    found = [
+        engine.search(query, replace(catalog, hidden=frozenset(keys)), options=FITTING).read_as
+        for keys in ((), [item_key(hidden)])
+    ]
 
-    assert (ranking.fits, ranking.read_as) == (False, None)
+    assert found == [None, "list the issues due this week"]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.general_requests import GENERAL_REQUESTS
+from support.tables import each
 
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval import FITTING, Ranking, SearchOptions
@@ -214,7 +215,7 @@ def test_the_number_selected_can_follow_the_scores(engine: Engine, office: Snaps
     assert len(found(engine.search("create issue", office, options=options))) == min(max(near, 2), 4)
 
 
-@pytest.mark.parametrize(
+@each(
     ("scores", "shown"),
     [
         ([], 0),
@@ -224,7 +225,6 @@ def test_the_number_selected_can_follow_the_scores(engine: Engine, office: Snaps
         ([0.6, 0.55, 0.5, 0.45, 0.3, 0.3, 0.3], 4),
         ([0.5] * 20, 10),
     ],
-    ids=str,
 )
 def test_as_many_tools_are_shown_as_fit(scores: list[float], shown: int) -> None:
     assert count_selected(np.array(scores, np.float32), FITTING) == shown

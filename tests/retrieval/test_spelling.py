@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.servers import real_lists
+from support.tables import each
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
@@ -52,7 +53,7 @@ def real_index() -> Index:
     return Engine(None).index(build_snapshot(*tools))
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "meant"),
     [
         pytest.param("serch", "search", id="insertion"),
@@ -125,7 +126,7 @@ def test_every_packaged_word_is_known() -> None:
     assert [word for word in FREQUENT if not is_known(word)] == []
 
 
-@pytest.mark.parametrize(
+@each(
     "query",
     [
         "open the Serch dashboard",
@@ -147,19 +148,17 @@ def test_words_that_are_like_none_stay() -> None:
     assert read_as("the qxzvkjw of wtf") is None
 
 
-@pytest.mark.parametrize("joined", ["backend", "rootkit", "minimap", "preprint"])
+@each("joined", ["backend", "rootkit", "minimap", "preprint"])
 def test_two_words_written_as_one_are_a_new_word(joined: str) -> None:
     assert read_as(f"show me the {joined}") is None
 
 
-@pytest.mark.parametrize(
-    "derived", ["scalable", "footer", "dialling", "relatable", "summarise", "foundational"]
-)
+@each("derived", ["scalable", "footer", "dialling", "relatable", "summarise", "foundational"])
 def test_a_word_that_is_derived_from_a_known_one_is_right(derived: str) -> None:
     assert read_as(f"show me the {derived} one") is None
 
 
-@pytest.mark.parametrize(
+@each(
     "rare", ["locum", "matinee", "forex", "reais", "paleo", "federative", "sommelier", "ringgit", "kubelet"]
 )
 def test_a_rare_word_and_one_of_another_trade_is_right(rare: str) -> None:
@@ -171,7 +170,7 @@ def test_an_unknown_word_that_is_only_near_to_a_rare_one_is_new(new: str) -> Non
     assert read_as(f"show me the {new} one") is None
 
 
-@pytest.mark.parametrize("short", ["proj", "incl", "coll", "smth", "ppid"])
+@each("short", ["proj", "incl", "coll", "smth", "ppid"])
 def test_a_word_that_is_short_for_something_is_left(short: str) -> None:
     assert read_as(f"show me the {short} one") is None
 

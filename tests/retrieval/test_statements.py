@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
+from support.tables import each
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
@@ -18,7 +18,7 @@ def read(query: str) -> ReadQuery:
     return read_query(query, lambda _term: False, lambda: WordList([]), {})
 
 
-@pytest.mark.parametrize(
+@each(
     ("statement", "order"),
     [
         ("there should be a page about the offsite", "create a page about the offsite"),
@@ -38,7 +38,7 @@ def test_a_statement_is_read_as_the_order_that_it_means(statement: str, order: s
     assert read(statement).read_as == order
 
 
-@pytest.mark.parametrize(
+@each(
     ("complaint", "order"),
     [
         ("the build is red", "show why the build is red"),
@@ -52,7 +52,7 @@ def test_who_says_that_something_does_not_work_wants_to_know_why(complaint: str,
     assert read(complaint).read_as == order
 
 
-@pytest.mark.parametrize(
+@each(
     "query",
     [
         "The build is red. Who is on duty?",
@@ -76,7 +76,7 @@ def test_an_exact_name_is_compared_with_what_was_written() -> None:
     assert read("the build is red").written == "the build is red"
 
 
-@pytest.mark.parametrize(
+@each(
     ("order", "read_as"),
     [
         ("write to Dana that the demo is off", "send message to Dana that the demo is off"),
@@ -95,7 +95,7 @@ def test_an_order_by_its_object_is_read_in_the_words_of_tools(order: str, read_a
     assert read(order).read_as == read_as
 
 
-@pytest.mark.parametrize(
+@each(
     "order",
     [
         "write to the file log.txt",

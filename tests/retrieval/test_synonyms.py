@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.retrieval.bm25 import LexicalIndex, count_terms
 from mcp_context_proxy.retrieval.item_metadata import Fields
@@ -13,7 +14,7 @@ def named(*names: str) -> LexicalIndex:
     return LexicalIndex.build([count_terms([Fields(name, "", "", "", "", "") for name in names])])
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "synonym"),
     [
         ("open an issue", "create"),

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from mcp_context_proxy.retrieval.text import (
     LONGEST_KEPT,
@@ -15,7 +16,7 @@ from mcp_context_proxy.retrieval.text import (
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("identifier", "spoken"),
     [
         ("createIssue", "create issue"),
@@ -32,7 +33,7 @@ def test_an_identifier_is_split_into_words(identifier: str, spoken: str) -> None
     assert identifier_words(identifier) == spoken
 
 
-@pytest.mark.parametrize("spelling", ["createIssue", "create_issue", "CREATE-ISSUE", "Create issue"])
+@each("spelling", ["createIssue", "create_issue", "CREATE-ISSUE", "Create issue"])
 def test_different_spellings_of_a_name_have_the_same_key(spelling: str) -> None:
     assert name_key(spelling) == "createissue"
 
@@ -42,7 +43,7 @@ def test_a_compound_is_found_by_its_parts_and_as_a_whole() -> None:
     assert list(words("GitHub")) == ["git", "hub", "github"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         pytest.param("天気予報", ["天気", "気予", "予報"], id="Japanese in pairs"),
@@ -62,7 +63,7 @@ def test_every_script_has_words(text: str, expected: list[str]) -> None:
     assert list(words(text)) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     "family",
     [
         ["create", "creates", "created", "creating", "creation"],
@@ -77,7 +78,7 @@ def test_inflected_forms_of_an_english_word_match(family: list[str]) -> None:
     assert len({stem(word) for word in family}) == 1
 
 
-@pytest.mark.parametrize("word", ["bus", "status", "access", "sing", "red", "größe", "погоды"])
+@each("word", ["bus", "status", "access", "sing", "red", "größe", "погоды"])
 def test_words_that_only_look_inflected_are_not_stemmed(word: str) -> None:
     assert stem(word) == word
 

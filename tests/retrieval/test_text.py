@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import each
 
 from mcp_context_proxy.items import Document, Tool
 from mcp_context_proxy.retrieval.item_metadata import MAX_PARAMETERS, item_text, read_parameters
@@ -55,7 +56,7 @@ def test_a_word_over_the_limit_is_divided_anywhere() -> None:
     assert chunks("x" * 25, 10) == ("x" * 10, "x" * 10, "x" * 5)
 
 
-@pytest.mark.parametrize("flood", [" ", "\n", ". ", "a ", "A", "\n \n"])
+@each("flood", [" ", "\n", ". ", "a ", "A", "\n \n"])
 def test_a_huge_text_is_chunked_in_linear_time(flood: str) -> None:
     """A pattern that backtracks would not come back from this one."""
     assert all(len(chunk) <= CHUNK_LIMIT for chunk in chunks(flood * 200_000))
@@ -117,7 +118,7 @@ def test_nested_parameters_are_read() -> None:
     assert read.descriptions == ["What to keep.", "A label."]
 
 
-@pytest.mark.parametrize(
+@each(
     "schema",
     [
         "null",
@@ -136,7 +137,7 @@ def test_a_schema_of_any_shape_is_read_without_an_error(schema: str) -> None:
     assert read.descriptions == []
 
 
-@pytest.mark.parametrize("definition", [b"", b"{", b"[]", b"null", b"\xff", b'{"inputSchema": "\xff"}'])
+@each("definition", [b"", b"{", b"[]", b"null", b"\xff", b'{"inputSchema": "\xff"}'])
 def test_a_definition_that_is_not_json_has_no_parameters(definition: bytes) -> None:
     assert read_parameters(definition).top == []
 

@@ -1,6 +1,6 @@
 """Documents are divided at their topics."""
 
-import pytest
+from support.tables import each
 
 from mcp_context_proxy.retrieval.text import TOPICS_CHARACTERS, topics
 
@@ -8,7 +8,7 @@ LEAVE = "Holidays are asked for two weeks ahead, in the calendar of the team."
 TRAVEL = "Trips are booked by the office, and paid back within a month of the receipt."
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         (f"{LEAVE}\n\n{TRAVEL}", (LEAVE, TRAVEL)),
@@ -17,7 +17,6 @@ TRAVEL = "Trips are booked by the office, and paid back within a month of the re
         ("Ask Maria.", ("Ask Maria.",)),
         ("", ("",)),
     ],
-    ids=["paragraphs", "headings", "a short end", "one line", "nothing"],
 )
 def test_each_topic_is_a_chunk_with_its_heading(text: str, expected: tuple[str, ...]) -> None:
     assert topics(text) == expected

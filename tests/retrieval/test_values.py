@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.examples.functions import server
@@ -27,7 +28,7 @@ def read_as(query: str) -> str | None:
     return read(query).read_as
 
 
-@pytest.mark.parametrize(
+@each(
     ("token", "kind"),
     [
         ("https://example.org/a?b=c", "URL"),
@@ -89,7 +90,7 @@ def test_values_are_said_to_be_what_they_are(token: str, kind: str) -> None:
     assert kind in (read_as(f"show {token}, please") or "")
 
 
-@pytest.mark.parametrize(
+@each(
     "token",
     [
         "word",
@@ -123,7 +124,7 @@ def test_words_are_no_values(token: str) -> None:
 CALCULATED: Final = "calculate arithmetic expression"
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "expression", "operation"),
     [
         ("what is 17 times 23", "17 times 23", ", multiply"),
@@ -153,7 +154,7 @@ def test_the_numbers_of_arithmetic_count_little_and_its_kind_as_the_order() -> N
     assert query.weights["17"] < query.weights[stem("calculate")] == 1
 
 
-@pytest.mark.parametrize(
+@each(
     "query",
     [
         "upgrade to v1.2+3",
@@ -180,7 +181,7 @@ def test_numbers_with_signs_between_them_are_not_always_arithmetic(query: str) -
     assert "arithmetic" not in (read_as(query) or "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "value", "kind"),
     [
         ("run it at 0 9 * * 1-5 please", "0 9 * * 1-5", "cron schedule"),
@@ -196,9 +197,7 @@ def test_values_of_several_words_are_said_to_be_what_they_are(query: str, value:
     assert read_as(query) == query.replace(value, f"{value} ({kind})")
 
 
-@pytest.mark.parametrize(
-    "query", ["select all files from the folder", "Delete the notes from March", "3 * 4"]
-)
+@each("query", ["select all files from the folder", "Delete the notes from March", "3 * 4"])
 def test_sentences_and_numbers_are_no_other_values(query: str) -> None:
     assert not {"SQL", "cron"} & {*(read_as(query) or "").replace("(", " ").split()}
 

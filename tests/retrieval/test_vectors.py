@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tables import each
 
 from mcp_context_proxy.retrieval.vectors import (
     CANDIDATES,
@@ -219,9 +220,9 @@ def test_the_memory_layout_of_vectors_changes_no_result(large: Large) -> None:
     )
 
 
-@pytest.mark.parametrize("size", [1, 60, 4_095, 4_097, 20_011])
-@pytest.mark.parametrize("count", [0, 1, 50, 250, 2_000])
-@pytest.mark.parametrize("kind", ["different", "mostly equal", "mostly excluded"])
+@each("size", [1, 60, 4_095, 4_097, 20_011])
+@each("count", [0, 1, 50, 250, 2_000])
+@each("kind", ["different", "mostly equal", "mostly excluded"])
 def test_the_best_scores_are_those_of_a_sort_and_all_that_equal_the_last(
     size: int, count: int, kind: str
 ) -> None:

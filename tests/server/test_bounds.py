@@ -11,6 +11,7 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.raw_client import PATIENCE, RpcError
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.context.search import SEARCHES_AT_ONCE
 from mcp_context_proxy.downstream import Party
@@ -209,7 +210,7 @@ async def test_questions_of_a_server_are_refused_while_too_many_bytes_of_them_ar
     assert result["content"][0]["text"] == "[{}, null]"
 
 
-@pytest.mark.parametrize(
+@each(
     ("subscribed", "covered"),
     [
         ("a://b", ["a://b", "a://b/c", "a://b/c/d"]),

@@ -8,6 +8,7 @@ import pytest
 from support.proxies import Host, inside
 from support.raw_client import LOOK_SECONDS, MODERN, PATIENCE, PREFIX, RpcError
 from support.servers import Server, Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import load
@@ -508,7 +509,7 @@ def shown(arguments: Any) -> str:
     return described_arguments(json.dumps(arguments).encode(), lambda text: text)
 
 
-@pytest.mark.parametrize("name", ["password", "apiKey", "access_token", "client-secret", "pin"])
+@each("name", ["password", "apiKey", "access_token", "client-secret", "pin"])
 def test_values_under_names_of_secrets_are_hidden_at_any_depth(name: str) -> None:
     told = shown({name: "s3cret", "more": [{name: 1234, "kept": "seen"}], "page_token": "p1"})
 
@@ -557,7 +558,7 @@ def test_no_argument_fills_the_question_so_that_another_is_not_seen() -> None:
     assert len(looked_up) < 3 * VALUES_SHOWN
 
 
-@pytest.mark.parametrize(
+@each(
     ("raw", "told"),
     [
         (b"[" * 100 + b"]" * 100, "(200 bytes, nested too deeply to be shown)"),
@@ -565,7 +566,6 @@ def test_no_argument_fills_the_question_so_that_another_is_not_seen() -> None:
         (b'"text"', '- (not an object): "text"'),
         (b"{}", ""),
     ],
-    ids=["deep", "long number", "no object", "none"],
 )
 def test_odd_arguments_are_described(raw: bytes, told: str) -> None:
     assert described_arguments(raw, lambda text: text) == told

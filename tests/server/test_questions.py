@@ -10,6 +10,7 @@ from support.proxies import Host, inside
 from support.questions import SERVER_KEY, as_shown
 from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.protocol.strangers import clean, url_refusal
 from mcp_context_proxy.server.questions import secret_field
@@ -468,7 +469,7 @@ def test_a_field_is_recognized_as_one_for_a_secret() -> None:
             assert secret_field(form("x")["requestedSchema"], asked) == "its message", name
 
 
-@pytest.mark.parametrize(
+@each(
     "schema",
     [
         form("x", description="Paste the API key of your account")["requestedSchema"],
@@ -481,13 +482,12 @@ def test_a_field_is_recognized_as_one_for_a_secret() -> None:
         {"properties": {"password": {"type": "string", "enum": []}}},
         {"properties": {"password": {"anyOf": [{"const": "a"}, {"type": "string"}]}}},
     ],
-    ids=repr,
 )
 def test_a_form_is_searched_for_secrets_everywhere(schema: Any) -> None:
     assert secret_field(schema, "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "more"),
     [
         ("repository", {"title": "Repository", "description": "Owner and name of the repository"}),

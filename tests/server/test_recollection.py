@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.cli.running import OwnProxy
@@ -144,7 +145,7 @@ async def test_the_context_command_prints_them(workshop: Workshop) -> None:
     assert data["request"]["interactions"][0]["agent_name"] == "planner"
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "said"),
     [
         (5, "just now"),

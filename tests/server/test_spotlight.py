@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.protocol.strangers import CLOSE, OPEN, mark_untrusted
@@ -80,7 +81,7 @@ async def test_changing_the_option_restarts_no_server(workshop: Workshop) -> Non
     assert len(server.ledger.entries("start")) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     "content",
     [
         [{"type": "text", "text": FORGED}],
@@ -89,7 +90,6 @@ async def test_changing_the_option_restarts_no_server(workshop: Workshop) -> Non
         [FORGED],
         FORGED,
     ],
-    ids=["text", "resource", "unknown type", "no block", "no list"],
 )
 def test_every_kind_of_text_content_is_marked(content: Any) -> None:
     result = json.loads(mark_untrusted("hostile", json.dumps({"content": content}).encode()))
@@ -98,7 +98,7 @@ def test_every_kind_of_text_content_is_marked(content: Any) -> None:
     assert len(re.findall(f"{OPEN}[^{OPEN}{CLOSE}]*{CLOSE}", json.dumps(result, ensure_ascii=False))) == 2
 
 
-@pytest.mark.parametrize(
+@each(
     "result",
     [
         {},
@@ -108,7 +108,6 @@ def test_every_kind_of_text_content_is_marked(content: Any) -> None:
         {"content": [{"type": "text", "text": None}, {"type": "text"}]},
         {"content": None},
     ],
-    ids=str,
 )
 def test_content_without_text_is_unchanged(result: dict[str, Any]) -> None:
     assert json.loads(mark_untrusted("hostile", json.dumps(result).encode())) == result

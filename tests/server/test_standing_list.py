@@ -10,6 +10,7 @@ import pytest
 from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.server import meta_definitions
@@ -40,9 +41,7 @@ def decoded(setup: Setup) -> list[dict[str, Any]]:
     return [json.loads(bytes(definition)) for definition in meta_definitions.definitions(setup)]
 
 
-@pytest.mark.parametrize(
-    "setup", SETUPS, ids=["no servers", "twelve servers", "forty servers with documents"]
-)
+@each("setup", SETUPS)
 def test_the_standing_list_costs_at_most_420_tokens(setup: Setup) -> None:
     standing = meta_definitions.definitions(setup)
 
@@ -51,9 +50,7 @@ def test_the_standing_list_costs_at_most_420_tokens(setup: Setup) -> None:
     assert all(len(bytes(definition)) / 4 <= READ_DOCUMENT_TOKENS for definition in standing[3:])
 
 
-@pytest.mark.parametrize(
-    "setup", SETUPS, ids=["no servers", "twelve servers", "forty servers with documents"]
-)
+@each("setup", SETUPS)
 def test_descriptions_and_instructions_stay_below_what_hosts_keep(setup: Setup) -> None:
     told = [definition["description"] for definition in decoded(setup)]
     told.append(meta_definitions.instructions(setup, words_only=True, said=TALKATIVE))
@@ -85,7 +82,7 @@ def test_the_schemas_have_no_array_without_items_which_some_model_services_refus
         assert all("items" in each for each in properties if each["type"] == "array")
 
 
-@pytest.mark.parametrize("switch", ["set_context", "manage", "recall"])
+@each("switch", ["set_context", "manage", "recall"])
 def test_rare_tools_are_listed_only_where_they_are_configured(switch: str) -> None:
     off = [definition["name"] for definition in decoded(Setup(TWELVE, False))]
     on = [definition["name"] for definition in decoded(Setup(TWELVE, False, **{switch: True}))]
@@ -212,14 +209,13 @@ def test_no_server_writes_a_line_under_the_name_of_another() -> None:
     assert lines[1].isprintable()
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "line"),
     [
         ("# Files\n\n## Paths\n\nGive paths from the root.\n# More", "Give paths from the root. # More"),
         ("#1 rule: give paths from the root.", "#1 rule: give paths from the root."),
         ("## Files of the project", "Files of the project"),
     ],
-    ids=["headings above", "no heading", "nothing else"],
 )
 def test_a_heading_above_the_instructions_of_a_server_is_not_part_of_its_line(words: str, line: str) -> None:
     assert meta_definitions.server_line("files", words) == f"[server 'files' says] {line}"

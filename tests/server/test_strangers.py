@@ -9,6 +9,7 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import fit
 from mcp_context_proxy.config import Limits
@@ -70,7 +71,7 @@ async def test_progress_and_log_messages_hide_nothing_and_cannot_pose_as_another
     assert told == {"level": "error", "logger": "work/bank", "data": {"said": SEEN}}
 
 
-@pytest.mark.parametrize("method", ["message", "progress", "resources/updated", "elicitation/complete"])
+@each("method", ["message", "progress", "resources/updated", "elicitation/complete"])
 def test_a_notification_hides_nothing_in_members_that_nobody_knows(method: str) -> None:
     hiding = {HIDING: envelope.raw({HIDING: [HIDING]}), "_meta": envelope.raw({HIDING: HIDING})}
     redact = Redactor([("KEY", "Hunter2/of the day")])
@@ -296,7 +297,7 @@ async def test_nothing_beside_a_message_speaks_for_the_proxy_or_for_another_hop(
     assert "evil__hide" not in listed, "a name in it hides a character"
 
 
-@pytest.mark.parametrize("slash", ["/", "\\/", "\\u002f"])
+@each("slash", ["/", "\\/", "\\u002f"])
 def test_a_definition_has_no_key_of_the_proxy_however_it_is_written(slash: str) -> None:
     key = OWN.replace("/", slash) + "server"
     written = f'{{"name":"t","inputSchema":{{}},"_meta":{{"{key}":"bank","com.example/x":[1]}}}}'

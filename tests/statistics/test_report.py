@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.statistics import count_call, seconds_of
@@ -109,12 +110,12 @@ def test_retention_merges_old_hours_into_days_and_deletes_older_days(store: Stor
     assert {one.tool for one in store.statistics.tools()} == {"1", "10"}
 
 
-@pytest.mark.parametrize(("period", "seconds"), [("1h", HOUR), ("24h", DAY), ("30d", 30 * DAY)])
+@each(("period", "seconds"), [("1h", HOUR), ("24h", DAY), ("30d", 30 * DAY)])
 def test_a_period_is_hours_or_days(period: str, seconds: int) -> None:
     assert seconds_of(period) == seconds
 
 
-@pytest.mark.parametrize("period", ["", "0h", "1w", "h", "10000d", "1 d", "1d\n", "٣d"])
+@each("period", ["", "0h", "1w", "h", "10000d", "1 d", "1d\n", "٣d"])
 def test_anything_else_is_no_period(period: str) -> None:
     with pytest.raises(ValueError, match="is no period"):
         seconds_of(period)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.coverings import ASKED_FOR, STRENGTHS, covering
+from support.tables import each
 
 TESTS = Path(__file__).parents[1]
 
@@ -25,7 +26,7 @@ def pairs(rows: list[tuple[object, ...]]) -> set[object]:
     return {pair for row in rows for pair in combinations(enumerate(row), 2)}
 
 
-@pytest.mark.parametrize(("columns", "most"), CROSSES)
+@each(("columns", "most"), CROSSES)
 def test_every_two_values_meet_in_few_rows(columns: list[list[object]], most: int) -> None:
     rows = list(product(*columns))
 
@@ -51,7 +52,7 @@ def test_every_value_of_a_single_column_is_chosen_once() -> None:
     assert covering([("a",), ("b",), ("a",)], 2) == {0, 1}
 
 
-@pytest.mark.parametrize(("columns", "most"), CROSSES)
+@each(("columns", "most"), CROSSES)
 def test_every_value_is_in_as_many_rows_as_the_longest_column_has(
     columns: list[list[object]], most: int
 ) -> None:

@@ -13,6 +13,7 @@ from string import ascii_lowercase
 import msgspec
 import pytest
 from support.growth import costs_more
+from support.tables import each
 
 from mcp_context_proxy.catalog import definitions, document_reading, names, skills, uri_owners
 from mcp_context_proxy.catalog.document_reading import divide, overview
@@ -304,7 +305,7 @@ GROWTH = 8
 """Multiple of the length. The time may grow by twice as much; where it is the square, it grows by 64."""
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each("name", FUNCTIONS)
 def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str) -> None:
     function = FUNCTIONS[name]
     slow = []
@@ -322,7 +323,7 @@ def test_a_query_of_spaces_is_divided_at_once() -> None:
     assert not costs_more(40, needs.divided, "a" + " " * 80_000 + "b", "a" + " " * 8_000 + "b")
 
 
-@pytest.mark.parametrize("part", QUERY_PARTS)
+@each("part", QUERY_PARTS)
 def test_the_longest_query_is_read_at_once(part: str) -> None:
     """Half of it gives the time to compare with, so that no machine is too slow for this test."""
     written = (part * queries.QUERY_LIMIT)[: queries.QUERY_LIMIT]
@@ -376,7 +377,7 @@ def test_half_characters_are_mended_beside_megabytes_of_other_escapes() -> None:
     assert bytes(result).endswith(rb"\ufffd\\ud800" + b'"}')
 
 
-@pytest.mark.parametrize("part", ["[", "{", "[a,", "- [", "{a: "])
+@each("part", ["[", "{", "[a,", "- [", "{a: "])
 def test_front_matter_of_brackets_is_refused_at_once(part: str) -> None:
     written, shorter = (f"---\n{part * times}\n---\ntext" for times in (3_000, 300))
     found = read_front_matter(written)
@@ -407,7 +408,7 @@ def test_a_number_beyond_all_bounds_withholds_its_definition(number: str) -> Non
         definitions.fit(definition.encode(), LIMITS)
 
 
-@pytest.mark.parametrize("part", [1, 2, 3, 5, 1_000])
+@each("part", [1, 2, 3, 5, 1_000])
 def test_entries_are_counted_in_parts_as_in_one(part: int) -> None:
     written = json.dumps({'a"\\': [1, {"b": "],[,"}, 3], "\\\\": "\\", "c,": 1}).encode()
 

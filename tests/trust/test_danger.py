@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pytest
+from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import markers_of
 from mcp_context_proxy.items import ToolClass
@@ -21,9 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "calls.md"
 LISTS = Path(__file__).parents[1] / "data" / "tools"
 
 
-@pytest.mark.parametrize(
-    ("hinted", "verb", "configured"), [*product((None, *ORDER), VERBS, (None, *ORDER))], ids=str
-)
+@each(("hinted", "verb", "configured"), [*product((None, *ORDER), VERBS, (None, *ORDER))])
 def test_the_strictest_witness_counts_and_none_loosens_another(
     hinted: ToolClass | None, verb: ToolClass | None, configured: ToolClass | None
 ) -> None:
@@ -33,7 +31,7 @@ def test_the_strictest_witness_counts_and_none_loosens_another(
     assert danger_of(VERBS[verb], hinted, configured, "x").tool_class is max(said, key=ORDER.index)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "verb"),
     [
         ("delete_file", "delete"),
@@ -70,7 +68,7 @@ def test_the_first_verb_of_a_name_counts_and_what_an_and_joins_to_it(name: str, 
     assert verb_of(name) == verb
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "reason"),
     [
         (("x", READ, None, ""), "it says so itself (readOnlyHint)"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
+from support.tables import each
 
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.system.threads import assigned
@@ -16,7 +17,7 @@ from mcp_context_proxy.trust import ACTING, Principal, Reach, Role
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded, is_secret, unescaped
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "counts"),
     [
         pytest.param("GITHUB_TOKEN", "ghp_16C7e42F292c6912E7", True, id="token"),
