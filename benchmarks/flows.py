@@ -162,11 +162,18 @@ Rounds: TypeAlias = Iterator[list[Entered]]
 """Recordings of one flow, which is run again for each."""
 
 
+def unwatched(bench: Workbench) -> Path:
+    """Return a folder for files that are written meanwhile: the proxy watches the folder of its settings."""
+    folder = bench.folder / "unwatched"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @contextmanager
 def over_stdio(bench: Workbench, config: Path, era: str = "handshake") -> Iterator[tuple[StdioClient, Probe]]:
     """Start a recorded proxy over stdio; yields a client once every server has answered calls."""
     probe = Probe()
-    client = StdioClient(probe.command("--config", str(config)), era, bench.folder / "proxy.log")
+    client = StdioClient(probe.command("--config", str(config)), era, unwatched(bench) / "proxy.log")
     try:
         probe.connect()
         client.open()
@@ -207,7 +214,8 @@ def search(bench: Workbench) -> Iterator[Rounds]:
 @contextmanager
 def restart(bench: Workbench) -> Iterator[Rounds]:
     """From the death of a server that is in use until the next process of it is ready."""
-    config, noted, tool = bench.config(TOOLS, servers=SERVERS), bench.folder / "pid", "mortal__create_issue"
+    config, tool = bench.config(TOOLS, servers=SERVERS), "mortal__create_issue"
+    noted = unwatched(bench) / "pid"
     server = child(0, TOOLS)
     noting = ["-c", f'echo $$ > {noted}; exec "$0" "$@"', server["command"], *server["args"]]
     add_server(config, "mortal", {"command": "/bin/sh", "args": noting})

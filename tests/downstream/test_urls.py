@@ -22,6 +22,7 @@ from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.downstream.http_client import without_message
+from mcp_context_proxy.downstream.lifecycle import ServerState
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +63,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 @pytest.fixture(scope="module")
 async def proxy(servers: Workshop) -> AsyncIterator[Proxy]:
     async with inside(servers.config(results=WHOLE), patience=None) as opened:
+        clients = opened.fleet.clients.values()
+        await until(lambda: all(client.state is ServerState.READY for client in clients))
         yield opened
 
 

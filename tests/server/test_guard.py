@@ -222,7 +222,7 @@ async def test_a_token_of_a_login_is_known_once_it_is_used(workshop: Workshop, e
         host = Host(proxy, era)
         before = await host.call("stranger__post", {"text": token})
         # As the authorization of its connection does before it sends a token.
-        proxy.fleet.clients["owner"]._redact.learn([("access token", token)])
+        proxy.fleet.clients["owner"].redact.learn([("access token", token)])
         refused = await host.call("stranger__post", {"text": token})
 
     assert "isError" not in before

@@ -326,7 +326,7 @@ async def test_the_uri_of_an_updated_resource_hides_nothing(workshop: Workshop) 
         host = Host(proxy, "handshake")
         await host.request("resources/subscribe", {"uri": uri})
         await host.call("work__touch")
-        await until(lambda: host.told)
+        await until(lambda: any(params.get("uri") == f"{uri}/good" for _, params in host.told))
 
     assert [params["uri"] for method, params in host.told if "updated" in method] == [f"{uri}/good"]
 

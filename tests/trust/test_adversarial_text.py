@@ -19,6 +19,7 @@ from mcp_context_proxy.catalog import definitions, document_reading, names, skil
 from mcp_context_proxy.catalog.document_reading import divide, overview
 from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
 from mcp_context_proxy.config import Config, Limits, ServerConfig, source
+from mcp_context_proxy.config.forms import expand
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.config.tables import matches
 from mcp_context_proxy.context.session import result_text
@@ -266,7 +267,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
         source.parse, Path("mcp.json"), f'{{"a":"{written}",}}'
     ),
     "configuration": lambda written: refused(source.parse, Path("config.toml"), f"a = {written}"),
-    "variables": lambda written: source.expand(written, {}),
+    "variables": lambda written: expand(written, {}),
     "configured pattern": lambda written: matches(f"*{written}*b", written),
     "name for a configured pattern": lambda written: matches("*a*a*1*.*b", written),
     "synonyms": lambda written: queries.read_query("a dog", no_term, lambda: CATALOG, {written: written}),
