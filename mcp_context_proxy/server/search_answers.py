@@ -409,13 +409,14 @@ class Fitting:
         query: str = "",
     ) -> None:
         """Take the items, the best first, and the query that they were found for."""
-        self._results, self._snapshot, self._name_of = results, snapshot, name_of
+        self._results, self._name_of = results, name_of
         self._count = cache(count)
         """Counts each line once, though several levels have it."""
-        self._asked = terms(query)
+        asked, most = terms(query), DETAILS[0].characters
+        tools = {at: one.item for at, one in enumerate(results) if isinstance(one.item, Tool)}
+        self._signatures = {at: ToolSignature(tool, asked) for at, tool in tools.items()}
+        self._sentences = {at: telling_sentences(tool, snapshot, most) for at, tool in tools.items()}
         self._made: dict[tuple[int, int], tuple[str, int]] = {}
-        self._signatures: dict[int, ToolSignature] = {}
-        self._sentences: dict[int, list[str]] = {}
         self._levels = [0 if place < SIGNED else LATER for place in range(len(results))]
         self._texts = [("", 0)] * len(results)
         """The text of each item at its level, and its tokens."""
@@ -485,28 +486,17 @@ class Fitting:
         if isinstance(item, Document):
             told = _passage(item, result.chunk, 2 * detail.characters) if detail.characters else ""
             return [f"{item.uri} ({item.kind})", *told.splitlines()]
-        told = self._summary(place, item, detail.characters) if detail.characters else ""
+        told = cut_to_sentences(self._sentences[place], detail.characters) if detail.characters else ""
         name = shown_name(item, self._name_of)
-        lines = [self._signature(place, item).text(name, detail) + read_mark(item)]
+        lines = [self._signatures[place].text(name, detail) + read_mark(item)]
         lines += [_also(result, self._name_of)] if result.twins else []
         lines += [told] if told else []
         return [*lines, *self._notes(place)] if detail.notes else lines
 
     def _notes(self, place: int) -> list[str]:
         """Return the notes about the parameters of a tool that no better one has, too."""
-        tools = [(at, one.item) for at, one in enumerate(self._results[: place + 1])]
-        *before, own = (self._signature(at, tool).notes for at, tool in tools if isinstance(tool, Tool))
+        *before, own = (one.notes for at, one in self._signatures.items() if at <= place)
         return [note for note in own if not any(note in notes for notes in before)]
-
-    def _summary(self, place: int, tool: Tool, characters: int) -> str:
-        if place not in self._sentences:
-            self._sentences[place] = telling_sentences(tool, self._snapshot, DETAILS[0].characters)
-        return cut_to_sentences(self._sentences[place], characters)
-
-    def _signature(self, place: int, tool: Tool) -> ToolSignature:
-        if place not in self._signatures:
-            self._signatures[place] = ToolSignature(tool, self._asked)
-        return self._signatures[place]
 
 
 def _passage(document: Document, chunk: str, most: int) -> str:
