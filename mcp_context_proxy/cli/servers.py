@@ -76,7 +76,7 @@ def _show_servers(console: Terminal, found: dict[str, list[dict[str, Any]]]) -> 
     for facts in servers:
         counts = [facts.get(key) for key in ("tools", "resources", "prompts")]
         if counts[0] is not None:
-            counts[0] -= facts["turned_off"]
+            counts[0] -= facts["turned_off"] + facts.get("withheld", 0)  # an older proxy does not say
         numbers = ["-" if count is None else f"{count:,}" for count in counts]
         plain = [facts.get("era", "-"), facts.get("protocol", "-"), *numbers, duration(facts.get("start_ms"))]
         name = Text(facts["name"], style="cyan")
