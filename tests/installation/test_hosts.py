@@ -39,6 +39,7 @@ COMMENTED: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", [*FORMS, "with comments"])
 @pytest.mark.parametrize("host", SETTINGS)
 def test_install_then_uninstall_changes_nothing(host: str, form: str, put: Place, machine: Machine) -> None:
@@ -71,6 +72,7 @@ REFUSED = {
 """Files that are left alone, because they cannot be read in one way or edited in place."""
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("start", ["", "\ufeff"], ids=["plain", "byte order mark"])
 @pytest.mark.parametrize("case", AWKWARD, ids=" ".join)
 def test_any_file_is_left_alone_or_comes_back(
