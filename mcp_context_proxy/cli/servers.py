@@ -17,7 +17,7 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import WholeNumber, configured, json_option, run, terminal
+from mcp_context_proxy.cli import CommandGroup, WholeNumber, configured, json_option, run, terminal
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, kind_option, of_running
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, headings, marked, moment, print_answer
 from mcp_context_proxy.config.settings import PRESETS
@@ -290,7 +290,7 @@ def _named(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group("session")
+@click.group("session", cls=CommandGroup)
 def session_command() -> None:
     """Choose what a session has in its context, and save that as a preset for later sessions.
 

@@ -108,7 +108,7 @@ def test_the_address_of_the_proxy_leads_to_its_servers_and_keeps_the_token(
     names = texts(page, "#servers h2")
     assert names[0] == "gone", "those that need somebody stand first"
     assert sorted(names) == ["asleep", "desk", "gone", "post"]
-    assert "4 servers \u00b7 1 of them needs you \u00b7 3 tools" in texts(page, "#summary")[0]
+    assert "4 servers \u00b7 1 of them needs you \u00b7 4 tools" in texts(page, "#summary")[0]
 
 
 def test_a_server_that_does_not_start_says_why_and_when_it_is_tried_again(page: Page) -> None:
