@@ -250,10 +250,12 @@ def _log_filters() -> list[RedactingFilter]:
 _TELLING: Final = pattern(r"token|secret|key|passw|pwd|credential|auth|cookie", re.IGNORECASE)
 """Names of variables, headers and parameters of URLs whose literal values are secrets."""
 
-_SECRET_WORD: Final = r"[\w-]*(?:token|secret|passw|pwd|credential|auth|api[-_]?key|access[-_]?key)[\w-]*"
-"""Names of secret arguments; ``--key`` alone is as often the key of an entry."""
-_FLAG: Final = pattern(rf"--?{_SECRET_WORD}", re.IGNORECASE)
-_FLAG_AND_VALUE: Final = pattern(rf"((?:--?)?{_SECRET_WORD})[=:]\s*(.+)", re.IGNORECASE | re.DOTALL)
+_SECRET_WORD: Final = pattern(
+    r"token|secret|passw|pwd|credential|auth|api[-_]?key|access[-_]?key", re.IGNORECASE
+)
+"""Part of the names of secret arguments; ``--key`` alone is as often the key of an entry."""
+_FLAG: Final = pattern(r"-[\w-]+")
+_FLAG_AND_VALUE: Final = pattern(r"([\w-]+)[=:]\s*(.+)", re.DOTALL)
 
 _USER_INFO: Final = pattern(r"(?<=://)([^/?#\s@:]*)(?::([^/?#\s]*))?@")
 _PARAMETER: Final = pattern(r"[?&]([^=&#\s]+)=([^&#\s]+)")
@@ -263,9 +265,10 @@ def secret_arguments(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]
     """Yield position, name and value of each argument that has a secret name, or follows one."""
     before = ""
     for position, argument in enumerate(arguments):
-        if found := _FLAG_AND_VALUE.fullmatch(argument):
+        found = _FLAG_AND_VALUE.fullmatch(argument)
+        if found and _SECRET_WORD.search(found[1]):
             yield position, found[1], found[2]
-        elif _FLAG.fullmatch(before) and not argument.startswith("-"):
+        elif _FLAG.fullmatch(before) and _SECRET_WORD.search(before) and not argument.startswith("-"):
             yield position, before, argument
         before = argument
 

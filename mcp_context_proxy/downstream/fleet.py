@@ -498,7 +498,7 @@ def last_output(client: DownstreamClient) -> tuple[str, ...]:
 _FRAME: Final = pattern(r' *File "[^"]+", line \d+')
 """A frame of a traceback of Python, whose line of code follows it."""
 
-_STATES_ERROR: Final = pattern(r"\w*(?:Error|Exception)\b|(?i:\berror:|\bfatal\b|\bbecause the\b|^[×✘] )")
+_STATES_ERROR: Final = pattern(r"(?:Error|Exception)\b|(?i:\berror:|\bfatal\b|\bbecause the\b|^[×✘] )")
 
 
 def strays(client: DownstreamClient) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from mcp_context_proxy.catalog.document_reading import divide, overview
 from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
 from mcp_context_proxy.config import Config, Limits, ServerConfig, source
 from mcp_context_proxy.config.forms import expand
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.secrets import Redactor, secret_arguments
 from mcp_context_proxy.config.tables import matches
 from mcp_context_proxy.context.session import result_text
 from mcp_context_proxy.downstream.fleet import redacted
@@ -93,6 +93,7 @@ UNITS = {
     "folders": "a/.",
     "values": " a@b.c #1 1.2 ",
     "unknown words": " xqzvk",
+    "names of secrets": "auth",
 }
 """Parts that are repeated, because an expression may try each of them anew."""
 
@@ -199,6 +200,7 @@ QUERY_PARTS = [
 """Parts of hostile queries."""
 
 FUNCTIONS: dict[str, Callable[[str], object]] = {
+    "secret arguments": lambda written: list(secret_arguments([written, written])),
     "terms": text.terms,
     "sentences": text.sentences,
     "places of telling words": text.telling_places,
