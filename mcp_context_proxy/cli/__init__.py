@@ -258,6 +258,9 @@ def run(function: Callable[..., Awaitable[T]], *args: object) -> T:
     return results[0]
 
 
+SENTENCE: Final = 200
+"""Characters of a sentence that says what a command does, at most."""
+
 COMMANDS: Final = {
     "install": (
         "Set up",
@@ -356,6 +359,15 @@ def _without_option(error: click.NoSuchOption) -> str:
     if near := nearest_names(error.option_name.lstrip("-"), list(names), 1):
         return f"{told}. Did you mean {names[near[0]]!r}?"
     return f"{told}. There are: {', '.join(options)}"
+
+
+class CommandGroup(click.Group):
+    """Commands under one name; its help has the first sentence of each, which Click would cut."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        visible = [(name, one) for name, one in sorted(self.commands.items()) if not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(SENTENCE)) for name, one in visible])
 
 
 class LazyGroup(click.Group):

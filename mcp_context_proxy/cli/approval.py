@@ -234,7 +234,8 @@ def _show_audit(
         if as_json:
             click.echo(shown(msgspec.json.encode(entry).decode()))
         else:
-            console.say(one_line(f"{moment(entry['time'])}  {entry['kind']:<13}  {summary(entry)}"))
+            kind = f"{one_line(entry['kind']):<13}"
+            console.say(f"{moment(entry['time'])}  {kind}  {one_line(summary(entry))}")
 
     for entry in found:
         write(entry)

@@ -361,13 +361,16 @@ def _taken_lately(proxy: Proxy) -> Iterator[Verdict]:
 
 
 async def _copies(proxy: Proxy) -> list[Verdict]:
-    """Return a line for each server whose tools say the same as those of a server that was there before."""
+    """Index everything; return a line for each server whose tools say the same as those of an older one."""
     from mcp_context_proxy.retrieval.engine import copies, younger_servers
 
     snapshot = proxy.catalog.snapshot
-    if not younger_servers(snapshot):
+    comparable = bool(younger_servers(snapshot))
+    # With the vectors in the store, the first search of a host embeds its query alone.
+    if comparable or proxy.store.place is not None:
+        await terminal.index(proxy)
+    if not comparable:
         return []
-    await proxy.searcher.index(snapshot)
     by_servers: dict[tuple[str, str], list[str]] = {}
     for copy in await in_thread(lambda: [*copies(proxy.search.engine.index_of(snapshot))]):
         name, original = (one_line(one.exposed_name, NAME_CHARACTERS) for one in (copy.tool, copy.original))

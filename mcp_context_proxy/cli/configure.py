@@ -24,6 +24,7 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy.cli import (
+    CommandGroup,
     Period,
     config_option,
     configured,
@@ -217,7 +218,7 @@ async def _log_out(whole: Config, config: ServerConfig, shared: SharedCredential
     click.echo(f"Logged out of {config.name}. Its token is {state}.")
 
 
-@click.group("secret")
+@click.group("secret", cls=CommandGroup)
 def secret_command() -> None:
     """Keep secrets in the keyring of the system; ${keyring:NAME} in the configuration is the value of one."""
 
@@ -265,7 +266,7 @@ def remove_secrets(names: tuple[str, ...]) -> None:
     results().say(f"Removed {counted(len(names), 'secret')}.")
 
 
-@click.group("token", invoke_without_command=True)
+@click.group("token", cls=CommandGroup, invoke_without_command=True)
 @config_option
 @click.pass_context
 def token_command(ctx: click.Context, config_path: Path | None) -> None:

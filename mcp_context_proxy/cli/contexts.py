@@ -16,6 +16,7 @@ from rich.text import Text
 
 from mcp_context_proxy.bridge import folder_of
 from mcp_context_proxy.cli import (
+    CommandGroup,
     WholeNumber,
     echo_json,
     expect_words,
@@ -99,7 +100,7 @@ ID_OPTIONS: Final = {"--json": "as_json", "--fresh": "fresh"}
 """Options that may stand before the id, with the names of their parameters."""
 
 
-class _ById(click.Group):
+class _ById(CommandGroup):
     """A group whose first argument may be an id, which `show` takes."""
 
     def resolve_command(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import config_option, named_path, shown
+from mcp_context_proxy.cli import CommandGroup, config_option, named_path, shown
 from mcp_context_proxy.cli.terminal import Terminal, counted, results
 from mcp_context_proxy.config import default_path, find, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
@@ -413,7 +413,7 @@ def _purge(console: Terminal, dry_run: bool, yes: bool) -> None:
 host_argument = click.argument("host", metavar="HOST", type=click.Choice(list(HOOK_PLACES)))
 
 
-@click.group("hook")
+@click.group("hook", cls=CommandGroup)
 def hook_command() -> None:
     """Give a host's model, at each prompt, the tools, rules and references that fit the user's own words."""
 

@@ -20,6 +20,7 @@ from msgspec import inspect, to_builtins
 from rich.text import Text
 
 from mcp_context_proxy.cli import (
+    CommandGroup,
     Number,
     WholeNumber,
     config_option,
@@ -240,7 +241,7 @@ RECALLED_INDENT: Final = 6
 """Spaces before the text of an interaction, under its score."""
 
 
-@click.group("interactions", invoke_without_command=True)
+@click.group("interactions", cls=CommandGroup, invoke_without_command=True)
 @config_option
 @click.pass_context
 def interactions_command(ctx: click.Context, config_path: Path | None) -> None:

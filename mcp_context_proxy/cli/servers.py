@@ -17,7 +17,7 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import WholeNumber, configured, json_option, run, terminal
+from mcp_context_proxy.cli import CommandGroup, WholeNumber, configured, json_option, run, terminal
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, kind_option, of_running
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, headings, marked, moment, print_answer
 from mcp_context_proxy.config.settings import PRESETS
@@ -76,7 +76,7 @@ def _show_servers(console: Terminal, found: dict[str, list[dict[str, Any]]]) -> 
     for facts in servers:
         counts = [facts.get(key) for key in ("tools", "resources", "prompts")]
         if counts[0] is not None:
-            counts[0] -= facts["turned_off"]
+            counts[0] -= facts["turned_off"] + facts.get("withheld", 0)  # an older proxy does not say
         numbers = ["-" if count is None else f"{count:,}" for count in counts]
         plain = [facts.get("era", "-"), facts.get("protocol", "-"), *numbers, duration(facts.get("start_ms"))]
         name = Text(facts["name"], style="cyan")
@@ -290,7 +290,7 @@ def _named(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group("session")
+@click.group("session", cls=CommandGroup)
 def session_command() -> None:
     """Choose what a session has in its context, and save that as a preset for later sessions.
 

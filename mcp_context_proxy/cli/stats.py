@@ -160,7 +160,7 @@ def _show_searches(console: Terminal, report: Figures, period: str) -> None:
         rows.append(
             ("Tokens", f"{tokens['shown']:,} of {tokens['behind']:,} shown, {saved} saved (estimate)")
         )
-    console.columns(rows)
+    console.columns(rows, whole=True)
 
 
 MEASURES: Final = {

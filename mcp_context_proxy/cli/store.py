@@ -17,6 +17,7 @@ import click
 from msgspec.structs import replace
 
 from mcp_context_proxy.cli import (
+    CommandGroup,
     config_option,
     configured,
     echo_json,
@@ -51,7 +52,7 @@ EVERYONE: Final = "everyone"
 """Owner of the pairs that rank for all."""
 
 
-@click.group("learning", invoke_without_command=True)
+@click.group("learning", cls=CommandGroup, invoke_without_command=True)
 @config_option
 @click.pass_context
 def learning_command(ctx: click.Context, config_path: Path | None) -> None:
@@ -186,7 +187,7 @@ def _is_meant(key: ToolKey, tool: str | None) -> bool:
     return tool in ("__".join(key), key[1])
 
 
-@click.group("store", invoke_without_command=True)
+@click.group("store", cls=CommandGroup, invoke_without_command=True)
 @config_option
 @click.pass_context
 def store_command(ctx: click.Context, config_path: Path | None) -> None:
@@ -306,7 +307,7 @@ def _counted(store: Store) -> dict[str, int]:
     return {name: store.database.number(f"SELECT COUNT(*) FROM {name}") for name in names}
 
 
-@click.group("cluster", invoke_without_command=True)
+@click.group("cluster", cls=CommandGroup, invoke_without_command=True)
 @config_option
 @click.pass_context
 def cluster_command(ctx: click.Context, config_path: Path | None) -> None:

@@ -506,10 +506,13 @@ def strays(client: DownstreamClient) -> tuple[str, ...]:
     return tuple(redacted(client.config, line) for line in client.output.strays)
 
 
-def server_facts(client: DownstreamClient, findings: list[str], turned_off: int) -> dict[str, Any]:
+def server_facts(
+    client: DownstreamClient, findings: list[str], turned_off: int, withheld: int
+) -> dict[str, Any]:
     """Return the state of a server, its sizes, and why it failed if it has.
 
-    ``findings`` are about its definitions; the configuration turns ``turned_off`` of its tools off.
+    ``findings`` are about its definitions; the configuration turns ``turned_off`` of its tools off, and
+    ``withheld`` of them wait for a person.
     """
     introduction, listing = client.introduction, client.listing
     if client.cause:
@@ -538,6 +541,7 @@ def server_facts(client: DownstreamClient, findings: list[str], turned_off: int)
             },
             "tools": len(listing.tools),
             "turned_off": turned_off,
+            "withheld": withheld,
             "resources": len(listing.resources) + len(listing.templates),
             "prompts": len(listing.prompts),
         }

@@ -560,7 +560,7 @@ class Costs:
         """Returns the tokens of a text, which are not remembered."""
         self._definition = definition
         self._known: OrderedDict[str, int] = OrderedDict()
-        self._counting = threading.Lock()
+        self._counting, self._keeping = threading.Lock(), threading.Lock()
 
     def of(self, item: Item) -> int:
         known = self._known.get(item.fingerprint)
@@ -569,7 +569,9 @@ class Costs:
                 text = item.text
             else:
                 text = bytes(self._definition(item)).decode("utf-8", "replace")
-            known = keep_latest(self._known, item.fingerprint, self.count(text), ITEMS_KEPT)
+            known = self.count(text)
+            with self._keeping:
+                keep_latest(self._known, item.fingerprint, known, ITEMS_KEPT)
         return known
 
     def know(self, tokens: Mapping[str, int]) -> None:

@@ -9,6 +9,7 @@ told whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import cache
 from typing import Final
 
 from msgspec import Struct
@@ -408,14 +409,19 @@ class Fitting:
         query: str = "",
     ) -> None:
         """Take the items, the best first, and the query that they were found for."""
-        self._results, self._snapshot, self._count, self._name_of = results, snapshot, count, name_of
-        self._asked = terms(query)
+        self._results, self._name_of = results, name_of
+        self._count = cache(count)
+        """Counts each line once, though several levels have it."""
+        asked, most = terms(query), DETAILS[0].characters
+        tools = {at: one.item for at, one in enumerate(results) if isinstance(one.item, Tool)}
+        self._signatures = {at: ToolSignature(tool, asked) for at, tool in tools.items()}
+        self._sentences = {at: telling_sentences(tool, snapshot, most) for at, tool in tools.items()}
         self._made: dict[tuple[int, int], tuple[str, int]] = {}
-        self._signatures: dict[int, ToolSignature] = {}
-        self._sentences: dict[int, list[str]] = {}
         self._levels = [0 if place < SIGNED else LATER for place in range(len(results))]
-        self._around = 0, 0
-        """Tokens and characters of the rest of the answer."""
+        self._texts = [("", 0)] * len(results)
+        """The text of each item at its level, and its tokens."""
+        self._tokens = self._characters = 0
+        """Size of the whole answer."""
 
     def fit(self, around: Sequence[str], tokens: int) -> list[str]:
         """Return the texts that fit into a budget beside those `around`.
@@ -426,75 +432,71 @@ class Fitting:
         """
         most = max(tokens, MOST_TOKENS)
         last = len(DETAILS) - 1
-        self._around = sum(map(self._count, around)), sum(map(len, around))
+        self._tokens = sum(map(self._count, around))
+        self._characters = sum(map(len, around)) + 2 * len(self._results)
+        for place, level in enumerate(self._levels):
+            self._tell(place, level)
         for level in range(1, NAME_ALONE + 1):
             limit = most if level == NAME_ALONE else tokens
             for place in reversed(range(len(self._results))):
                 if self._size() <= limit:
                     break
                 lower = level if level < last or place < SIGNED else NAME_ALONE
-                self._levels[place] = max(self._levels[place], lower)
+                self._tell(place, max(self._levels[place], lower))
         for place in range(min(SIGNED, len(self._results))):
             self._raise(place, tokens)
-        texts = [self._text(place)[0] for place, level in enumerate(self._levels) if level < NAME_ALONE]
+        texts = zip(self._texts, self._levels, strict=True)
         levels = zip(self._results, self._levels, strict=True)
         alone = [item_name(result, self._name_of) for result, level in levels if level == NAME_ALONE]
-        return [*texts, *further(alone)]
+        return [*(text for (text, _), level in texts if level < NAME_ALONE), *further(alone)]
 
     def _raise(self, place: int, tokens: int) -> None:
         """Tell as much more about an item as there is room for."""
         lowered = self._levels[place]
-        for level in range(lowered):
-            self._levels[place] = level
+        for level in range(lowered + 1):
+            self._tell(place, level)
             if self._size() <= tokens:
                 return
-        self._levels[place] = lowered
 
     def _size(self) -> int:
         """Return the tokens of the whole answer, by the tokenizer or by characters, whichever are more."""
-        texts = [self._text(place) for place in range(len(self._levels))]
-        tokens = self._around[0] + sum(cost for _, cost in texts)
-        characters = self._around[1] + sum(len(text) + 2 for text, _ in texts)
-        return max(tokens, -(-characters // CHARACTERS_PER_TOKEN))
+        return max(self._tokens, -(-self._characters // CHARACTERS_PER_TOKEN))
 
-    def _text(self, place: int) -> tuple[str, int]:
-        key = place, self._levels[place]
-        if key not in self._made:
-            result, level = self._results[place], self._levels[place]
-            is_alone = level == NAME_ALONE
-            text = f"{item_name(result, self._name_of)}, " if is_alone else self._entry(place, DETAILS[level])
-            self._made[key] = text, self._count(text)
-        return self._made[key]
+    def _tell(self, place: int, level: int) -> None:
+        """Tell an item at a level."""
+        text, tokens = self._made.get((place, level)) or self._make(place, level)
+        former, cost = self._texts[place]
+        self._tokens += tokens - cost
+        self._characters += len(text) - len(former)
+        self._texts[place], self._levels[place] = (text, tokens), level
 
-    def _entry(self, place: int, detail: Detail) -> str:
+    def _make(self, place: int, level: int) -> tuple[str, int]:
+        """Return the text of an item at a level, and its tokens."""
+        if level == NAME_ALONE:
+            lines = [f"{item_name(self._results[place], self._name_of)}, "]
+        else:
+            lines = self._lines(place, DETAILS[level])
+        # No token goes beyond a line, so the tokens of lines are those of the text.
+        made = self._made[place, level] = "\n  ".join(lines), sum(map(self._count, lines))
+        return made
+
+    def _lines(self, place: int, detail: Detail) -> list[str]:
         result = self._results[place]
         item = result.item
         if isinstance(item, Document):
             told = _passage(item, result.chunk, 2 * detail.characters) if detail.characters else ""
-            return "\n  ".join([f"{item.uri} ({item.kind})", *told.splitlines()])
-        told = self._summary(place, item, detail.characters) if detail.characters else ""
+            return [f"{item.uri} ({item.kind})", *told.splitlines()]
+        told = cut_to_sentences(self._sentences[place], detail.characters) if detail.characters else ""
         name = shown_name(item, self._name_of)
-        lines = [self._signature(place, item).text(name, detail) + read_mark(item)]
+        lines = [self._signatures[place].text(name, detail) + read_mark(item)]
         lines += [_also(result, self._name_of)] if result.twins else []
         lines += [told] if told else []
-        lines += self._notes(place) if detail.notes else []
-        return "\n  ".join(lines)
+        return [*lines, *self._notes(place)] if detail.notes else lines
 
     def _notes(self, place: int) -> list[str]:
         """Return the notes about the parameters of a tool that no better one has, too."""
-        tools = [(at, one.item) for at, one in enumerate(self._results[: place + 1])]
-        *before, own = (self._signature(at, tool).notes for at, tool in tools if isinstance(tool, Tool))
+        *before, own = (one.notes for at, one in self._signatures.items() if at <= place)
         return [note for note in own if not any(note in notes for notes in before)]
-
-    def _summary(self, place: int, tool: Tool, characters: int) -> str:
-        if place not in self._sentences:
-            self._sentences[place] = telling_sentences(tool, self._snapshot, DETAILS[0].characters)
-        return cut_to_sentences(self._sentences[place], characters)
-
-    def _signature(self, place: int, tool: Tool) -> ToolSignature:
-        if place not in self._signatures:
-            self._signatures[place] = ToolSignature(tool, self._asked)
-        return self._signatures[place]
 
 
 def _passage(document: Document, chunk: str, most: int) -> str:

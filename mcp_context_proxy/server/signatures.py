@@ -67,6 +67,9 @@ NOTHING_NEW: Final = frozenset(
 )
 """Terms of notes that say what every parameter is."""
 
+EXAMPLES: Final = frozenset("'\"`<(0123456789")
+"""Characters of notes that have an example."""
+
 DESCRIBED_CHARACTERS: Final = 300
 """Characters of a parameter's description in which words of a query are looked for."""
 
@@ -105,10 +108,10 @@ class ToolSignature:
     def __init__(self, tool: Tool, query_terms: Sequence[str] = ()) -> None:
         """Take a tool, and the terms of the query that it was found for."""
         self._tool, self._root = tool, envelope.schema_of(tool.definition)
-        own = {*terms(identifier_words(tool.name)), *terms(identifier_words(tool.server))}
-        self._asked = tuple(f" {term}" for term in query_terms if len(term) > 2 and term not in own)
-        self.properties, self.needed, _ = self._members(self._root)
-        self._spoken_of = self._found_in_query()
+        self.properties, self.needed, self._options = self._members(self._root)
+        self._spoken_of = self._found_in(query_terms)
+        self._written: dict[tuple[int, int], str] = {}
+        """Parameters as text, by the optional ones that are named and the depth."""
         self._optional_named = 0
         self._nested, self._steps = 0, 0
 
@@ -116,42 +119,66 @@ class ToolSignature:
         # A schema that leaves open whether there are any parameters; the protocol demands at least its type.
         if not isinstance(self._root, dict) or not self._root.keys() - {"$schema", "title", "description"}:
             return f"{name}(parameters not told by its server)"
-        self._optional_named, self._steps = detail.optional, 0
-        return f"{name}({', '.join(self._parameters(self._root, detail.depth))})"
+        key = detail.optional, detail.depth
+        if key not in self._written:
+            self._optional_named, self._steps = detail.optional, 0
+            self._written[key] = ", ".join(self._parameters(self._root, detail.depth))
+        return f"{name}({self._written[key]})"
 
     @cached_property
     def notes(self) -> list[str]:
         """A line for each parameter whose description says more than its name, the required ones first."""
         told = [name for name in self.properties if name in self.needed]
         told += [name for name, strength in self._spoken_of.items() if strength == 2][:ALWAYS_NAMED]
-        known = {*terms(identifier_words(self._tool.name)), *terms(_first_sentence(self._tool.description))}
         notes = list[str]()
         for name in told[:NOTES]:
             schema = self.properties[name]
-            if note := _note(name, {**_dict(self._resolved(schema)), **_dict(schema)}, known):
+            if note := self._note(name, {**_dict(self._resolved(schema)), **_dict(schema)}):
                 notes.append(f"{_word(name)}: {note}")
         return notes
 
-    def _found_in_query(self) -> dict[str, int]:
+    def _note(self, name: str, schema: Mapping[str, Any]) -> str:
+        """Return what a parameter's description says beyond its name; empty if it says no more."""
+        described, form = schema.get("description"), schema.get("pattern")
+        text = one_line(_first_sentence(described)) if isinstance(described, str) else ""
+        if len(text) > NOTE_CHARACTERS:
+            text = f"{text[: NOTE_CHARACTERS - 4].rpartition(' ')[0]} ..."
+        if not EXAMPLES.isdisjoint(text):
+            return text
+        new = {*terms(text)} - self._known - NOTHING_NEW
+        if len(new) >= NEW_TERMS and len(new.difference(terms(identifier_words(name)))) >= NEW_TERMS:
+            return text
+        is_short = isinstance(form, str) and len(form) <= LITERAL_CHARACTERS
+        return f"matches {one_line(form)}" if is_short and isinstance(form, str) else ""
+
+    @cached_property
+    def _known(self) -> set[str]:
+        """Terms of the name and the first sentence of the tool."""
+        return {*terms(identifier_words(self._tool.name)), *terms(_first_sentence(self._tool.description))}
+
+    def _found_in(self, query_terms: Sequence[str]) -> dict[str, int]:
         """Return the optional parameters that the query speaks of: 2 by name or value, 1 by description."""
         found: dict[str, int] = {}
-        if not self._asked:
+        if not query_terms or self.properties.keys() <= self.needed:
             return found
-        for name in self.properties.keys() - self.needed:
-            schema = _dict(self.properties[name])
+        own = {*terms(identifier_words(self._tool.name)), *terms(identifier_words(self._tool.server))}
+        asked = [f" {term}" for term in query_terms if len(term) > 2 and term not in own]
+        for name, schema in self.properties.items() if asked else ():
+            if name in self.needed:
+                continue
             values = [value.lower() for value in _list(schema, "enum") if isinstance(value, str)]
-            described = schema.get("description")
-            if _speaks_of(self._asked, " ".join([identifier_words(name), *values])):
+            described = _dict(schema).get("description")
+            if _speaks_of(asked, " ".join([identifier_words(name), *values])):
                 found[name] = 2
-            elif isinstance(described, str) and _speaks_of(
-                self._asked, described[:DESCRIBED_CHARACTERS].lower()
-            ):
+            elif isinstance(described, str) and _speaks_of(asked, described[:DESCRIBED_CHARACTERS].lower()):
                 found[name] = 1
-        return {name: found[name] for name in self.properties if name in found}
+        return found
 
     def _parameters(self, schema: Any, depth: int) -> Iterator[str]:
         """Yield the required parameters of an object with their types, then optional ones, then choices."""
-        properties, needed, options = self._members(schema)
+        properties, needed, options = self.properties, self.needed, self._options
+        if schema is not self._root:
+            properties, needed, options = self._members(schema)
         for name in (required := [name for name in properties if name in needed])[:COUNTED_NAMES]:
             default = _default(properties[name])
             yield f"{_word(name)}: {self._type(properties[name], depth, True)}{default}"
@@ -224,7 +251,7 @@ class ToolSignature:
             fields = ", ".join(self._parameters(schema, depth - 1))
             self._nested = nested
             return f"{{{fields}}}" if fields and not fields.startswith("...") else "object"
-        options = next((found for key in ("anyOf", "oneOf") if (found := _list(schema, key))), [])
+        options = _list(schema, "anyOf") or _list(schema, "oneOf")
         options = options or [{**schema, "type": one} for one in _list(schema, "type")]
         if options or kind == "array":
             if self._nested >= NESTED or self._steps >= STEPS:
@@ -324,20 +351,6 @@ def _may_be(value: Raw, schema: Any) -> bool:
     return not isinstance(kind, str) or kind not in _KINDS or envelope.starts_with(value, _KINDS[kind])
 
 
-def _note(name: str, schema: Mapping[str, Any], known: set[str]) -> str:
-    """Return what a parameter's description says beyond its name; empty if it says no more."""
-    described, form = schema.get("description"), schema.get("pattern")
-    text = one_line(_first_sentence(described)) if isinstance(described, str) else ""
-    if len(text) > NOTE_CHARACTERS:
-        text = f"{text[: NOTE_CHARACTERS - 4].rpartition(' ')[0]} ..."
-    is_example = any(mark in text for mark in "'\"`<(0123456789")
-    new = {*terms(text)} - known - NOTHING_NEW - {*terms(identifier_words(name))}
-    if text and (is_example or len(new) >= NEW_TERMS):
-        return text
-    is_short = isinstance(form, str) and len(form) <= LITERAL_CHARACTERS
-    return f"matches {one_line(form)}" if is_short and isinstance(form, str) else ""
-
-
 def _speaks_of(asked: Sequence[str], text: str) -> bool:
     """Return whether a word of a text begins with one of some terms, each after a blank."""
     text = f" {text}"
@@ -348,11 +361,9 @@ def _without_null(schema: Any) -> Any:
     """Return the schema of an optional parameter without the type null, which says that it is optional."""
     if not isinstance(schema, dict):
         return schema
-    found = dict(schema)
-    for key in ("anyOf", "oneOf", "type"):
-        if isinstance(kinds := found.get(key), list):
-            found[key] = [kind for kind in kinds if kind not in ("null", {"type": "null"})]
-    return found
+    kinds = {key: found for key in ("anyOf", "oneOf", "type") if (found := _list(schema, key))}
+    null = "null", {"type": "null"}
+    return {**schema, **{key: [kind for kind in kinds[key] if kind not in null] for key in kinds}}
 
 
 def _default(schema: Any) -> str:

@@ -293,7 +293,10 @@ def lock_file(file: IO[bytes]) -> bool:
 
 
 def keep_latest(kept: dict[K, V], key: K, value: V, most: int) -> V:
-    """Store a value as the latest one, and return it; of more than `most`, the oldest is dropped."""
+    """Store a value as the latest one, and return it; of more than `most`, the oldest is dropped.
+
+    Threads that share the values take a lock around it.
+    """
     kept.pop(key, None)
     kept[key] = value
     if len(kept) > most:

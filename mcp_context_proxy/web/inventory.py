@@ -96,6 +96,7 @@ class ServerFacts(Struct, frozen=True, omit_defaults=True):
     server_version: str | None = None
     tools: int | None = None
     turned_off: int | None = None
+    withheld: int | None = None
     resources: int | None = None
     prompts: int | None = None
     cause: str | None = None
@@ -301,12 +302,13 @@ def exposed_name(proxy: Served, tool: str, server: str | None = None) -> str:
 
 def all_servers(proxy: Served) -> list[dict[str, Any]]:
     clients, found = proxy.fleet.clients, [*remarks(proxy)]
-    turned_off = Counter(tool.server for tool in proxy.catalog.snapshot.turned_off.values())
+    snapshot = proxy.catalog.snapshot
+    away = [Counter(tool.server for tool in of.values()) for of in (snapshot.turned_off, snapshot.withheld)]
     servers: list[dict[str, Any]] = []
     for name, config in proxy.config.servers.items():
         if name in clients:
             remarked = [message for one, message in found if one == name]
-            servers.append(server_facts(clients[name], remarked, turned_off[name]))
+            servers.append(server_facts(clients[name], remarked, *(counts[name] for counts in away)))
         else:
             folder = {"folder": at} if (at := working_folder(config)) else {}
             servers.append({"name": name, "state": "disabled", "address": address(config), **folder})

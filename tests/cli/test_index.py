@@ -36,6 +36,11 @@ def test_everything_is_indexed_and_kept_for_the_first_search(run: Run, config: P
     assert keys(store) == 2
 
 
+def test_check_indexes_the_tools_of_the_servers_it_has_started(run: Run, config: Path, store: Path) -> None:
+    assert run("check", "--config", config).returncode == 0
+    assert keys(store) == 2
+
+
 def test_a_rebuild_forgets_outdated_vectors(run: Run, config: Path, store: Path) -> None:
     run("index", "--config", config)
     connection = sqlite3.connect(store)

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,6 +106,19 @@ def test_a_group_without_a_command_shows_its_commands(run: Run) -> None:
     assert done.stderr.startswith("Usage: mcp-context-proxy hook ")
     assert "uninstall" in done.stderr
     assert not done.stderr.rstrip().endswith("--help")
+
+
+@pytest.mark.parametrize(
+    "group", ["session", "hook", "learning", "store", "cluster", "interactions", "secret", "token"]
+)
+def test_the_help_of_a_group_cuts_no_sentence(run: Run, group: str) -> None:
+    done = run(group, "--help", COLUMNS="60")
+
+    assert done.returncode == 0
+    commands = done.stdout.partition("Commands:\n")[2]
+    assert commands
+    assert not re.search(r"\.\.\.$", commands, re.MULTILINE)
+    assert "Answer a hook" not in commands, "it is not for people"
 
 
 @pytest.mark.parametrize(("given", "told"), [("serch", " Did you mean 'search'?"), ("xyz", "")])

@@ -81,6 +81,13 @@ def test_tools_that_were_not_called_in_30_days_are_listed_with_their_cost(run: R
     assert [line.split()[-1] for line in never.splitlines()[-1:]] == ["desk__never"]
 
 
+def test_a_narrow_terminal_shows_the_figures_whole(run: Run, config: Path) -> None:
+    overview = run("stats", "--config", config, COLUMNS="44").stdout.partition("Tools")[0]
+
+    assert "percentile" in overview
+    assert "\u2026" not in overview
+
+
 @pytest.mark.parametrize("width", [80, 100])
 def test_no_line_is_wider_than_the_terminal_and_a_long_name_keeps_its_ends(
     run: Run, config: Path, width: int

@@ -47,6 +47,18 @@ def test_punctuation_costs_a_token_for_each_four_of_a_run(
     assert counter.count(text) == tokens
 
 
+def test_lines_cost_as_many_tokens_as_the_text_that_they_make(counter: TokenCounter) -> None:
+    lines = [
+        'list_issues(state: "open" | "closed",',
+        ", labels?: string[])",
+        "Überraschung 東京",
+        "x" * 70,
+        "",
+    ]
+
+    assert counter.count("\n  ".join(lines)) == sum(map(counter.count, lines))
+
+
 def test_a_definition_costs_less_than_a_token_for_each_two_characters(counter: TokenCounter) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
     text = json.dumps({"name": "forecast", "description": "Forecast for a city", "inputSchema": schema})

@@ -312,7 +312,7 @@ async def test_a_call_waits_for_a_server_no_longer_than_its_connect_timeout(work
         await until(lambda: client.state is ServerState.STARTING)
         client.configure(replace(client.config, connect_timeout=0.3), client.limits)
         refused = await Host(proxy, "modern").call("late__brew")
-        facts = server_facts(client, [], 0)
+        facts = server_facts(client, [], 0, 0)
 
         assert (facts["state"], "cause" in facts) == ("still starting", False)
         assert "'late' is not available (still starting)" in refused["content"][0]["text"]

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from support.proxies import Host, inside
 from support.servers import TOOLS, Workshop, real_lists, tool
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.host_profiles import HOSTS, room_given
 from mcp_context_proxy.embedding.embeddings import TokenCounter
+from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.retrieval import Result
+from mcp_context_proxy.server.search_answers import Fitting
 
 pytestmark = pytest.mark.anyio
 
@@ -291,6 +296,27 @@ async def test_room_that_is_left_goes_to_the_best_tool(workshop: Workshop) -> No
     best, *others = [line for line in text.splitlines() if line.startswith("desk__")]
     assert "parameter_0?: string" in best
     assert "parameter_0?: string" not in others[-1]
+
+
+def test_each_line_of_an_answer_is_counted_once_whatever_was_tried_to_make_it_fit() -> None:
+    count, counted = TokenCounter().count, list[str]()
+
+    def counting(line: str) -> int:
+        counted.append(line)
+        return count(line)
+
+    names = [one["name"] for one in real_lists()["github"]]
+    definitions = [json.dumps(one).encode() for one in real_lists()["github"]]
+    tools = tuple(map(partial(Tool, "github"), names, names, definitions, names))[:8]
+    results = [Result(one, 1.0, None, 0.0, 0.0, "", (), "") for one in tools]
+    snapshot = Snapshot(1, (Source("github", tools),))
+    for budget in (100, 300, 600, 5000):
+        told = Fitting(results, snapshot, counting, EXPOSED).fit(["Best matches:"], budget)
+
+        assert {line for text in told for line in text.split("\n  ")} & {*counted}
+        assert len(counted) == len({*counted})
+        assert not any("\n" in line for line in counted)
+        counted.clear()
 
 
 async def test_a_tool_with_hundreds_of_required_parameters_cannot_make_an_answer_long(

@@ -14,7 +14,6 @@ async function refresh() {
   open();
   const more = new Map(known.servers.map((one) => [one.name, one]));
   const servers = status.servers.map((one) => ({ ...more.get(one.name), ...one, memory: one.memory && megabytes(one.memory) }));
-  for (const one of servers) one.tools -= one.turned_off ?? 0;
   // First those that need somebody; the others in the order of the configuration.
   servers.sort((a, b) => Number(tone(b) === "bad") - Number(tone(a) === "bad"));
   summarize(status, servers);
@@ -81,6 +80,7 @@ function facts(one) {
   if (one.server_name) told.push(`${one.server_name} ${one.server_version ?? ""}`.trim());
   told.push(one.calls ? `${counted(one.calls, "call")}, ${one.errors ? `${number(one.errors)} failed` : "none failed"}` : "not called yet");
   if (one.turned_off) told.push(`${counted(one.turned_off, "tool")} turned off`);
+  if (one.withheld) told.push(`${counted(one.withheld, "tool")} withheld`);
   if (one.failures) told.push(counted(one.failures, "failed attempt"));
   if (one.next_retry) told.push(`next attempt at ${new Date(one.next_retry * 1000).toLocaleTimeString()}`);
   if (one.memory) told.push(one.memory);
