@@ -5,7 +5,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -244,31 +244,32 @@ def test_an_sse_endpoint_on_another_host_is_refused() -> None:
             _same_origin("http://a:1/sse", elsewhere)
 
 
+SPOKEN: dict[str, dict[str, Any]] = {era: {"era": era} for era in ("modern", "handshake", "auto")}
+SPOKEN["sse"] = {"transport": "sse"}
+
+
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-@pytest.mark.parametrize(
-    "settings",
-    [{"era": "modern"}, {"era": "handshake"}, {"era": "auto"}, {"transport": "sse"}],
-    ids=["modern", "handshake", "auto", "sse"],
-)
-async def test_a_redirect_to_another_origin_is_not_followed(
-    workshop: Workshop, settings: dict[str, Any], status: int
-) -> None:
-    with socket.socket() as canary:
+async def test_a_redirect_to_another_origin_is_not_followed(workshop: Workshop, status: int) -> None:
+    with socket.socket() as canary, ExitStack() as stack:
         canary.bind(("127.0.0.1", 0))
         canary.listen()
         canary.setblocking(False)
         there = f"http://127.0.0.1:{canary.getsockname()[1]}/mcp"
-        with redirecting(status, there) as (url, asked):
-            workshop.server("moved").settings = {"url": url, "headers": {"Authorization": "ours"}, **settings}
-            async with inside(workshop.config(limits={"connect_seconds": 5.0})) as proxy:
-                told = await Host(proxy, "modern").call("moved__echo")
+        asked: dict[str, list[str]] = {}
+        for name, settings in SPOKEN.items():
+            url, asked[name] = stack.enter_context(redirecting(status, there))
+            workshop.server(name).settings = {"url": url, "headers": {"Authorization": "ours"}, **settings}
+        async with inside(workshop.config(limits={"connect_seconds": 5.0})) as proxy:
+            host = Host(proxy, "modern")
+            told = {name: await host.call(f"{name}__echo") for name in SPOKEN}
         with pytest.raises(BlockingIOError):
             canary.accept()
 
-    assert asked
-    assert told["isError"] is True
-    assert "'moved'" in told["content"][0]["text"]
-    assert there in told["content"][0]["text"]
+    for name, result in told.items():
+        assert asked[name], name
+        assert result["isError"] is True
+        assert f"'{name}'" in result["content"][0]["text"]
+        assert there in result["content"][0]["text"]
 
 
 @each(

@@ -7,10 +7,11 @@ import pytest
 from every_front.cases import EXACT, FAILED, NUMBERS, SERVERS
 from support.raw_client import MODERN, OWN, PREFIX, RawClient, RpcError
 from support.servers import Server
+from support.tables import each
 
 from mcp_context_proxy.front.conversation import MOST_VALUES
 
-pytestmark = [pytest.mark.anyio, pytest.mark.pairwise]
+pytestmark = [pytest.mark.anyio, pytest.mark.each_value(cross=2)]
 
 ARGUMENTS = {
     "big": 123456789012345678901234567890,
@@ -296,7 +297,7 @@ async def test_a_message_for_the_proxy_itself_is_refused_if_it_has_very_many_val
     assert await client.call("old__echo", {})
 
 
-@pytest.mark.parametrize("meta", ["7", '"x"', "[]", "true"])
+@each("meta", ["7", '"x"', "[]", "true"])
 async def test_meta_that_is_no_object_is_an_invalid_parameter(client: RawClient, meta: str) -> None:
     with pytest.raises(RpcError) as refused:
         await answered(client, "meta", request(client, "meta", "old__echo", "{}", meta))

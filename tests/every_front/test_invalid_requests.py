@@ -12,8 +12,9 @@ import pytest
 from support.proxies import command
 from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Workshop, tool
+from support.tables import each
 
-pytestmark = [pytest.mark.anyio, pytest.mark.pairwise]
+pytestmark = pytest.mark.anyio
 
 INVALID = [
     pytest.param("tools/call", {"name": 42}, id="a name that is a number"),
@@ -41,7 +42,7 @@ OURS = {-32600, -32601, -32602, -32603}
 INSIDE = ("Traceback", 'File "', "pydantic", "msgspec", "site-packages", ".py", "object at 0x", "Error(")
 
 
-@pytest.mark.parametrize(("method", "params"), INVALID)
+@each(("method", "params"), INVALID)
 async def test_the_answer_to_an_invalid_request_shows_nothing_of_the_proxys_insides(
     client: RawClient, method: str, params: dict[str, Any]
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.raw_client import RawClient, RpcError
+from support.tables import each
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +35,7 @@ def mutations(whole: Any) -> Iterator[Any]:
                 yield {**whole, key: changed}
 
 
-@pytest.mark.parametrize("method", REQUESTS)
+@each("method", REQUESTS)
 async def test_each_request_with_one_value_of_another_kind_is_answered(
     client: RawClient, method: str
 ) -> None:

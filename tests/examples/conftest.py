@@ -18,7 +18,10 @@ ERAS = ("legacy", "2026-07-28", "auto")
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
 
 
-@pytest.fixture(params=ERAS, ids=["handshake", "modern", "discovered"])
+@pytest.fixture(
+    params=[pytest.param(era, marks=pytest.mark.either("era")) for era in ERAS],
+    ids=["handshake", "modern", "discovered"],
+)
 def era(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -2,6 +2,7 @@
 
 import anyio
 import pytest
+from support.tables import each
 
 pytestmark = pytest.mark.anyio
 
@@ -135,22 +136,23 @@ async def test_numbers_are_calculated_and_units_converted(connect, era):
     async with connect("calculator", era) as client:
         assert await call(client, "calculate", expression="2 * (3 + 4) ** 2") == 98
         assert await call(client, "convert_units", value=1, from_unit="mi", to_unit="km") == 1.609344
-        assert await call(client, "count_primes", limit=3_000_000) == 216_816
+        primes = [await call(client, "count_primes", limit=limit) for limit in (1, 2, 3, 4, 100, 3_000_000)]
         loan = await call(client, "loan_payment", amount=100_000, annual_rate=6, years=30)
         mixed = await failure(client, "convert_units", value=1, from_unit="mi", to_unit="kg")
 
+    assert primes == [0, 1, 2, 2, 25, 216_816]
     assert loan["monthly_payment"] == 599.55
     assert "not units of one kind" in mixed
 
 
-async def test_small_primes_are_counted_exactly(connect):
+@pytest.fixture
+async def calculator(connect):
+    """A client of one server for all rows of a table."""
     async with connect("calculator") as client:
-        counts = [await call(client, "count_primes", limit=limit) for limit in (1, 2, 3, 4, 100)]
-
-    assert counts == [0, 1, 2, 2, 25]
+        yield client
 
 
-@pytest.mark.parametrize(
+@each(
     "expression",
     [
         pytest.param("__import__('os').getcwd()", id="code"),
@@ -163,10 +165,9 @@ async def test_small_primes_are_counted_exactly(connect):
         pytest.param("(" * 500 + "1" + ")" * 500, id="nested"),
     ],
 )
-async def test_an_expression_that_has_no_value_is_refused_at_once(connect, expression):
-    async with connect("calculator") as client:
-        assert await failure(client, "calculate", expression=expression)
-        assert await call(client, "calculate", expression="1 + 1") == 2
+async def test_an_expression_that_has_no_value_is_refused_at_once(calculator, expression):
+    assert await failure(calculator, "calculate", expression=expression)
+    assert await call(calculator, "calculate", expression="1 + 1") == 2
 
 
 async def test_appointments_leave_free_time_around_them(connect, era):

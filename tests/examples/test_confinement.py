@@ -5,40 +5,39 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.tables import each
 
 pytestmark = pytest.mark.anyio
 
-OUTSIDE = [
-    pytest.param("../secret.txt", id="parent"),
-    pytest.param("a/../../secret.txt", id="parent in the middle"),
-    pytest.param("/etc/hostname", id="absolute"),
-    pytest.param("nul\0byte", id="null byte"),
-]
+OUTSIDE = ["../secret.txt", "a/../../secret.txt", "/etc/hostname", "nul\0byte"]
 
 
-@pytest.mark.parametrize("path", OUTSIDE)
-@pytest.mark.parametrize(
-    "tool", ["read_file", "file_information", "delete_file", "create_folder", "list_folder"]
-)
-async def test_a_path_that_leaves_the_folder_is_refused(connect, tmp_path: Path, tool, path):
-    (tmp_path / "secret.txt").write_text("secret", encoding="utf-8")
+@pytest.fixture
+async def files(connect):
+    """A client of one server for all rows of a table."""
     async with connect("files") as client:
-        result = await client.call_tool(tool, {"path": path})
+        yield client
+
+
+@each("path", OUTSIDE)
+@each("tool", ["read_file", "file_information", "delete_file", "create_folder", "list_folder"])
+async def test_a_path_that_leaves_the_folder_is_refused(files, tmp_path: Path, tool, path):
+    (tmp_path / "secret.txt").write_text("secret", encoding="utf-8")
+    result = await files.call_tool(tool, {"path": path})
 
     assert result.is_error
     assert "outside the folder" in result.content[0].text
     assert (tmp_path / "secret.txt").read_text(encoding="utf-8") == "secret"
 
 
-@pytest.mark.parametrize("path", OUTSIDE)
-async def test_nothing_is_written_copied_or_moved_outside(connect, tmp_path: Path, path):
-    async with connect("files") as client:
-        await client.call_tool("write_file", {"path": "in.txt", "content": "x"})
-        results = [
-            await client.call_tool("write_file", {"path": path, "content": "x"}),
-            await client.call_tool("copy_file", {"source": "in.txt", "target": path}),
-            await client.call_tool("move_file", {"source": "in.txt", "target": path}),
-        ]
+@each("path", OUTSIDE)
+async def test_nothing_is_written_copied_or_moved_outside(files, tmp_path: Path, path):
+    await files.call_tool("write_file", {"path": "in.txt", "content": "x", "overwrite": True})
+    results = [
+        await files.call_tool("write_file", {"path": path, "content": "x"}),
+        await files.call_tool("copy_file", {"source": "in.txt", "target": path}),
+        await files.call_tool("move_file", {"source": "in.txt", "target": path}),
+    ]
 
     assert all(result.is_error for result in results)
     assert names_in(tmp_path) == ["files"]

@@ -10,6 +10,7 @@ import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 from mcp import Client
 from mcp.shared.exceptions import MCPError
+from support.tables import each
 
 from mcp_context_proxy.examples import servers
 
@@ -57,7 +58,21 @@ def raw(tmp_path):
     return connected
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+async def text(raw):
+    """A client of one server for all rows of a table."""
+    async with raw("text") as client:
+        yield client
+
+
+@pytest.fixture
+async def notes(connect, era):
+    """A client of the SDK for all rows of a table."""
+    async with connect("notes", era) as client:
+        yield client
+
+
+@each(
     ("asked", "given"),
     [
         ("2025-11-25", "2025-11-25"),
@@ -67,9 +82,8 @@ def raw(tmp_path):
         ("1999-01-01", "2025-11-25"),
     ],
 )
-async def test_the_handshake_gives_the_asked_version_or_the_newest(raw, asked, given):
-    async with raw("text") as client:
-        answer = await client.ask("initialize", {"protocolVersion": asked, "capabilities": {}})
+async def test_the_handshake_gives_the_asked_version_or_the_newest(text, asked, given):
+    answer = await text.ask("initialize", {"protocolVersion": asked, "capabilities": {}})
 
     assert answer["result"]["protocolVersion"] == given
     assert answer["result"]["serverInfo"]["name"] == "example-text"
@@ -86,24 +100,17 @@ async def test_discovery_names_all_versions_and_how_long_it_holds(raw):
     assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "example-notes"
 
 
-async def test_a_handshake_result_carries_nothing_of_the_modern_era(raw):
-    async with raw("text") as client:
-        await client.ask("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}})
-        result = (await client.ask("tools/list"))["result"]
-
-    assert result.keys() == {"tools"}
-
-
-async def test_both_eras_are_served_by_one_process(raw):
+async def test_both_eras_are_served_by_one_process_and_nothing_of_one_shows_in_the_other(raw):
     async with raw("text") as client:
         await client.ask("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}})
         modern = await client.ask("tools/list", {"_meta": MODERN})
-        assert (await client.ask("ping"))["result"] == {}
+        handshake = await client.ask("tools/list")
 
     assert modern["result"]["resultType"] == "complete"
+    assert handshake["result"].keys() == {"tools"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("message", "code"),
     [
         pytest.param("{", -32700, id="no JSON"),
@@ -137,30 +144,27 @@ async def test_both_eras_are_served_by_one_process(raw):
         ),
     ],
 )
-async def test_a_bad_request_gets_its_error_code_and_the_next_one_is_served(raw, message, code):
-    async with raw("text") as client:
-        await client.send(message)
-        answer = await client.receive()
-        assert (await client.ask("ping"))["result"] == {}
+async def test_a_bad_request_gets_its_error_code_and_the_next_one_is_served(text, message, code):
+    await text.send(message)
+    answer = await text.receive()
+    assert (await text.ask("ping"))["result"] == {}
 
     assert answer["error"]["code"] == code
 
 
-async def test_an_unknown_version_is_refused_with_the_known_ones(raw):
-    async with raw("text") as client:
-        meta = MODERN | {"io.modelcontextprotocol/protocolVersion": "2030-01-01"}
-        error = (await client.ask("tools/list", {"_meta": meta}))["error"]
+async def test_an_unknown_version_is_refused_with_the_known_ones(text):
+    meta = MODERN | {"io.modelcontextprotocol/protocolVersion": "2030-01-01"}
+    error = (await text.ask("tools/list", {"_meta": meta}))["error"]
 
     assert error["code"] == -32022
     assert error["data"]["requested"] == "2030-01-01"
     assert "2026-07-28" in error["data"]["supported"]
 
 
-async def test_a_line_beyond_the_limit_is_refused_and_the_next_one_read(raw):
-    async with raw("text") as client:
-        await client.send('"' + "x" * (17 << 20) + '"')
-        assert (await client.receive())["error"]["code"] == -32700
-        assert (await client.ask("ping"))["result"] == {}
+async def test_a_line_beyond_the_limit_is_refused_and_the_next_one_read(text):
+    await text.send('"' + "x" * (17 << 20) + '"')
+    assert (await text.receive())["error"]["code"] == -32700
+    assert (await text.ask("ping"))["result"] == {}
 
 
 async def test_half_of_a_surrogate_pair_comes_back_escaped(raw):
@@ -173,7 +177,7 @@ async def test_half_of_a_surrogate_pair_comes_back_escaped(raw):
     assert answer["result"]["content"] == [{"type": "text", "text": "A\ud800"}]
 
 
-@pytest.mark.parametrize("name", servers())
+@each("name", servers())
 def test_the_end_of_input_ends_the_process_without_an_error(name, tmp_path):
     environment = {**os.environ, "MCP_EXAMPLE_DATA": str(tmp_path)}
     done = subprocess.run(
@@ -200,7 +204,7 @@ async def test_an_unknown_tool_is_an_error_of_the_request(connect, era):
     assert caught.value.code == -32602
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "complaint"),
     [
         pytest.param({}, "title is missing (Short headline)", id="missing"),
@@ -213,9 +217,8 @@ async def test_an_unknown_tool_is_an_error_of_the_request(connect, era):
         pytest.param({"title": " "}, "title must not be empty", id="refused by the tool"),
     ],
 )
-async def test_wrong_arguments_are_explained_to_the_model(connect, era, arguments, complaint):
-    async with connect("notes", era) as client:
-        result = await client.call_tool("create_note", arguments)
+async def test_wrong_arguments_are_explained_to_the_model(notes, arguments, complaint):
+    result = await notes.call_tool("create_note", arguments)
 
     assert result.is_error
     assert complaint in result.content[0].text
@@ -324,14 +327,13 @@ async def test_notes_are_resources_too(connect, era):
     assert content.text == "# Tea\n\ngreen\n"
 
 
-@pytest.mark.parametrize(("era", "code"), [("legacy", -32002), ("2026-07-28", -32602)])
-@pytest.mark.parametrize("uri", ["note://99", "note://99999999999999999999", "note://x", "other://1"])
-async def test_a_missing_resource_has_the_code_of_its_era(connect, era, code, uri):
+@each(("era", "code"), [("legacy", -32002), ("2026-07-28", -32602)])
+async def test_a_missing_resource_has_the_code_of_its_era(connect, era, code):
     async with connect("notes", era) as client:
-        with pytest.raises(MCPError) as caught:
-            await client.read_resource(uri)
-
-    assert caught.value.code == code
+        for uri in ("note://99", "note://99999999999999999999", "note://x", "other://1"):
+            with pytest.raises(MCPError) as caught:
+                await client.read_resource(uri)
+            assert caught.value.code == code, uri
 
 
 async def test_prompts_are_listed_and_filled_in(connect, era):

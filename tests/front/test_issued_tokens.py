@@ -14,6 +14,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from support.issuer import AUDIENCE, Issuer, ec_key, encoded, issuing, jwk, pem, rsa_key
+from support.tables import each
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.errors import ConfigError
@@ -159,8 +160,9 @@ FORGED: dict[str, Callable[[Issuer], str]] = {
 }
 
 
-@pytest.mark.parametrize("how", FORGED)
+@each("how", FORGED)
 async def test_a_forged_or_unfit_token_is_refused_and_leads_nowhere(issuer: Issuer, how: str) -> None:
+    issuer.asked.clear()
     tokens = tokens_of(issuer)
     await tokens.verify(issuer.token())
     token = FORGED[how](issuer)
@@ -178,7 +180,7 @@ async def test_leeway_and_several_audiences_are_accepted(issuer: Issuer) -> None
     await who(issuer, issuer.token(headers={"typ": "at+JWT"}))
 
 
-@pytest.mark.parametrize(
+@each(
     "key",
     [
         pytest.param(lambda i: {"kty": "oct", "kid": "one", "k": encoded(b"s" * 32)}, id="a secret"),
@@ -254,10 +256,12 @@ BAD_ISSUERS: dict[str, dict[str, tuple[int, dict[str, str], bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("how", BAD_ISSUERS)
+@each("how", BAD_ISSUERS)
 async def test_an_issuer_that_answers_badly_lets_nobody_in_and_harms_nothing(
     issuer: Issuer, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    issuer.asked.clear()
+    caplog.clear()
     issuer.answers = BAD_ISSUERS[how]
     tokens = tokens_of(issuer)
     with pytest.raises(KeysUnavailableError):
@@ -268,9 +272,7 @@ async def test_an_issuer_that_answers_badly_lets_nobody_in_and_harms_nothing(
     assert "/elsewhere" not in issuer.asked
 
 
-@pytest.mark.parametrize(
-    "where", ["https://169.254.169.254/keys", "http://10.0.0.1/keys", "file:///etc/passwd"]
-)
+@each("where", ["https://169.254.169.254/keys", "http://10.0.0.1/keys", "file:///etc/passwd"])
 async def test_discovery_leads_to_no_address_nearer_or_unencrypted(issuer: Issuer, where: str) -> None:
     document = json.dumps({"issuer": issuer.url, "jwks_uri": where}).encode()
     issuer.answers = {"/.well-known/openid-configuration": (200, {}, document)}
@@ -328,7 +330,7 @@ async def test_keys_at_a_configured_url_need_no_discovery(issuer: Issuer) -> Non
 ROLES = {"roles": {"mcp-view": "view", "mcp-admins": "admin"}}
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "claims", "role"),
     [
         (ROLES, {}, Role.USE),

@@ -11,6 +11,7 @@ from support.ledger import until
 from support.proxies import command
 from support.raw_client import HANDSHAKE, MODERN, PREFIX, RawClient, RpcError
 from support.servers import Server, Workshop, tool
+from support.tables import each
 from support.wires import StdioWire, stdio
 
 from mcp_context_proxy.front.conversation import COMPLAINTS
@@ -75,7 +76,7 @@ async def test_arguments_pass_byte_for_byte(client: RawClient, server: Server) -
     assert arguments in server.ledger.lines("tools/call")[-1]
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         b"garbage",
@@ -106,7 +107,6 @@ async def test_arguments_pass_byte_for_byte(client: RawClient, server: Server) -
         b"[" * 100_000,
         b'{"a":' * 100_000,
     ],
-    ids=lambda line: line[:60].decode("ascii", "backslashreplace"),
 )
 async def test_an_invalid_line_affects_no_other_request(client: RawClient, line: bytes) -> None:
     await write(client, line + b"\n")
@@ -114,7 +114,7 @@ async def test_an_invalid_line_affects_no_other_request(client: RawClient, line:
     assert await still_works(client)
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         b'{"jsonrpc":"2.0","id":ID,"method":',
@@ -137,7 +137,6 @@ async def test_an_invalid_line_affects_no_other_request(client: RawClient, line:
         b'{"jsonrpc":"2.0","id":ID,"method":"tools/call","params":{"name":"work__echo","_meta":7,"arguments":[]}}',
         b'{"jsonrpc":"2.0","id":ID,"method":"x","params":{"a":"\xff"}}',
     ],
-    ids=lambda line: line[23:95].decode("ascii", "backslashreplace"),
 )
 async def test_an_invalid_request_is_refused_under_its_id(client: RawClient, line: bytes) -> None:
     answer = client.expect(31_415)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from support.nobody import NOBODY
+from support.tables import each
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.installation import HOST_PLACES, hosts_here
@@ -38,6 +39,7 @@ COMMENTED: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", [*FORMS, "with comments"])
 @pytest.mark.parametrize("host", SETTINGS)
 def test_install_then_uninstall_changes_nothing(host: str, form: str, put: Place, machine: Machine) -> None:
@@ -70,6 +72,7 @@ REFUSED = {
 """Files that are left alone, because they cannot be read in one way or edited in place."""
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("start", ["", "\ufeff"], ids=["plain", "byte order mark"])
 @pytest.mark.parametrize("case", AWKWARD, ids=" ".join)
 def test_any_file_is_left_alone_or_comes_back(
@@ -181,7 +184,7 @@ def test_servers_of_a_project_keep_its_folder_and_their_switches(put: Place, mac
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("host", "variable", "name"),
     [("codex", "CODEX_HOME", "config.toml"), ("claude-code", "CLAUDE_CONFIG_DIR", ".claude.json")],
 )
@@ -603,8 +606,8 @@ def test_hosts_are_found_by_their_files_and_folders(home: Path, environ: dict[st
     assert {host.name for host in hosts_here(environ)} == {"claude-code", "codex", "goose"}
 
 
-@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
-@pytest.mark.parametrize("host", SETTINGS)
+@each("platform", ["linux", "darwin", "win32"])
+@each("host", SETTINGS)
 def test_each_host_has_a_place_on_each_platform(host: str, platform: str, environ: dict[str, str]) -> None:
     file = HOST_PLACES[host].file(environ, platform)
     assert file.is_relative_to(environ["HOME"])

@@ -14,6 +14,7 @@ import anyio
 import pytest
 from support.proxies import real_command
 from support.servers import TOOLS, Workshop, tool
+from support.tables import each
 from support.wires import stdio
 
 from mcp_context_proxy.system.later import importing, pattern
@@ -72,7 +73,7 @@ def imported(log: Path) -> set[str]:
     return set(IMPORTED.findall(log.read_text(encoding="utf-8", errors="replace")))
 
 
-@pytest.mark.parametrize("name", [*FOR_SEARCHES, *FOR_DOCUMENTS, *FOR_HTTP, *FOR_TERMINALS, *FOR_TEAMS])
+@each("name", [*FOR_SEARCHES, *FOR_DOCUMENTS, *FOR_HTTP, *FOR_TERMINALS, *FOR_TEAMS])
 async def test_a_list_and_a_call_import_nothing_that_they_do_not_use(
     used: tuple[set[str], set[str]], name: str
 ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from msgspec.structs import replace
+from support.tables import each
 
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval.keyword_stuffing import suspected, suspicion
@@ -195,7 +196,7 @@ def test_servers_are_suspected_only_beside_unsuspected_ones() -> None:
     assert suspected({"a": "names", "b": None}) == {"a": "names"}
 
 
-@pytest.mark.parametrize("server", sorted(real_lists()))
+@each("server", sorted(real_lists()))
 def test_no_real_server_is_suspected(tool: Build, server: str) -> None:
     tools = [tool(one["name"], one.get("description") or "", server=server) for one in real_lists()[server]]
 

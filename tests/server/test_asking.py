@@ -2,7 +2,8 @@
 
 import gc
 import json
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 import anyio
@@ -12,7 +13,9 @@ from support.proxies import Host, inside
 from support.questions import as_shown
 from support.raw_client import PREFIX, RpcError
 from support.servers import Workshop, tool
+from support.tables import each
 
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config.tables import Limits
 from mcp_context_proxy.protocol.envelope import RequestError
 
@@ -57,71 +60,84 @@ def said(result: dict[str, Any]) -> Any:
     return json.loads(result["content"][0]["text"])
 
 
-async def test_sampling_is_passed_to_the_client_and_its_answer_back_unchanged(
-    workshop: Workshop,
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    made = Workshop(tmp_path_factory.mktemp("old"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+async def modern(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy]:
+    """A proxy with a modern server, for all tests that leave nothing behind."""
+    with closing(Workshop(tmp_path_factory.mktemp("modern"))) as made:
+        asking(made, "modern")
+        async with inside(made.config(), patience=None) as proxy:
+            yield proxy
+
+
+@pytest.fixture(scope="module")
+async def old(place: Workshop) -> AsyncIterator[Proxy]:
+    """A proxy with a server of the handshake, for all tests that leave nothing behind."""
+    asking(place)
+    async with inside(place.config(), patience=None) as proxy:
+        yield proxy
+
+
+@each(
+    ("tool", "method", "params", "answer"),
+    [
+        ("sample", "sampling/createMessage", SAMPLING, SAMPLED),
+        ("elicit", "elicitation/create", ELICIT, CHOSEN),
+    ],
+)
+async def test_a_question_is_passed_to_the_client_and_its_answer_back_unchanged(
+    old: Proxy, tool: str, method: str, params: dict[str, Any], answer: dict[str, Any]
 ) -> None:
-    asking(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake", CAPABLE, ANSWERS)
-        result = await host.call("curious__sample")
+    host = Host(old, "handshake", CAPABLE, ANSWERS)
+    result = await host.call(f"curious__{tool}")
 
-    assert host.asked == [("sampling/createMessage", as_shown("curious", "sampling/createMessage", SAMPLING))]
-    assert said(result) == SAMPLED
-
-
-async def test_elicitation_is_passed_to_the_client_and_its_answer_back_unchanged(
-    workshop: Workshop,
-) -> None:
-    asking(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake", CAPABLE, ANSWERS)
-        result = await host.call("curious__elicit")
-
-    assert host.asked == [("elicitation/create", as_shown("curious", "elicitation/create", ELICIT))]
-    assert said(result) == CHOSEN
+    assert host.asked == [(method, as_shown("curious", method, params))]
+    assert said(result) == answer
 
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])
 @pytest.mark.parametrize("downstream_era", ["handshake", "modern"])
-@pytest.mark.parametrize(
-    ("value", "sent"),
-    [("red", True), (10**400, False), (json.loads("[" * 130 + "]" * 130), False)],
-    ids=["text", "number", "levels"],
-)
 async def test_an_answer_that_some_servers_cannot_read_is_not_sent(
-    workshop: Workshop, era: str, downstream_era: str, value: Any, sent: bool
+    workshop: Workshop, era: str, downstream_era: str
 ) -> None:
     """Some servers end over what they cannot read, and with them the calls of everybody else."""
     server = asking(workshop, downstream_era)
-    answer = {"action": "accept", "content": {"color": value, "note": "of the person"}}
-    params: dict[str, Any] = {"name": "curious__elicit", "arguments": {}}
-    if downstream_era == "modern":
-        params["name"] = "curious__input"
+    called = "curious__input" if downstream_era == "modern" else "curious__elicit"
+    params: dict[str, Any] = {"name": called, "arguments": {}}
+    values = {"levels": json.loads("[" * 130 + "]" * 130), "number": 10**400, "text": "red"}
     async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era, CAPABLE, ANSWERS | {"elicitation/create": lambda params: answer})
-        with suppress(RpcError):
-            result = await host.request("tools/call", params)
-            if result.get("resultType") == "input_required":
-                answers = dict.fromkeys(result["inputRequests"], answer)
-                again = params | {"inputResponses": answers, "requestState": result["requestState"]}
-                await host.request("tools/call", again)
+        for kind, value in values.items():
+            answer = {"action": "accept", "content": {"color": value, "note": f"a {kind} of the person"}}
+            answers = ANSWERS | {"elicitation/create": lambda params, answer=answer: answer}
+            host = Host(proxy, era, CAPABLE, answers)
+            with suppress(RpcError):
+                result = await host.request("tools/call", params)
+                if result.get("resultType") == "input_required":
+                    given = dict.fromkeys(result["inputRequests"], answer)
+                    again = params | {"inputResponses": given, "requestState": result["requestState"]}
+                    await host.request("tools/call", again)
 
-    assert ("of the person" in "".join(server.ledger.lines())) is sent
+    written = "".join(server.ledger.lines())
+    assert [kind for kind in values if f"a {kind} of the person" in written] == ["text"]
 
 
-@pytest.mark.parametrize("data", [b"1e999", b"[" * 130 + b"]" * 130, b'"s3cr3t-0f-the-proxy-itself"'])
-async def test_an_error_in_place_of_an_answer_has_the_same_bounds(workshop: Workshop, data: bytes) -> None:
-    server = asking(workshop)
-
+@each("data", [b"1e999", b"[" * 130 + b"]" * 130, b'"s3cr3t-0f-the-proxy-itself"'])
+async def test_an_error_in_place_of_an_answer_has_the_same_bounds(
+    old: Proxy, place: Workshop, data: bytes
+) -> None:
     def refuse(params: Any) -> Any:
         raise RequestError(-1, "of the person", Raw(data))
 
-    async with inside(workshop.config()) as proxy:
-        proxy.fleet.known.know_own(("bearer token", "s3cr3t-0f-the-proxy-itself"))
-        host = Host(proxy, "handshake", CAPABLE, {"elicitation/create": refuse})
-        await host.call("curious__elicit")
+    old.fleet.known.know_own(("bearer token", "s3cr3t-0f-the-proxy-itself"))
+    await Host(old, "handshake", CAPABLE, {"elicitation/create": refuse}).call("curious__elicit")
 
-    assert "of the person" not in "".join(server.ledger.lines())
+    assert "of the person" not in "".join(place.servers["curious"].ledger.lines())
 
 
 async def test_a_call_may_ask_its_client_a_limited_number_of_times(workshop: Workshop) -> None:
@@ -137,64 +153,48 @@ async def test_a_call_may_ask_its_client_a_limited_number_of_times(workshop: Wor
     assert said(result) == [CHOSEN] * most + [None]
 
 
-async def test_results_of_call_tool_are_marked_as_well(workshop: Workshop) -> None:
-    asking(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake", CAPABLE, ANSWERS)
-        result = await host.call("call_tool", {"name": "curious__elicit"})
+async def test_results_of_call_tool_are_marked_as_well(old: Proxy) -> None:
+    host = Host(old, "handshake", CAPABLE, ANSWERS)
+    result = await host.call("call_tool", {"name": "curious__elicit"})
 
     assert said(result) == CHOSEN
 
 
-@pytest.mark.parametrize("declared", [{}, {"sampling": {}}, {"roots": {}}], ids=str)
-async def test_a_client_is_never_asked_what_it_did_not_declare(
-    workshop: Workshop, declared: dict[str, Any]
-) -> None:
-    asking(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake", declared, ANSWERS)
-        result = await host.call("curious__elicit")
+@each("declared", [{}, {"sampling": {}}, {"roots": {}}])
+async def test_a_client_is_never_asked_what_it_did_not_declare(old: Proxy, declared: dict[str, Any]) -> None:
+    host = Host(old, "handshake", declared, ANSWERS)
+    result = await host.call("curious__elicit")
 
     assert host.asked == []
     assert said(result)["code"] == -32601
 
 
-async def test_a_modern_client_never_gets_a_request(workshop: Workshop) -> None:
-    asking(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE, ANSWERS)
-        result = await host.call("curious__elicit")
+async def test_a_modern_client_never_gets_a_request(old: Proxy) -> None:
+    host = Host(old, "modern", CAPABLE, ANSWERS)
+    result = await host.call("curious__elicit")
 
     assert host.asked == []
     assert result["resultType"] == "input_required"
 
 
-async def test_a_refusal_of_the_client_reaches_the_server(workshop: Workshop) -> None:
+async def test_a_refusal_of_the_client_reaches_the_server(old: Proxy) -> None:
     def refuse(params: Any) -> Any:
         raise RpcError(-1, "the user said no")
 
-    asking(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake", CAPABLE, {"elicitation/create": refuse})
-        result = await host.call("curious__elicit")
+    result = await Host(old, "handshake", CAPABLE, {"elicitation/create": refuse}).call("curious__elicit")
 
     assert said(result) == {"code": -1, "message": "the user said no"}
 
 
-@pytest.mark.parametrize("name", ["roots", "unknown"])
-async def test_an_unknown_request_of_a_server_is_refused_at_once(workshop: Workshop, name: str) -> None:
-    asking(workshop)
-    async with inside(workshop.config()) as proxy:
-        result = await Host(proxy, "handshake", CAPABLE, ANSWERS).call(f"curious__{name}")
+@each("name", ["roots", "unknown"])
+async def test_an_unknown_request_of_a_server_is_refused_at_once(old: Proxy, name: str) -> None:
+    result = await Host(old, "handshake", CAPABLE, ANSWERS).call(f"curious__{name}")
 
     assert said(result)["code"] == -32601
 
 
-async def test_a_ping_of_the_server_is_answered_by_the_proxy(workshop: Workshop) -> None:
-    asking(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern")
-        assert said(await host.call("curious__ping")) == {}
+async def test_a_ping_of_the_server_is_answered_by_the_proxy(old: Proxy) -> None:
+    assert said(await Host(old, "modern").call("curious__ping")) == {}
 
 
 async def test_if_two_clients_could_be_meant_neither_is_asked(workshop: Workshop) -> None:
@@ -220,22 +220,18 @@ async def test_if_two_clients_could_be_meant_neither_is_asked(workshop: Workshop
     assert sum(len(host.asked) for host in hosts) == 2 - len(refused)
 
 
-async def test_between_modern_peers_a_question_is_named_and_its_state_unchanged(
-    workshop: Workshop,
-) -> None:
-    asking(workshop, "modern")
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
-        asked = await host.call("curious__input")
-        retried = await host.request(
-            "tools/call",
-            {
-                "name": "curious__input",
-                "arguments": {},
-                "inputResponses": {"name": CHOSEN, "idea": SAMPLED},
-                "requestState": asked["requestState"],
-            },
-        )
+async def test_between_modern_peers_a_question_is_named_and_its_state_unchanged(modern: Proxy) -> None:
+    host = Host(modern, "modern", CAPABLE)
+    asked = await host.call("curious__input")
+    retried = await host.request(
+        "tools/call",
+        {
+            "name": "curious__input",
+            "arguments": {},
+            "inputResponses": {"name": CHOSEN, "idea": SAMPLED},
+            "requestState": asked["requestState"],
+        },
+    )
 
     assert asked["resultType"] == "input_required"
     assert asked["requestState"] == INPUT["requestState"]
@@ -272,29 +268,21 @@ async def test_a_handshake_client_is_asked_for_a_modern_server_and_the_call_is_c
     assert "resultType" not in result
 
 
-async def test_a_handshake_client_that_cannot_be_asked_gets_an_error_not_a_question(
-    workshop: Workshop,
-) -> None:
-    asking(workshop, "modern")
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
-        result = await host.call("curious__input")
+async def test_a_handshake_client_that_cannot_be_asked_gets_an_error_not_a_question(modern: Proxy) -> None:
+    host = Host(modern, "handshake")
+    result = await host.call("curious__input")
 
     assert host.asked == []
     assert result["isError"] is True
     assert "'curious' asked for input and did not get it" in result["content"][0]["text"]
 
 
-async def test_a_handshake_clients_refusal_becomes_the_result_of_its_call(
-    workshop: Workshop,
-) -> None:
+async def test_a_handshake_clients_refusal_becomes_the_result_of_its_call(modern: Proxy) -> None:
     def refuse(params: Any) -> Any:
         raise RpcError(-1, "the user would not")
 
-    asking(workshop, "modern")
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake", CAPABLE, ANSWERS | {"elicitation/create": refuse})
-        result = await host.call("curious__input")
+    host = Host(modern, "handshake", CAPABLE, ANSWERS | {"elicitation/create": refuse})
+    result = await host.call("curious__input")
 
     assert result["isError"] is True
     assert "'curious'" in result["content"][0]["text"]
@@ -332,15 +320,10 @@ def behind_a_sign_in(workshop: Workshop) -> Any:
     return workshop.server("closed", tools=[tool(name) for name in calls], calls=calls)
 
 
-@pytest.mark.parametrize(
-    "capabilities", [{"elicitation": {"url": {}}}, {**CAPABLE, "elicitation": {"url": {}}}]
-)
-async def test_a_modern_client_is_asked_to_open_a_url_and_calls_again(
-    workshop: Workshop, capabilities: dict[str, Any]
-) -> None:
+async def test_a_modern_client_is_asked_to_open_a_url_and_calls_again(workshop: Workshop) -> None:
     server = behind_a_sign_in(workshop)
     async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", capabilities)
+        host = Host(proxy, "modern", {**CAPABLE, "elicitation": {"url": {}}})
         asked = await host.call("closed__once", {"text": "x"})
         answered = {key: {"action": "accept"} for key in asked["inputRequests"]}
         params = {"name": "closed__once", "arguments": {"text": "x"}, "inputResponses": answered}

@@ -1,6 +1,7 @@
 """A person is asked before a call that the configuration or the tool wants confirmed."""
 
 import json
+from itertools import product
 from typing import Any
 
 import anyio
@@ -35,7 +36,7 @@ ELICIT = {
 def server(workshop: Workshop, confirm: str | None = None, **more: Any) -> Server:
     tools = [tool("read", **READS), tool("write"), tool("delete", **DESTROYS), tool("pay", **ASKS_USER)]
     settings = more.pop("settings", {}) | ({} if confirm is None else {"confirm": confirm})
-    return workshop.server("s", tools=more.pop("tools", tools), settings=settings, **more)
+    return workshop.server(more.pop("name", "s"), tools=more.pop("tools", tools), settings=settings, **more)
 
 
 def text(result: dict[str, Any]) -> str:
@@ -77,26 +78,26 @@ class Person:
         return [each["message"] for each in self.questions if each["message"].startswith("May tool ")]
 
 
-@pytest.mark.parametrize("through", [False, True], ids=["direct", "call_tool"])
 async def test_a_confirmed_call_names_server_tool_and_arguments_and_runs_once(
-    workshop: Workshop, era: str, through: bool
+    workshop: Workshop, era: str
 ) -> None:
     downstream = server(workshop, "destructive")
     async with inside(workshop.config()) as proxy:
         person = Person(proxy, era)
         arguments = {"path": "/tmp/x", "force": True}
-        call = ("call_tool", {"name": "s__delete", "arguments": arguments})
-        result = await (person.call(*call) if through else person.call("s__delete", arguments))
+        direct = await person.call("s__delete", arguments)
+        assert (len(person.questions), len(downstream.ledger.calls("delete"))) == (1, 1)
+        through = await person.call("call_tool", {"name": "s__delete", "arguments": arguments})
 
-    (question,) = person.questions
-    assert question["message"] == (
-        "May tool 'delete' of server 's' be called? "
-        "It may delete or overwrite something: it says so itself (destructiveHint).\n"
-        'Arguments:\n- path: "/tmp/x"\n- force: true'
-    )
-    assert question["requestedSchema"] == {"type": "object", "properties": {}}
-    assert json.loads(text(result))["arguments"] == arguments
-    assert len(downstream.ledger.calls("delete")) == 1
+    for question, result in zip(person.questions, (direct, through), strict=True):
+        assert question["message"] == (
+            "May tool 'delete' of server 's' be called? "
+            "It may delete or overwrite something: it says so itself (destructiveHint).\n"
+            'Arguments:\n- path: "/tmp/x"\n- force: true'
+        )
+        assert question["requestedSchema"] == {"type": "object", "properties": {}}
+        assert json.loads(text(result))["arguments"] == arguments
+    assert len(downstream.ledger.calls("delete")) == 2
 
 
 TWICE = [
@@ -106,22 +107,19 @@ TWICE = [
 ]
 
 
-@pytest.mark.parametrize("arguments", TWICE)
 async def test_arguments_that_servers_read_in_two_ways_are_not_asked_about_and_not_sent(
-    workshop: Workshop, era: str, arguments: str
+    workshop: Workshop, era: str
 ) -> None:
     """A server may take the first of two, and a person is shown one."""
     downstream = server(workshop, "destructive")
     async with inside(workshop.config()) as proxy:
         person = Person(proxy, era)
         meta = {} if era == "handshake" else MODERN_META
-        for name, given in (
-            ("s__delete", arguments),
-            ("call_tool", f'{{"name": "s__delete", "arguments": {arguments}}}'),
-        ):
+        through = [f'{{"name": "s__delete", "arguments": {given}}}' for given in TWICE]
+        for name, given in (*product(["s__delete"], TWICE), *product(["call_tool"], through)):
             params = f'{{"name": "{name}", "arguments": {given}, "_meta": {json.dumps(meta)}}}'
             result = json.loads(await person.host.raw("tools/call", params))
-            assert refused(result, "delete", "its arguments name 'path' twice"), name
+            assert refused(result, "delete", "its arguments name 'path' twice"), given
         assert await person.call("s__delete", {"path": ["path", {"path": "/tmp/x"}]})
 
     assert len(person.questions) == len(downstream.ledger.calls("delete")) == 1
@@ -147,24 +145,17 @@ async def test_no_second_value_comes_in_with_the_answer_to_a_question_of_the_ser
     assert all('"/"' not in line for line in downstream.ledger.lines("tools/call"))
 
 
-@pytest.mark.parametrize(
-    ("action", "why"),
-    [
-        ("decline", "the user declined; do not try again unless the user says so."),
-        ("cancel", "the question was closed without an answer."),
-        ("nonsense", "the question was closed without an answer."),
-    ],
-)
-async def test_a_call_that_is_not_accepted_does_not_run_and_says_so(
-    workshop: Workshop, era: str, action: str, why: str
-) -> None:
+async def test_a_call_that_is_not_accepted_does_not_run_and_says_so(workshop: Workshop, era: str) -> None:
     downstream = server(workshop, "write")
+    told = dict.fromkeys(("cancel", "nonsense"), "the question was closed without an answer.")
+    told["decline"] = "the user declined; do not try again unless the user says so."
     async with inside(workshop.config()) as proxy:
-        person = Person(proxy, era, action)
-        results = [await person.call("s__write"), await person.call("call_tool", {"name": "s__write"})]
+        for action, why in told.items():
+            person = Person(proxy, era, action)
+            results = [await person.call("s__write"), await person.call("call_tool", {"name": "s__write"})]
+            assert all(refused(result, "write", why) for result in results), action
+            assert len(person.questions) == 2, action
 
-    assert all(refused(result, "write", why) for result in results)
-    assert len(person.questions) == 2
     assert downstream.ledger.calls() == []
 
 
@@ -259,55 +250,46 @@ async def test_a_call_that_is_cancelled_while_the_person_is_asked_does_not_run(w
     assert downstream.ledger.calls() == []
 
 
-@pytest.mark.parametrize("declared", [{}, {"elicitation": {"url": {}}}], ids=["nothing", "urls only"])
-@pytest.mark.parametrize("through", [False, True], ids=["direct", "call_tool"])
 async def test_a_client_that_cannot_be_asked_is_refused_and_told_how_to_go_on(
-    workshop: Workshop, era: str, declared: dict[str, Any], through: bool
+    workshop: Workshop, era: str
 ) -> None:
     downstream = server(workshop, "write")
+    advice = "Tell the user, who can use a client that supports elicitation, or change that setting"
+    declared: list[dict[str, Any]] = [{}, {"elicitation": {"url": {}}}]
     async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era, declared)
-        result = await (host.call("call_tool", {"name": "s__write"}) if through else host.call("s__write"))
+        for host in [Host(proxy, era, capabilities) for capabilities in declared]:
+            for result in (await host.call("s__write"), await host.call("call_tool", {"name": "s__write"})):
+                why = "a person has to confirm it, by servers.s.confirm (config.toml:"
+                assert refused(result, "write", why), host.capabilities
+                assert "does not support elicitation/create" in text(result)
+                assert advice in text(result)
 
-    assert refused(result, "write", "a person has to confirm it, by servers.s.confirm (config.toml:")
-    assert "does not support elicitation/create" in text(result)
-    assert "Tell the user, who can use a client that supports elicitation, or change that setting" in text(
-        result
-    )
     assert downstream.ledger.calls() == []
 
 
-@pytest.mark.parametrize(
-    ("confirm", "asked"),
-    [
-        (None, []),
-        ("never", []),
-        ("destructive", ["delete"]),
-        ("write", ["write", "delete", "pay"]),
-    ],
-    ids=str,
-)
-async def test_confirm_says_from_which_class_on_a_person_is_asked(
-    workshop: Workshop, era: str, confirm: str | None, asked: list[str]
+async def test_confirm_says_from_which_class_on_a_person_is_asked_and_of_a_tool_outweighs_that_of_its_server(
+    workshop: Workshop, era: str
 ) -> None:
-    server(workshop, confirm)
-    async with inside(workshop.config()) as proxy:
-        person = Person(proxy, era)
-        for name in ("read", "write", "delete", "pay"):
-            await person.call(f"s__{name}")
-
-    assert [message.split("'")[1] for message in person.confirmations] == asked
-
-
-async def test_the_setting_of_a_tool_overrides_that_of_its_server(workshop: Workshop, era: str) -> None:
     tools = {"delete": {"confirm": "never"}, "write": {"confirm": "write"}}
-    server(workshop, "destructive", settings={"tools": tools})
+    asked: dict[str, tuple[dict[str, Any], list[str]]] = {
+        "unset": ({}, []),
+        "never": ({"confirm": "never"}, []),
+        "destructive": ({"confirm": "destructive"}, ["delete"]),
+        "write": ({"confirm": "write"}, ["write", "delete", "pay"]),
+        "tool": ({"confirm": "destructive", "tools": tools}, ["write"]),
+    }
+    names = ("read", "write", "delete", "pay")
+    for name, (settings, _) in asked.items():
+        server(workshop, name=name, settings=settings)
+    found: dict[str, list[str]] = {}
     async with inside(workshop.config()) as proxy:
-        person = Person(proxy, era)
-        await person.call("s__delete")
-        await person.call("s__write")
+        for name in asked:
+            person = Person(proxy, era)
+            for of_tool in names:
+                await person.call(f"{name}__{of_tool}")
+            found[name] = [message.split("'")[1] for message in person.confirmations]
 
-    assert [message.split("'")[1] for message in person.confirmations] == ["write"]
+    assert found == {name: expected for name, (_, expected) in asked.items()}
 
 
 @pytest.mark.parametrize("downstream_era", ["handshake", "modern"])
@@ -338,26 +320,28 @@ async def test_nobody_is_asked_twice_for_a_call_whose_server_asks_without_a_stat
     assert len(person.confirmations) == 1
 
 
-async def test_consent_is_for_one_call_only(workshop: Workshop, era: str) -> None:
+async def test_consent_is_for_one_call_only_and_a_call_without_arguments_is_described_so(
+    workshop: Workshop, era: str
+) -> None:
     downstream = server(workshop, "write")
     async with inside(workshop.config()) as proxy:
         person = Person(proxy, era)
         await person.call("s__write")
         await person.call("s__write")
 
-    assert len(person.confirmations) == len(downstream.ledger.calls("write")) == 2
+    told = "May tool 'write' of server 's' be called?\nIt gets no arguments."
+    assert person.confirmations == [told, told]
+    assert len(downstream.ledger.calls("write")) == 2
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"inputResponses": {"one": {"action": "accept"}}}], ids=["state", "both"]
-)
-async def test_a_made_up_state_is_no_consent(workshop: Workshop, more: dict[str, Any]) -> None:
+async def test_a_made_up_state_is_no_consent(workshop: Workshop) -> None:
     downstream = server(workshop, "write", era="modern")
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern", CAPABLE)
         params = {"name": "s__write", "arguments": {}, "requestState": "made up"}
-        with pytest.raises(RpcError, match="s__write was not run: unknown or expired requestState"):
-            await host.request("tools/call", params | more)
+        for more in ({}, {"inputResponses": {"one": {"action": "accept"}}}):
+            with pytest.raises(RpcError, match="s__write was not run: unknown or expired requestState"):
+                await host.request("tools/call", params | more)
         answers = {"input-1": {"action": "accept"}}
         unasked = await host.request("tools/call", {"name": "s__write", "inputResponses": answers})
 
@@ -569,12 +553,3 @@ def test_no_argument_fills_the_question_so_that_another_is_not_seen() -> None:
 )
 def test_odd_arguments_are_described(raw: bytes, told: str) -> None:
     assert described_arguments(raw, lambda text: text) == told
-
-
-async def test_a_tool_without_arguments_is_described_so(workshop: Workshop, era: str) -> None:
-    server(workshop, "write")
-    async with inside(workshop.config()) as proxy:
-        person = Person(proxy, era)
-        await person.call("s__write")
-
-    assert person.confirmations == ["May tool 'write' of server 's' be called?\nIt gets no arguments."]

@@ -7,13 +7,14 @@ import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from itertools import product
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from msgspec import Raw
 from support.proxies import Host, inside
-from support.raw_client import RpcError
+from support.raw_client import MODERN, PREFIX, RpcError
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.config import load
@@ -82,15 +83,11 @@ def every(data: bytes, form: str, before: str = "", together: int = 1) -> str:
     return "".join(before * (at % together == 0) + form % byte for at, byte in enumerate(data))
 
 
-@pytest.mark.parametrize("secret", [SECRET, PLAIN], ids=["signs", "plain"])
-@pytest.mark.parametrize("through", [False, True], ids=["listed", "call_tool"])
-async def test_no_form_of_a_secret_goes_to_another_server(
-    workshop: Workshop, era: str, secret: str, through: bool
-) -> None:
+async def test_no_form_of_a_secret_goes_to_another_server(workshop: Workshop, era: str) -> None:
     owner, stranger = servers(workshop)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, era)
-        for encode in ENCODINGS.values():
+        for secret, through, encode in product((SECRET, PLAIN), (False, True), ENCODINGS.values()):
             arguments = {"text": ["x", {"deep": encode(secret)}]}
             call = {"name": "stranger__post", "arguments": arguments}
             refused = await (
@@ -103,57 +100,42 @@ async def test_no_form_of_a_secret_goes_to_another_server(
                 "secret of server 'owner'"
             )
             assert secret not in json.dumps(refused, ensure_ascii=False)
-        taken = await host.call("owner__post", {"text": secret})
+        taken = await host.call("owner__post", {"text": SECRET + PLAIN})
 
     assert "isError" not in taken
     assert len(owner.ledger.calls("post")) == 1
     assert stranger.ledger.calls() == []
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        json.dumps(SECRET),
-        json.dumps(SECRET, ensure_ascii=False),
-        json.dumps(SECRET).replace("/", "\\/"),
-        '"' + "".join(f"\\u{ord(char):04x}" for char in SECRET) + '"',
-        '"é ' + "".join(f"\\u{ord(char):04X}" for char in PLAIN) + '"',
-    ],
-    ids=["ascii", "utf-8", "slashes", "all escaped", "escaped beside other letters"],
-)
-async def test_escapes_of_json_hide_no_secret(workshop: Workshop, era: str, written: str) -> None:
+ESCAPED = {
+    "ascii": json.dumps(SECRET),
+    "utf-8": json.dumps(SECRET, ensure_ascii=False),
+    "slashes": json.dumps(SECRET).replace("/", "\\/"),
+    "all escaped": '"' + "".join(f"\\u{ord(char):04x}" for char in SECRET) + '"',
+    "escaped beside other letters": '"é ' + "".join(f"\\u{ord(char):04X}" for char in PLAIN) + '"',
+}
+
+
+async def test_neither_escapes_of_json_nor_its_place_hide_a_secret(workshop: Workshop, era: str) -> None:
     _, stranger = servers(workshop)
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, era)
-        params = {"name": envelope.raw("stranger__post"), "arguments": Raw(f'{{"text":{written}}}'.encode())}
-        if era == "modern":
-            meta = await modern_meta(host)
-            params["_meta"] = envelope.raw(meta)
-        refused = json.loads(await proxy.gateway.handle("tools/call", params, host.caller(params)))
+        results = {
+            "name of an argument": await host.call("stranger__post", {PLAIN: 1}),
+            "end of a large text": await host.call("stranger__post", {"text": "word " * 100_000 + PLAIN}),
+        }
+        for form, written in ESCAPED.items():
+            arguments = Raw(f'{{"text":{written}}}'.encode())
+            params = {"name": envelope.raw("stranger__post"), "arguments": arguments}
+            if era == "modern":
+                meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
+                params["_meta"] = envelope.raw(meta)
+            refused = await proxy.gateway.handle("tools/call", params, host.caller(params))
+            results[form] = json.loads(refused)
 
-    assert "was not sent to server 'stranger'" in text(refused)
-    assert stranger.ledger.calls() == []
-
-
-async def modern_meta(host: Host) -> dict[str, Any]:
-    """The `_meta` that a modern client sends with each request."""
-    from support.raw_client import MODERN, PREFIX
-
-    return {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
-
-
-async def test_a_secret_in_a_name_of_an_argument_or_at_the_end_of_a_large_text_is_found(
-    workshop: Workshop, era: str
-) -> None:
-    _, stranger = servers(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
-        results = [
-            await host.call("stranger__post", {PLAIN: 1}),
-            await host.call("stranger__post", {"text": "word " * 100_000 + PLAIN}),
-        ]
-
-    assert all("was not sent" in text(result) for result in results)
+    assert not [
+        form for form, told in results.items() if "was not sent to server 'stranger'" not in text(told)
+    ]
     assert stranger.ledger.calls() == []
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
 
@@ -79,8 +80,8 @@ async def outcome(host: Host, name: str, arguments: dict[str, Any]) -> str:
     return "refuses" if result.get("isError") else "runs"
 
 
-@pytest.mark.parametrize("can_be_asked", [True, False], ids=["can be asked", "cannot be asked"])
-@pytest.mark.parametrize("way", WAYS)
+@each("can_be_asked", [True, False])
+@each("way", WAYS)
 async def test_every_way_of_calling_has_the_same_rule(
     served: tuple[Proxy, Server], era: str, way: str, can_be_asked: bool
 ) -> None:

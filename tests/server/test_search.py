@@ -9,6 +9,7 @@ import pytest
 from support.proxies import Host, inside
 from support.raw_client import OWN
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
 
@@ -73,7 +74,7 @@ QUERIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("arguments", QUERIES, ids=lambda arguments: json.dumps(arguments)[:50])
+@each("arguments", QUERIES)
 async def test_a_search_is_answered_with_text_alone_and_with_data_on_request(
     host: Host, arguments: dict[str, Any]
 ) -> None:
@@ -112,7 +113,7 @@ async def test_a_form_that_does_not_exist_is_refused_before_anything_is_done(hos
     assert f'{OWN}format in _meta can only be "json"' in result["content"][0]["text"]
 
 
-@pytest.mark.parametrize(
+@each(
     "filters",
     [
         {"server": "code"},
@@ -120,7 +121,6 @@ async def test_a_form_that_does_not_exist_is_refused_before_anything_is_done(hos
         {"read_only": True, "exclude_destructive": None, "open_world": False},
         {"max_latency_ms": 100, "min_success_rate": 0.9, "strict": True},
     ],
-    ids=str,
 )
 async def test_filters_mean_the_same_in_filters_and_beside_it(host: Host, filters: dict[str, Any]) -> None:
     inside_filters = await host.data(SEARCH, {"query": "commit the weather", "filters": filters})
@@ -199,7 +199,7 @@ async def test_an_unknown_server_is_answered_with_the_known_ones(host: Host) -> 
     assert "'weather'" in result["content"][0]["text"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("wanted", "nearest"),
     [
         ({"category": "wether"}, "'weather'"),
@@ -207,7 +207,6 @@ async def test_an_unknown_server_is_answered_with_the_known_ones(host: Host) -> 
         ({"any_tags": ["cod"]}, "'code'"),
         ({"language": "fortran"}, "There is none"),
     ],
-    ids=str,
 )
 async def test_an_unknown_filter_value_is_answered_with_the_nearest(
     host: Host, wanted: dict[str, Any], nearest: str
@@ -320,7 +319,7 @@ async def test_arguments_in_the_wrong_form_are_understood_if_only_one_thing_can_
     assert answer["content"] == expected["content"]
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [
         {},
@@ -340,7 +339,6 @@ async def test_arguments_in_the_wrong_form_are_understood_if_only_one_thing_can_
         {"query": "x", "min_success_rate": 2},
         {"query": "x", "max_latency_ms": 0},
     ],
-    ids=str,
 )
 async def test_invalid_arguments_are_explained_so_that_a_model_can_correct_them(
     host: Host, arguments: dict[str, Any]

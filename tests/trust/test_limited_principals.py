@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from support.proxies import Host, inside, requests_of
 from support.raw_client import OWN, RpcError
 from support.servers import Server, Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.app.serve import web_routes
@@ -72,9 +73,9 @@ def closed(place: Workshop) -> Server:
 
 
 @pytest.fixture
-async def fresh(workshop: Workshop, mode: str) -> AsyncIterator[Proxy]:
+async def fresh(workshop: Workshop) -> AsyncIterator[Proxy]:
     """A proxy that has served nobody."""
-    async with started(workshop, mode) as opened:
+    async with started(workshop, "search") as opened:
         yield opened
 
 
@@ -101,7 +102,7 @@ async def test_lists_and_searches_show_its_servers_and_classes_alone(proxy: Prox
         assert word not in seen
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     ["closed__read_ledgers", "read_ledgers", "closed__write_ledgers", "open__write_maps", "write_maps"],
 )
@@ -119,7 +120,7 @@ async def test_a_call_of_anything_else_is_unknown_whatever_way_is_tried(
     assert not (await host.call("open__read_maps", {})).get("isError")
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "params"),
     [
         ("resources/read", {"uri": "file:///ledgers"}),
@@ -212,7 +213,7 @@ BERT = Principal("bert", Role.USE)
 OWNER = Principal("owner", Role.ADMIN)
 
 
-@pytest.mark.parametrize(
+@each(
     ("server", "calling", "hears"),
     [
         ("open", [], []),
@@ -326,7 +327,7 @@ async def test_no_operation_of_the_api_gives_one_principal_anything_of_another(
             assert answer.status_code == 403, path
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "path"),
     [
         ("POST", "/api/v1/reindex"),

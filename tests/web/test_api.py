@@ -15,6 +15,7 @@ from support.proxies import HttpProxy, http_proxy
 from support.raw_client import PATIENCE
 from support.servers import Workshop
 from support.shop import HOSTILE, TOKEN, shop
+from support.tables import each
 from support.wires import http
 
 from mcp_context_proxy.errors import StoreError
@@ -346,7 +347,7 @@ async def test_reindexing_does_not_interrupt_searches(api: httpx2.AsyncClient, r
     assert after == before
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "path", "body", "status", "detail"),
     [
         ("GET", "/requests?limit=0", None, 422, "limit"),
@@ -448,8 +449,8 @@ async def test_a_very_long_query_is_cut(api: httpx2.AsyncClient) -> None:
     assert len(answer["query"]) == 4000
 
 
-@pytest.mark.parametrize("path", ["/servers", "/servers/new", "/config", "/servers/post"])
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+@each("path", ["/servers", "/servers/new", "/config", "/servers/post"])
+@each("method", ["POST", "PUT", "PATCH", "DELETE"])
 async def test_no_request_adds_changes_or_removes_a_server(
     api: httpx2.AsyncClient, method: str, path: str
 ) -> None:
