@@ -6,7 +6,7 @@ error by hand. There is one class for each reaction that a caller can have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from heapq import nlargest
 from itertools import islice
@@ -79,6 +79,17 @@ class ServerOff(Struct, frozen=True):
         return f"{self.reason} ({place})"
 
 
+MOST_TOLD: Final = 100
+"""Mistakes of one file that are told one by one: more than a person mends before the next look."""
+
+
+def first_told(mistakes: Iterable[str], count: int) -> Iterator[str]:
+    """Yield the first of so many mistakes, and how many there are beyond."""
+    yield from islice(mistakes, MOST_TOLD)
+    if count > MOST_TOLD:
+        yield f"and {count - MOST_TOLD:,} more"
+
+
 class ConfigError(ContextProxyError):
     """The configuration cannot be used; ``problems`` holds every mistake found, in file order."""
 
@@ -89,7 +100,8 @@ class ConfigError(ContextProxyError):
             return
         count = len(self.problems)
         head = "1 problem in the configuration" if count == 1 else f"{count} problems in the configuration"
-        super().__init__("\n".join([f"{head}:", *(f"  {problem}" for problem in self.problems)]))
+        told = first_told(map(str, self.problems), count)
+        super().__init__("\n".join([f"{head}:", *(f"  {problem}" for problem in told)]))
 
 
 class ModelError(ContextProxyError):

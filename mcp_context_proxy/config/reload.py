@@ -30,7 +30,7 @@ from mcp_context_proxy.config.forms import Reload, Table, marked
 from mcp_context_proxy.config.programs import folder_of, secrets_of
 from mcp_context_proxy.config.secrets import SHORTEST
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
-from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem
+from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, first_told
 from mcp_context_proxy.system.later import watchfiles
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 
@@ -177,6 +177,8 @@ def _lacks(old: object, new: object, keys: Iterable[str] = ()) -> bool:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return any(key not in new or _lacks(value, new[key]) for key, value in old.items())
     if isinstance(old, Collection) and isinstance(new, Collection) and not isinstance(old, str):
+        with suppress(TypeError):
+            new = frozenset(new)
         return any(each not in new for each in old)
     return False
 
@@ -348,7 +350,7 @@ class Reloader:
         try:
             config = await self._loaded()
         except ConfigError as error:
-            problems = tuple(map(str, error.problems))
+            problems = tuple(first_told(map(str, error.problems), len(error.problems)))
             if problems != self.standing.problems:
                 self.standing = replace(self.standing, problems=problems)
                 logger.error("the changed configuration is not used; the running one stays. %s", error)
@@ -371,14 +373,19 @@ class Reloader:
         for _ in range(SECOND_LOOKS):
             file = self._started.path
             mark, has_end = (None, True) if file is None else await in_thread(_end, file)
-            config = without_mistakes(await in_thread(self._load), self._current)
-            if mark == last or (has_end and not _lacks(self._current, config, Config.keys())):
+            config, lacks = await in_thread(self._load_beside, self._current)
+            if mark == last or (has_end and not lacks):
                 return config
             last = mark
             await anyio.sleep(SECOND_LOOK_SECONDS)
         raise ConfigError(
             [ConfigProblem(self._started.path, None, "", "it keeps changing; save it once more")]
         )
+
+    def _load_beside(self, running: Config) -> tuple[Config, bool]:
+        """Return the configuration of the file, and whether something is missing in it. Blocks."""
+        config = without_mistakes(self._load(), running)
+        return config, _lacks(running, config, Config.keys())
 
     def _tell_problems(self, config: Config) -> None:
         problems = tuple(config.complaints("stays as it was"))

@@ -38,7 +38,7 @@ from mcp_context_proxy.config.tables import (
     Tag,
     ToolConfig,
 )
-from mcp_context_proxy.errors import ConfigProblem, ServerOff
+from mcp_context_proxy.errors import ConfigProblem, ServerOff, first_told
 from mcp_context_proxy.items import IncludeMode
 from mcp_context_proxy.system.later import pattern
 
@@ -546,8 +546,12 @@ class Config(Table, frozen=True):
         """Yield a line for each server that is off because of a mistake, and for each other mistake.
 
         `instead` is the end of the sentence about anything else that has a mistake: its replacement. Without
-        `servers`, nothing is said of them.
+        `servers`, nothing is said of them. Of very many, only the first are told.
         """
+        count = sum(len(off.problems) for off in self.off.values()) if servers else 0
+        yield from first_told(self._complaints(instead, servers), count + len(self.mistakes))
+
+    def _complaints(self, instead: str, servers: bool) -> Iterator[str]:
         others = sum(server.enabled for server in self.servers.values())
         rest = "1 other starts" if others == 1 else f"{others} others start" if others else "no other starts"
         for name, off in self.off.items() if servers else ():

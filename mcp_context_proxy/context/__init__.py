@@ -15,8 +15,8 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import suppress
 from enum import StrEnum
-from functools import partial
 from math import isinf
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
@@ -353,7 +353,10 @@ def as_data(context: RequestContext) -> dict[str, JSON]:
 
 
 IN_MEMORY = 200
-"""Request contexts held in memory: as many as a person looks at, under a megabyte."""
+"""Request contexts held in memory: as many as a person looks at, usually under a megabyte."""
+
+ITEMS_IN_MEMORY = 5_000
+"""Items of all these together, 7 MB: a client of the API may ask for a thousand in each context."""
 
 GATHERING_SECONDS = 0.5
 """Delay of a write: it goes into one transaction with its successors, and after the response."""
@@ -363,6 +366,9 @@ QUOTED = "used before for '"
 
 UNWRITTEN = 1_000
 """Request contexts that wait for the store, some megabytes; of more, the oldest are dropped."""
+
+UNWRITTEN_ITEMS = 50_000
+"""Items of those that wait from which on no further context waits."""
 
 
 class RequestRecords:
@@ -385,7 +391,12 @@ class RequestRecords:
         """Record a request context. Does not block."""
         self.newest = time.monotonic()
         keep_latest(self._recent, context.id, (self.newest, context), min(IN_MEMORY, self._keep))
-        if self._store is not None:
+        items = [size_of(one) for one in self.recent()]
+        while sum(items) > ITEMS_IN_MEMORY and len(items) > 1:
+            self._recent.popitem(last=False)
+            items.pop()
+        waiting = self._writer.unwritten
+        if self._store is not None and sum(map(size_of, waiting)) < UNWRITTEN_ITEMS:
             self._writer.add(context)
         for added in self._added:
             added(context)
@@ -459,13 +470,13 @@ class RequestRecords:
         read: Callable[[RequestStore], list[RequestRow]],
     ) -> list[RequestContext]:
         found = {one.id: one for one in recent}
-        if self._store is not None:
-            try:
-                rows = await in_thread(partial(read, self._store))
-            except StoreError:
-                rows = []
-            stored = (decoded(row) for row in rows if row.id not in found)
-            found |= {one.id: one for one in stored if one is not None}
+        if (store := self._store) is not None:
+
+            def stored() -> list[RequestContext | None]:
+                return [decoded(row) for row in read(store) if row.id not in found]
+
+            with suppress(StoreError):
+                found |= {one.id: one for one in await in_thread(stored) if one is not None}
         return sorted(found.values(), key=lambda one: -one.time)[:limit]
 
     async def run(self) -> None:
@@ -477,6 +488,11 @@ class RequestRecords:
         encode = msgspec.json.encode
         rows = [RequestRow(one.id, one.time, one.session, encode(one), one.owner) for one in contexts]
         self._store.put(rows, self._keep, time_of_day() - self._age)
+
+
+def size_of(context: RequestContext) -> int:
+    """Return the number of items in a record, with those that are not part of the context."""
+    return len(context.items) + len(context.dropped) + len(context.near_misses)
 
 
 def decoded(row: RequestRow) -> RequestContext | None:

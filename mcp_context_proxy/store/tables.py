@@ -24,6 +24,9 @@ STORED: Final = "<f4"
 """Type of each number, little-endian everywhere, so that a store can move between machines."""
 STORED_BYTES: Final = 4
 
+LATEST_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of the request contexts that are read as the latest: some thousand, or ten of a thousand items."""
+
 
 class VectorStore(Tables):
     """Vectors by model and content hash."""
@@ -211,8 +214,15 @@ class RequestStore(Tables):
         return self._database.read_of_keys(RequestRow, "FROM requests WHERE id IN", ids)
 
     def _latest(self, where: str, parameters: Sequence[object]) -> list[RequestRow]:
-        rest = f"FROM requests {where} ORDER BY time DESC, id DESC LIMIT ?"
-        return self._database.read(RequestRow, rest, parameters)
+        """Return the latest: as many as have `LATEST_BYTES` together, and the one that goes beyond."""
+        sizes = f"SELECT id, LENGTH(context) FROM requests {where} ORDER BY time DESC, id DESC LIMIT ?"
+        ids, left = list[str](), LATEST_BYTES
+        for id_, size in self._database.rows(sizes, parameters):
+            if left > 0:
+                ids.append(id_)
+            left -= size
+        found = {row.id: row for row in self.of_ids(ids)}
+        return [found[id_] for id_ in ids if id_ in found]
 
 
 class ToolSession(Struct, frozen=True):

@@ -75,6 +75,9 @@ AUDITED: Final = "order"
 LISTED_MOST = 500
 """Request contexts in one response: more than a person looks through, some 500 kB."""
 
+LARGE_ANSWER_BYTES = 64 * 1024
+"""Size from which on an answer is made fit to be shown in a thread."""
+
 SELECTED_MOST = 1000
 """Items or chunks that a request may select; a model reads tens."""
 
@@ -251,7 +254,10 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
             return refused(HTTPStatus.SERVICE_UNAVAILABLE, f"The store cannot be used: {error}.", shown)
         except ClientDisconnect:
             return refused(HTTPStatus.BAD_REQUEST, "The body ends too early.")  # and nobody reads that
-        return Response(shown(msgspec.json.encode(answer)), HTTPStatus.OK, HEADERS, JSON_TYPE)
+        data = msgspec.json.encode(answer)
+        # All strings in it are looked at, which takes some 30 ms for each megabyte.
+        data = shown(data) if len(data) < LARGE_ANSWER_BYTES else await in_thread(shown, data)
+        return Response(data, HTTPStatus.OK, HEADERS, JSON_TYPE)
 
     # For a tool, the URI of a document may be given, with the slashes in it.
     path = operations[0].path.replace("{tool}", "{tool:path}")

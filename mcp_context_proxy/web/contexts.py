@@ -228,6 +228,13 @@ DESCRIPTION_CHARACTERS = 2000
 """Length to which descriptions are cut: a person reads no more of one item among many."""
 
 
+LISTED_CHARACTERS: Final = 2_000_000
+"""Characters of the items of all sessions in one response, about; thousands of sessions have fewer."""
+
+ITEM_CHARACTERS: Final = 200
+"""Characters of an item without its description, about."""
+
+
 class ContextsApi(Api):
     """Operations on request contexts and sessions."""
 
@@ -331,7 +338,12 @@ class ContextsApi(Api):
         sessions = [
             _of_now(given, one) for one in self._contexts.sessions if _may(Role.VIEW, given, one.principal)
         ]
-        return {"sessions": [await self._session_data(one, wanted.describe) for one in sessions]}
+        # Of too many items, those of the newest sessions.
+        found, left = list[dict[str, Any]](), LISTED_CHARACTERS
+        while sessions and left > 0:
+            found.append(data := await self._session_data(sessions.pop(), wanted.describe))
+            left -= sum(ITEM_CHARACTERS + len(item.get("description", "")) for item in data["items"])
+        return {"sessions": found[::-1]}
 
     @Operation("GET", "/sessions/{session}/context", answer=SessionResponse, problems=(HTTPStatus.NOT_FOUND,))
     async def _get_session_context(self, given: Given, wanted: Describe) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mcp_context_proxy.errors import ConfigError
+from mcp_context_proxy.errors import MOST_TOLD, ConfigError
 
 URL = "must begin with http:// or https:// and name a host"
 TWICE = "is given twice; keep one of them"
@@ -61,6 +61,21 @@ def test_of_very_many_unknown_keys_only_the_first_are_compared_with_those_there_
     assert [one.partition("; ")[2] for one in found[:2]] == ["did you mean port?"] * 2
     assert len(found) == 1_000
     assert found[-1] == "1001 http.portt999: unknown key"
+
+
+@pytest.mark.parametrize("table", ["limits", "servers.one", "http"])
+def test_of_very_many_mistakes_the_first_are_told_and_the_number_of_the_others(load_text, table: str) -> None:
+    text = f"[{table}]\n" + "".join(f"unknown{number} = 1\n" for number in range(5_000))
+    try:
+        told = list(load_text(text).complaints())
+    except ConfigError as error:
+        head, *told = str(error).splitlines()
+        assert head == "5000 problems in the configuration:"
+
+    assert len(told) == MOST_TOLD + 1
+    assert any("unknown90:" in line for line in told)
+    assert not any("unknown101:" in line for line in told)
+    assert told[-1].strip().startswith("and 4,90")
 
 
 def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):

@@ -13,7 +13,9 @@ from mcp_context_proxy.config import Limits
 MODULES = [
     importlib.import_module(f"mcp_context_proxy.{name}")
     for name in (
+        "context",
         "context.session",
+        "web.contexts",
         "protocol.envelope",
         "protocol.framing",
         "protocol.eras",

@@ -7,7 +7,9 @@ from typing import Any
 
 import anyio
 import httpx2
+import msgspec
 import pytest
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from support.proxies import Host, inside, requests_of
 from support.raw_client import OWN, RpcError
@@ -16,9 +18,11 @@ from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.app.serve import web_routes
+from mcp_context_proxy.context import ITEMS_IN_MEMORY, size_of
 from mcp_context_proxy.front.auth import policy
 from mcp_context_proxy.front.http import guarded
 from mcp_context_proxy.items import ToolClass
+from mcp_context_proxy.store.tables import LATEST_BYTES, RequestRow
 from mcp_context_proxy.trust import Principal, Reach, Role
 from mcp_context_proxy.trust.tokens import TokenBook, TokenFile
 
@@ -479,3 +483,37 @@ async def test_a_search_quotes_no_request_of_another_below_view(
     assert "used before" in told[0].text
     assert "zurich" not in told[0].text + told[1].text + found
     assert "zurich" in (await fresh_web.ask("owner", "GET", places[0])).text
+
+
+async def test_one_answer_about_the_largest_contexts_and_sessions_of_a_principal_is_bounded(
+    workshop: Workshop,
+) -> None:
+    """A program may ask for a thousand items in a context, and add as many to each of its sessions."""
+    names = [f"read_map_{number}" for number in range(300)]
+    workshop.server("open", tools=[tool(name, f"Read the map {name}. " * 90) for name in names])
+    async with inside(workshop.config(expose={"list_all_below": 0})) as proxy:
+        web, ben = Web(proxy, workshop), Host(proxy, "modern", rights=Principal("ben", Role.USE))
+        every = {"top_k": 1000, "top_n": 1000, "include_score": 0}
+        wanted = {"query": "read the map", "options": {"max_tokens": 10**9, "tools": every}}
+        one = await web.ask("ben", "POST", "/api/v1/context", json=wanted)
+        (large,) = proxy.records.recent()
+        copies = [replace(large, id=f"r{number}") for number in range(120)]
+        rows = [RequestRow(copy.id, copy.time, None, msgspec.json.encode(copy), "ben") for copy in copies]
+        proxy.store.requests.put(rows, 1000, 0.0)
+        for copy in copies:
+            proxy.records.add(copy)
+        requests = await web.ask("ben", "GET", "/api/v1/requests?limit=500")
+        added = [{"type": "tool", "name": f"open__{name}"} for name in names]
+        for _ in range(12):
+            await ben.call("set_context", {"query": "read the map"})
+        sessions = [one for one in proxy.contexts.sessions if one.principal == "ben"]
+        for session in sessions:
+            await web.ask("ben", "PATCH", f"/api/v1/sessions/{session.id}/context", json={"add": added})
+        told = await web.ask("ben", "GET", "/api/v1/sessions?describe=true")
+
+    assert size_of(large) == len(names)
+    assert sum(map(size_of, proxy.records.recent())) <= ITEMS_IN_MEMORY
+    assert len(one.content) < len(requests.content) < 2 * LATEST_BYTES
+    newest = [session.id for session in sessions][-len(told.json()["sessions"]) :]
+    assert [session["id"] for session in told.json()["sessions"]] == newest
+    assert 1 < len(newest) < len(sessions)
