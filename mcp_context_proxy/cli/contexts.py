@@ -355,7 +355,8 @@ def explain_command(
 
 def _show(console: Terminal, explained: Mapping[str, Any]) -> None:
     chosen = "chosen" if explained["selected"] is not None else "not chosen"
-    console.say(Text(explained["name"], style="bold cyan"), f" is {chosen}: {explained['reason']}")
+    name = Text(explained["name"], style="bold cyan")
+    console.prose(Text.assemble(name, f" is {chosen}: {explained['reason']}"), hanging=2)
     options = explained["options"]
     rows = [("include mode", INCLUDED[explained["include"]])]
     if explained["danger"] is not None:

@@ -220,9 +220,7 @@ def _explain(console: Terminal, one: Mapping[str, Any]) -> None:
     if one.get("calls"):
         mean, slow = duration(one["avg_latency_ms"]), duration(one["p95_latency_ms"])
         failed = f"{one['success_rate']:.0%} succeeded".replace("%", " %")
-        console.say(
-            f"{counted(one['calls'], 'call')}, {failed}, {mean} on average, p95 {slow}", indent=INDENT
-        )
+        console.prose(f"{counted(one['calls'], 'call')}, {failed}, {mean} on average, p95 {slow}", INDENT)
     rows = [(f"{amount:.3f}", field, term) for field, term, amount in words_of(one)]
     console.columns(rows, indent=INDENT + 2, right=(0,))
     labels = {"serves": "serves", "matched": "query", "used_before_for": "used before for", "chunk": "text"}

@@ -90,7 +90,7 @@ def stats(config: Config, as_json: bool) -> None:
 
 def _show_pairs(console: Terminal, data: Mapping[str, Any]) -> None:
     if not data["pairs"]:
-        console.say("Nothing was learned yet: no tool was called after a search that found it.")
+        console.prose("Nothing was learned yet: no tool was called after a search that found it.")
         return
     tools = counted(data["tools"], "tool")
     console.say(f"{counted(data['pairs'], 'pair')} of queries and tools, for {tools}.")

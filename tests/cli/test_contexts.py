@@ -202,6 +202,13 @@ def test_explain_says_by_how_much_a_tool_was_not_chosen_and_how_it_is_found_next
     assert "not given to a model" not in told
 
 
+def test_an_explanation_is_wrapped_in_a_narrow_terminal(run: Run, config: Path) -> None:
+    told = run("explain", QUERY, "weather__forecast", "--config", config, COLUMNS="44").stdout
+
+    assert "is chosen: " in told
+    assert max(map(len, told.splitlines())) <= 44
+
+
 def test_the_parts_of_a_score_that_explain_shows_add_up_to_it(run: Run, config: Path) -> None:
     told = run("explain", QUERY, "weather__forecast", "--config", config).stdout
     [score] = re.findall(r"^  score +(\d\.\d{3})$", told, re.MULTILINE)

@@ -267,9 +267,7 @@ async def test_a_client_that_cannot_be_asked_is_refused_and_told_how_to_go_on(
     assert downstream.ledger.calls() == []
 
 
-async def test_confirm_says_from_which_class_on_a_person_is_asked_and_of_a_tool_outweighs_that_of_its_server(
-    workshop: Workshop, era: str
-) -> None:
+async def test_confirm_says_from_which_class_on_a_person_is_asked(workshop: Workshop, era: str) -> None:
     tools = {"delete": {"confirm": "never"}, "write": {"confirm": "write"}}
     asked: dict[str, tuple[dict[str, Any], list[str]]] = {
         "unset": ({}, []),

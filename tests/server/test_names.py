@@ -1,5 +1,6 @@
 """A name leads to the server that it names or nowhere, whatever others call their tools and prompts."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -8,6 +9,7 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy
 from mcp_context_proxy.catalog.definitions import exposed_name
@@ -275,9 +277,8 @@ async def test_an_error_about_an_own_name_suggests_the_items_of_all_servers_that
 LONG = "update_merge_request_discussion_note_of_a_project"
 
 
-@pytest.mark.parametrize("length", [30, 41, 50, 128])
 async def test_a_name_that_was_listed_under_another_length_still_leads_to_its_tool(
-    workshop: Workshop, era: str, length: int
+    workshop: Workshop, era: str
 ) -> None:
     """A host may have remembered it, in its permissions or in a conversation."""
     more = [LONG.replace("update", "delete"), "short"]
@@ -287,18 +288,20 @@ async def test_a_name_that_was_listed_under_another_length_still_leads_to_its_to
         prompts=[{"name": name} for name in (LONG, *more)],
     )
     workshop.server("other", tools=[tool(LONG)], prompts=[{"name": LONG}])
-    name = exposed_name("gitlab", LONG, length)
+    names = {exposed_name("gitlab", LONG, length): length for length in (30, 41, 50, 128)}
     async with inside(workshop.config()) as proxy:
         listed = await Host(proxy, era).names()
         host = Host(proxy, era)
-        answers = [await host.call(name), await host.call("call_tool", {"name": name})]
-        await host.request("prompts/get", {"name": name})
+        for name, length in names.items():
+            answers = [await host.call(name), await host.call("call_tool", {"name": name})]
+            await host.request("prompts/get", {"name": name})
+            assert (name in listed) == (length == NAME_CHARACTERS)
+            assert not any("isError" in answer for answer in answers), name
 
-    assert (name in listed) == (length == NAME_CHARACTERS)
-    assert not any("isError" in answer for answer in answers)
     called = [call["tool"] for call in server.ledger.entries("call")]
-    assert called == [LONG, LONG]
-    assert [asked["params"]["name"] for asked in server.ledger.messages("prompts/get")] == [LONG]
+    assert called == [LONG, LONG] * len(names)
+    prompted = [asked["params"]["name"] for asked in server.ledger.messages("prompts/get")]
+    assert prompted == [LONG] * len(names)
 
 
 WIDE = "get_customer_order_history_by_range"  # 43 characters with its server
@@ -437,7 +440,15 @@ async def test_a_server_named_like_half_of_a_prefix_takes_no_names(workshop: Wor
     assert "server 'a_' is not available" in text(answer)
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+async def github(workshop: Workshop) -> AsyncIterator[tuple[Proxy, Server]]:
+    """A proxy and its one server, for all rows of a table."""
+    server = workshop.server("github", **HONEST)
+    async with inside(workshop.config()) as proxy:
+        yield proxy, server
+
+
+@each(
     "said",
     [
         {"tool": "github__create_issue", "args": {"title": "x"}},
@@ -447,14 +458,14 @@ async def test_a_server_named_like_half_of_a_prefix_takes_no_names(workshop: Wor
     ],
 )
 async def test_call_tools_understand_the_words_of_others_for_name_and_arguments(
-    workshop: Workshop, said: dict[str, Any]
+    github: tuple[Proxy, Server], said: dict[str, Any]
 ) -> None:
-    server = workshop.server("github", **HONEST)
-    async with inside(workshop.config()) as proxy:
-        answer = await Host(proxy, "modern").call("call_tool", said)
+    proxy, server = github
+    before = len(server.ledger.messages("tools/call"))
+    answer = await Host(proxy, "modern").call("call_tool", said)
 
     assert not answer.get("isError")
-    (sent,) = server.ledger.messages("tools/call")
+    (sent,) = server.ledger.messages("tools/call")[before:]
     assert sent["params"]["arguments"] == {"title": "x"}
 
 
@@ -483,8 +494,8 @@ async def test_what_stands_beside_the_name_is_what_the_tool_is_given(workshop: W
     assert sent == [{"title": "x"}, {"title": "x", "input": "a text"}]
 
 
-@pytest.mark.parametrize("through", ["call_tool", "call_read_only_tool"])
-@pytest.mark.parametrize(
+@each("through", ["call_tool", "call_read_only_tool"])
+@each(
     ("said", "why"),
     [
         (
@@ -499,11 +510,9 @@ async def test_what_stands_beside_the_name_is_what_the_tool_is_given(workshop: W
     ],
 )
 async def test_unusable_arguments_of_a_call_tool_are_answered_with_its_form(
-    workshop: Workshop, through: str, said: dict[str, Any], why: str
+    github: tuple[Proxy, Server], through: str, said: dict[str, Any], why: str
 ) -> None:
-    workshop.server("github", **HONEST)
-    async with inside(workshop.config()) as proxy:
-        answer = await Host(proxy, "modern").call(through, said)
+    answer = await Host(github[0], "modern").call(through, said)
 
     form = 'It takes {"name": "name of the tool", "arguments": {what the tool is given}}'
     assert answer["isError"]

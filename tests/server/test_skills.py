@@ -106,7 +106,7 @@ async def test_an_entry_is_never_split_across_pages(workshop: Workshop, era: str
     assert all(len(one["resources"]) == 2 for one in found)
 
 
-async def test_a_file_that_is_what_its_manifest_says_is_passed_on_unchanged_and_an_unknown_skill_is_refused(
+async def test_a_file_that_is_what_its_manifest_says_is_passed_on_unchanged(
     workshop: Workshop, era: str
 ) -> None:
     shop(workshop)

@@ -65,6 +65,7 @@ def test_the_first_definitions_of_a_server_are_approved_in_notice_and_held_other
         assert run.served() == (["notice__add"] if mode == "notice" else [])
 
 
+@pytest.mark.pairwise(cross=2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("restart", [False, True], ids=["in a session", "over a restart"])
 @pytest.mark.parametrize("change", PULLS.values(), ids=list(PULLS))
@@ -85,6 +86,7 @@ def test_a_changed_tool_is_withheld_until_a_person_approves_it(
     assert "calc__add" in run.served()
 
 
+@pytest.mark.pairwise(cross=2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("restart", [False, True], ids=["in a session", "over a restart"])
 @pytest.mark.parametrize("text", ["Greets everybody.", "Greets\u200b somebody."])
