@@ -23,6 +23,7 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.embedding.embeddings import Costs, TokenCounter
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.results import ResourceLinks
 from mcp_context_proxy.results.result_store import KeptResults
 from mcp_context_proxy.results.shortening import LargeResults
 from mcp_context_proxy.server import Profiles, meta_definitions
@@ -159,6 +160,7 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
     if interactions is not None:
         interactions.memory.redact = redact
     skills = Skills(catalog=catalog, library=library, fleet=fleet, forwarder=forwarder)
+    links = ResourceLinks()
     resources = Resources(
         catalog=catalog,
         watches=watches,
@@ -166,6 +168,8 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
         contexts=contexts,
         handles=handles,
         skills=skills,
+        fleet=fleet,
+        links=links,
         was_read=was_read,
     )
     log = None if interactions is None else interactions.log
@@ -196,6 +200,7 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
             working_set=search.working_set,
         ),
         results=results,
+        links=links,
         when_kept=lambda caller: changes.tools_grew(caller.session),
     )
     gateway = Gateway(

@@ -1,4 +1,4 @@
-"""Results of calls: how each ended; large ones shortened for a model, kept for a while, read in parts."""
+"""Results of calls: how each ended and what it links to; large ones shortened, kept, and read in parts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.system import keep_latest
 
 MOST_DECODED: Final = 1024 * 1024
 """Size of a result up to which it is decoded; a larger one counts as a success."""
@@ -66,3 +67,62 @@ def ending_of(result: bytes) -> tuple[Outcome, bool]:
 
 def outcome_of(result: bytes) -> Outcome:
     return ending_of(result)[0]
+
+
+LINKS_KEPT: Final = 128
+"""Links that are remembered for one owner: two pages of files that a server has found."""
+
+LINK_CHARACTERS: Final = 2048
+"""Length of a URI up to which a link is remembered."""
+
+OWNERS_KEPT: Final = 200
+"""Sessions, and principals without one, whose links are remembered: 50 MB at most, if all are full."""
+
+_LINK: Final = "resource_link"
+_LINK_BYTES: Final = _LINK.encode()
+
+
+class _Content(Struct):
+    type: str = ""
+    uri: str = ""
+
+
+class _Linking(Struct):
+    """The member of a call's result that may have links to resources."""
+
+    content: list[_Content] = []
+
+
+_linking = msgspec.json.Decoder(_Linking).decode
+
+
+class ResourceLinks:
+    """The servers whose results have linked to resources, for those who got the links.
+
+    A server may link to a resource that it does not list, such as a file that the call has made. Nobody else
+    is led to that server by the URI. An owner is a session, or a principal without one.
+    """
+
+    def __init__(self) -> None:
+        self._servers: dict[str, dict[str, str]] = {}
+
+    def note(self, owner: str, server: str, result: bytes) -> None:
+        """Remember the links in the result of a call; of two servers with one URI, the latest counts."""
+        if _LINK_BYTES not in result or len(result) > MOST_DECODED:
+            return
+        try:
+            content = _linking(result).content
+        except (msgspec.DecodeError, RecursionError):
+            return
+        uris = [one.uri for one in content if one.type == _LINK and len(one.uri) <= LINK_CHARACTERS]
+        if uris:
+            known = keep_latest(self._servers, owner, self._servers.get(owner, {}), OWNERS_KEPT)
+            for uri in uris:
+                keep_latest(known, uri, server, LINKS_KEPT)
+
+    def server_of(self, uri: str, owner: str) -> str | None:
+        """Return the name of the server that has linked to this resource."""
+        return self._servers.get(owner, {}).get(uri)
+
+    def forget(self, owner: str) -> None:
+        self._servers.pop(owner, None)

@@ -1,10 +1,10 @@
 """Resources and prompts: the proxy's own, and those of the downstream servers.
 
 A URI is only ever read from its owner (`catalog.uri_owners`): the server that listed it, or whose template it
-matches. URIs of the proxy's own schemes never reach a server. Links in results are
-never followed. The ``context://`` resources show the current context and the latest request contexts, each
-only to the principal that asked; all callers without credentials are one principal: over standard streams
-that is the person who started the proxy.
+matches. One without an owner is read from the server whose result linked to it, by those who got that result.
+URIs of the proxy's own schemes never reach a server, and the proxy itself follows no link. The ``context://``
+resources show the current context and the latest request contexts, each only to the principal that asked; all
+callers without credentials are one principal: over standard streams that is the person who started the proxy.
 
 The proxy has one prompt of its own, ``with_context``: it takes a query and returns the rules and references
 that apply to it, as messages for the conversation.
@@ -37,6 +37,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.protocol.strangers import one_line, quoted, stranger_json, unmarked
+from mcp_context_proxy.results import ResourceLinks
 from mcp_context_proxy.server import Caller, rendering
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, tell_waiting
 from mcp_context_proxy.server.notifications import LIVE, Watches
@@ -44,6 +45,7 @@ from mcp_context_proxy.server.questions import check_prompt
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust import reaches
 
 COMPLETIONS, COMPLETION_CHARACTERS = 100, 1_000
 """Values of a completion that pass, as many as the protocol allows, and the length of one."""
@@ -98,6 +100,8 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
     contexts: ContextEngine
     handles: Handles
     skills: Skills
+    fleet: Fleet
+    links: ResourceLinks
     was_read: Callable[[Document], None] | None = None
     """Counts the documents that are read; None to count none."""
 
@@ -135,8 +139,8 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             content = {"uri": uri, "mimeType": read[0], "text": read[1]}
             body = envelope.encode({"contents": [content]})
             return eras.fit_result_to_client("resources/read", body, caller.era)
-        client, subject = self.owner(uri, caller.era), f"resource {uri!r}"
-        judge = partial(self.raise_if_other, uri, client.name, caller.era)
+        client, subject = self.owner(uri, caller.era, caller.owner), f"resource {uri!r}"
+        judge = partial(self.raise_if_other, uri, client.name, caller.era, caller.owner)
         with _refusing(caller.era, uri):
             return await self.forwarder.forward(client, "resources/read", params, caller, subject, judge)
 
@@ -198,6 +202,7 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         for uri in session.subscriptions:
             self.watches.remove(session, uri)
         session.subscriptions.clear()
+        self.links.forget(session.id)
 
     @asynccontextmanager
     async def watching(self, uris: Iterable[str]) -> AsyncIterator[None]:
@@ -221,8 +226,8 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         snapshot = self.catalog.snapshot
         return is_own(uri) or snapshot.document(uri) is not None or snapshot.owner_of(uri) is not None
 
-    def owner(self, uri: str, era: Era) -> DownstreamClient:
-        """Return the client of the server that has a resource.
+    def owner(self, uri: str, era: Era, reader: str | None = None) -> DownstreamClient:
+        """Return the client of the server that has a resource, or has linked to it for its reader.
 
         Raises:
             RequestError: nobody has it.
@@ -241,15 +246,18 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             )
             raise RequestError(INVALID_PARAMS, str(error))
         client = None if resource is None else self.watches.owner(uri)
+        if resource is None and reader is not None and not is_own(uri):
+            server = self.links.server_of(uri, reader)
+            client = self.fleet.clients.get(server) if server is not None and reaches(server) else None
         if client is None:
             code = error_code(RESOURCE_NOT_FOUND, era)
             raise RequestError(code, f"unknown resource {uri!r}", {"uri": uri})
         return client
 
-    def raise_if_other(self, uri: str, server: str, era: Era) -> None:
+    def raise_if_other(self, uri: str, server: str, era: Era, reader: str | None = None) -> None:
         """Raise `RequestError` unless a URI, or that of a template, still leads to this server."""
         template = self.catalog.snapshot.templates.get(uri)
-        if (self.owner(uri, era).name if template is None else template.server) != server:
+        if (self.owner(uri, era, reader).name if template is None else template.server) != server:
             raise RequestError(INVALID_PARAMS, f"resource {uri!r} is that of another server now")
 
 

@@ -222,7 +222,9 @@ CLIENTS = (
     Promise(
         "A URI, and each subscription to it, leads to the server that lists it, else to the server of the "
         "template with the longest literal beginning that matches it, or nowhere; that of a page (`ui:`) "
-        "which two servers list leads nowhere. `rule:`, `reference:` and `context:` never lead to a server, "
+        "which two servers list leads nowhere. One that no server has is read from the server that linked to "
+        "it in the result of a call, by the session (without one, the principal) that got the result, and "
+        "nobody else. `rule:`, `reference:` and `context:` never lead to a server, "
         "and every listed resource of a server names it.",
         (
             OWNERS + "test_a_page_that_two_servers_have_is_that_of_neither",
@@ -232,6 +234,7 @@ CLIENTS = (
             OWNERS + "test_a_uri_of_two_servers_stays_with_the_first_and_is_reported_with_both",
             OWNERS + "test_only_the_owner_of_a_resource_announces_its_updates",
             OWNERS + "test_a_listed_resource_names_its_server_whatever_the_server_claims",
+            OWNERS + "test_a_resource_that_no_server_lists_is_read_where_a_result_has_linked_to_it",
         ),
     ),
     Promise(

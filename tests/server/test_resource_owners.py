@@ -70,6 +70,37 @@ async def test_no_server_gets_the_schemes_of_the_proxy(workshop: Workshop, era: 
     assert sum("does not begin with a scheme" in finding for finding in findings) == 2
 
 
+def linking(*uris: str) -> list[dict[str, Any]]:
+    """Return the steps of a call whose result links to resources."""
+    links = [{"type": "resource_link", "uri": uri, "name": uri} for uri in uris]
+    return [{"result": {"content": [{"type": "text", "text": "made"}, *links]}}]
+
+
+async def test_a_resource_that_no_server_lists_is_read_where_a_result_has_linked_to_it(
+    workshop: Workshop, era: str
+) -> None:
+    workshop.server(
+        "maker",
+        tools=[tool("make")],
+        calls={"make": linking("made://1", "note://1", "rule://made")},
+        files={"made://1": "maker has it", "note://1": "maker has it", "rule://made": "maker has it"},
+    )
+    workshop.server("good", resources=listed("note://1"))
+    async with inside(workshop.config()) as proxy:
+        host, other = Host(proxy, era), Host(proxy, "handshake")
+        with pytest.raises(RpcError, match="unknown resource"):
+            await host.request("resources/read", {"uri": "made://1"})
+        await host.request("tools/call", {"name": "maker__make", "arguments": {}})
+        found = [await reader(host, uri) for uri in ("made://1", "note://1")]
+        for one, uri in ((host, "rule://made"), (host, "made://2"), (other, "made://1")):
+            with pytest.raises(RpcError, match="unknown resource"):
+                await one.request("resources/read", {"uri": uri})
+        shown = (await host.request("resources/list"))["resources"]
+
+    assert found == ["maker", "good"]
+    assert "made://1" not in [entry["uri"] for entry in shown]
+
+
 async def test_a_template_of_many_expressions_delays_nobody(workshop: Workshop) -> None:
     workshop.server("evil", tools=[tool("echo")], templates=templates("x://" + "{+a}" * 40 + "z"))
     async with inside(workshop.config()) as proxy:
