@@ -247,12 +247,18 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             raise RequestError(INVALID_PARAMS, str(error))
         client = None if resource is None else self.watches.owner(uri)
         if resource is None and reader is not None and not is_own(uri):
-            server = self.links.server_of(uri, reader)
-            client = self.fleet.clients.get(server) if server is not None and reaches(server) else None
+            client = self._linking(uri, reader)
         if client is None:
             code = error_code(RESOURCE_NOT_FOUND, era)
             raise RequestError(code, f"unknown resource {uri!r}", {"uri": uri})
         return client
+
+    def _linking(self, uri: str, reader: str) -> DownstreamClient | None:
+        """Return the client of the server that has linked to a resource, if it says that it has any."""
+        server = self.links.server_of(uri, reader)
+        client = self.fleet.clients.get(server) if server is not None and reaches(server) else None
+        introduction = None if client is None else client.introduction
+        return client if introduction is not None and introduction.offers("resources") else None
 
     def raise_if_other(self, uri: str, server: str, era: Era, reader: str | None = None) -> None:
         """Raise `RequestError` unless a URI, or that of a template, still leads to this server."""

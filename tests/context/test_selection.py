@@ -30,6 +30,7 @@ from mcp_context_proxy.context.session import NotedClients, Session, Sessions
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, Costs, TokenCounter
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.results import ResourceLinks
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder
@@ -265,6 +266,7 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
                 pending=proxy.pending_input, changes=proxy.changes, redact=proxy.redact, seconds=1, most=1
             ),
             results=proxy.results,
+            links=ResourceLinks(),
             when_kept=lambda _: None,
         )
         own_tools = MetaTools(

@@ -82,6 +82,7 @@ async def test_a_resource_that_no_server_lists_is_read_where_a_result_has_linked
     workshop.server(
         "maker",
         tools=[tool("make")],
+        resources=listed("maker://1"),
         calls={"make": linking("made://1", "note://1", "rule://made")},
         files={"made://1": "maker has it", "note://1": "maker has it", "rule://made": "maker has it"},
     )
