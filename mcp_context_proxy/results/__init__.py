@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Final
 
@@ -96,6 +97,17 @@ class _Linking(Struct):
 _linking = msgspec.json.Decoder(_Linking).decode
 
 
+def links_in(result: bytes) -> list[str]:
+    """Return the URIs of the resources that a call's result links to, but for very long ones."""
+    if _LINK_BYTES not in result or len(result) > MOST_DECODED:
+        return []
+    try:
+        content = _linking(result).content
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    return [one.uri for one in content if one.type == _LINK and len(one.uri) <= LINK_CHARACTERS]
+
+
 class ResourceLinks:
     """The servers whose results have linked to resources, for those who got the links.
 
@@ -106,19 +118,11 @@ class ResourceLinks:
     def __init__(self) -> None:
         self._servers: dict[str, dict[str, str]] = {}
 
-    def note(self, owner: str, server: str, result: bytes) -> None:
+    def note(self, owner: str, server: str, uris: Iterable[str]) -> None:
         """Remember the links in the result of a call; of two servers with one URI, the latest counts."""
-        if _LINK_BYTES not in result or len(result) > MOST_DECODED:
-            return
-        try:
-            content = _linking(result).content
-        except (msgspec.DecodeError, RecursionError):
-            return
-        uris = [one.uri for one in content if one.type == _LINK and len(one.uri) <= LINK_CHARACTERS]
-        if uris:
-            known = keep_latest(self._servers, owner, self._servers.get(owner, {}), OWNERS_KEPT)
-            for uri in uris:
-                keep_latest(known, uri, server, LINKS_KEPT)
+        known = keep_latest(self._servers, owner, self._servers.get(owner, {}), OWNERS_KEPT)
+        for uri in uris:
+            keep_latest(known, uri, server, LINKS_KEPT)
 
     def server_of(self, uri: str, owner: str) -> str | None:
         """Return the name of the server that has linked to this resource."""

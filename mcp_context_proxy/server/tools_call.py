@@ -48,7 +48,16 @@ from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import HANDSHAKE
 from mcp_context_proxy.protocol.framing import after_step
 from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
-from mcp_context_proxy.results import ASKS, FAILED, SUCCEEDED, Outcome, ResourceLinks, ending_of, outcome_of
+from mcp_context_proxy.results import (
+    ASKS,
+    FAILED,
+    SUCCEEDED,
+    Outcome,
+    ResourceLinks,
+    ending_of,
+    links_in,
+    outcome_of,
+)
 from mcp_context_proxy.results.shortening import SMALL_BYTES, Call, LargeResults
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
@@ -491,7 +500,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         session = self._session_of(caller)
         if session is not None:
             session.called(tool, result, self.contexts.result_reading)
-        self.links.note(caller.owner, tool.server, result)
+        if uris := links_in(result):
+            self.links.note(caller.owner, tool.server, uris)
         (outcome, structured), size = ending_of(result), len(result)
         # When the answer is written: its caller does not wait for what follows.
         after_step(

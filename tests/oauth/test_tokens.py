@@ -359,13 +359,21 @@ async def test_no_refresh_token_is_used_twice_while_the_disk_is_full(protected: 
     assert protected.issuer.granted.count("refresh_token") == 3
 
 
-async def test_new_tokens_are_stored_once_the_disk_has_room(protected: Protected) -> None:
+async def renewed_on_a_full_disk(
+    protected: Protected,
+) -> tuple[ServerConfig, list[float], FullDisk, BearerAuth]:
+    """Return a login whose renewed tokens could not be stored, with its clock and its disk."""
     config, now = server_config(protected), [time.time()]
     await logged_in(config)
     disk = FullDisk(config)
     auth = BearerAuth(config, login=disk, steady=lambda: now[0])
     protected.issuer.expire_all()
     await fetched(config, auth)
+    return config, now, disk, auth
+
+
+async def test_new_tokens_are_stored_once_the_disk_has_room(protected: Protected) -> None:
+    config, now, disk, auth = await renewed_on_a_full_disk(protected)
     disk.full = False
     now[0] += REREAD_SECONDS
     sent = await token_sent(auth)
@@ -377,12 +385,7 @@ async def test_new_tokens_are_stored_once_the_disk_has_room(protected: Protected
 
 
 async def test_a_login_while_new_tokens_wait_for_room_is_not_replaced_by_them(protected: Protected) -> None:
-    config, now = server_config(protected), [time.time()]
-    await logged_in(config)
-    disk = FullDisk(config)
-    auth = BearerAuth(config, login=disk, steady=lambda: now[0])
-    protected.issuer.expire_all()
-    await fetched(config, auth)
+    config, now, disk, auth = await renewed_on_a_full_disk(protected)
     second = await logged_in(config)
     disk.full = False
     now[0] += REREAD_SECONDS

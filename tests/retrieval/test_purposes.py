@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import pytest
 from support.tables import each
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
@@ -92,7 +91,7 @@ def test_questions_for_what_a_database_keeps_are_for_one(question: str) -> None:
     assert purpose_of(question) is QUERIES_OF_DATA
 
 
-@pytest.mark.parametrize(
+@each(
     "question",
     [
         "how many bones does a human have",
@@ -104,12 +103,12 @@ def test_questions_for_what_is_the_same_everywhere_are_for_the_web(question: str
     assert purpose_of(question) is WEB_SEARCH
 
 
-@pytest.mark.parametrize("question", ["which vacuum cleaner should I get", "which users guide is the best"])
+@each("question", ["which vacuum cleaner should I get", "which users guide is the best"])
 def test_other_questions_for_one_of_some_things_are_for_no_database(question: str) -> None:
     assert purpose_of(question) is not QUERIES_OF_DATA
 
 
-@pytest.mark.parametrize(
+@each(
     "question",
     [
         "who was the last person to edit parser.py",
