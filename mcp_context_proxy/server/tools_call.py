@@ -40,7 +40,8 @@ from mcp_context_proxy.errors import (
     TurnedOffError,
     UnknownItemError,
 )
-from mcp_context_proxy.interactions import CALL, SEARCH, InteractionRecorder, call_content
+from mcp_context_proxy.interactions import CALL, InteractionRecorder, call_content
+from mcp_context_proxy.interactions.index import SEARCH
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
