@@ -332,11 +332,9 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
     """Return the document that a name leads to, and the path of a file where it names one of a skill's.
 
     A name without the folders before it will do where one document's name ends with it: which of the files of
-    several projects has the plain name depends on documents that a caller may not see.
-
-    Raises:
-        UnknownItemError: there is none.
-        UnreadableDocumentError: a rule and a reference have that name.
+    several projects has the plain name depends on documents that a caller may not see. Raises
+    `UnknownItemError` if there is none, and `UnreadableDocumentError` if a rule and a reference have that
+    name.
     """
     name = name.strip()
     for end in (len(name), *_slashes(name)):

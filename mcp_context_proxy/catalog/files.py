@@ -158,9 +158,8 @@ class FolderReader:
     def file(self, name: str) -> bytes:
         """Return the content of one file in the folder ``below``, or of the root itself if that is a file.
 
-        Raises:
-            OSError: It cannot be read.
-            UnsafePathError: It is a link, no regular file, or too long.
+        Raises `OSError` if it cannot be read, and `UnsafePathError` if it is a link, no regular file, or too
+        long.
         """
         if stat.S_ISREG(self._root.stat().st_mode) and name == self._root.name:
             return self._read(self._root, name, os.open(self._root, _FLAGS)).data
@@ -263,11 +262,8 @@ def skill_files(
 ) -> tuple[list[tuple[str, int]], bool]:
     """Return path and size of a skill's files beside its SKILL.md, and whether there are more. Blocks.
 
-    Hidden files, links and everything that is no regular file are left out.
-
-    Raises:
-        UnsafePathError: a link leads to the folder.
-        OSError: the folder cannot be read.
+    Hidden files, links and everything that is no regular file are left out. Raises `UnsafePathError` if a
+    link leads to the folder, and `OSError` if the folder cannot be read.
     """
     found: list[tuple[str, int]] = []
     looked_at = 0

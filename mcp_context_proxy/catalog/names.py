@@ -509,10 +509,7 @@ def _parse_tool(
 ) -> tuple[Tool | TurnedOffTool, str, Candidate | None]:
     """Return a tool with a remark on a cut, and the candidate for its approval.
 
-    Of one that is turned off only name and hints are read.
-
-    Raises:
-        UnfitError: The tool cannot be shown.
+    Of one that is turned off only name and hints are read. Raises `UnfitError` if the tool cannot be shown.
     """
     definition = bytes(entry)
     try:

@@ -460,8 +460,7 @@ def spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
 def folder_of(config: ServerConfig) -> Path:
     """Return the working folder of a program; the home folder for a configuration that is no file.
 
-    Raises:
-        OSError: The folder in which the proxy was started no longer exists.
+    Raises `OSError` if the folder in which the proxy was started no longer exists.
     """
     if config.cwd == LAUNCH:
         return Path.cwd()

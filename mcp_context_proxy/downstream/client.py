@@ -260,9 +260,8 @@ class DownstreamClient(ServerLifecycle):
     async def asked(self, ask: Ask, party: Party | None, method: str, params: Members) -> bytes:
         """Ask a client for this server by `ask`, and return the answer, which may be told to it.
 
-        Raises:
-            RequestError: the client refuses, the server may not be able to read its answer, or was not given
-                a secret in it.
+        Raises `RequestError` if the client refuses, the server may not be able to read its answer, or was not
+        given a secret in it.
         """
         if party is not None and party.lasting:
             self._admission.expect_completion(envelope.text(params.get(eras.ELICITATION_ID)), party)
@@ -370,8 +369,7 @@ class DownstreamClient(ServerLifecycle):
     async def watch(self, uri: str, params: Members, outgoing: Outgoing) -> None:
         """Subscribe a session to updates of a resource.
 
-        Raises:
-            DownstreamError: the server refuses, or cannot be reached.
+        Raises `DownstreamError` if the server refuses, or cannot be reached.
         """
         await self.refuse_secrets({"uri": envelope.raw(uri)}, outgoing.subject)
         handshake = self.era is HANDSHAKE

@@ -415,8 +415,7 @@ class DedicatedConnections:
     async def acquire(self, outgoing: Outgoing) -> AsyncIterator[Link]:
         """Use a dedicated connection for the length of one request.
 
-        Raises:
-            ServerUnavailableError: it cannot be opened, or there are too many.
+        Raises `ServerUnavailableError` if it cannot be opened, or there are too many.
         """
         party = outgoing.party
         assert party is not None

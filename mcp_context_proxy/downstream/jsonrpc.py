@@ -315,8 +315,7 @@ class Peer:
 def result_of(server: str, message: envelope.Envelope) -> bytes:
     """Return the encoded result in a response.
 
-    Raises:
-        DownstreamError: the server answered with an error, or with no result.
+    Raises `DownstreamError` if the server answered with an error, or with no result.
     """
     if message.error is not UNSET:
         error = envelope.decode_error(message.error)

@@ -131,8 +131,7 @@ class KeySet:
     async def fitting(self, kid: str | None, algorithm: str) -> Sequence[PublicKey]:
         """Return the keys that may have signed a token; none if the issuer has no such key.
 
-        Raises:
-            KeysUnavailableError: the keys are not known, and cannot be fetched now.
+        Raises `KeysUnavailableError` if the keys are not known, and cannot be fetched now.
         """
         if self._usable and (found := self._among(kid, algorithm)):
             return found
@@ -333,8 +332,7 @@ class IssuedTokens:
     def __init__(self, config: Config, keys: KeySet | None = None) -> None:
         """Accept the tokens that the configuration describes, signed with `keys`: by default the issuer's.
 
-        Raises:
-            ConfigError: something that is needed is not configured, or the extra is not installed.
+        Raises `ConfigError` if something that is needed is not configured, or the extra is not installed.
         """
         settings = config.auth
         audience = settings.audience or config.http.resource_url
@@ -365,9 +363,8 @@ class IssuedTokens:
     async def verify(self, token: str) -> Issued:
         """Return whose token this is.
 
-        Raises:
-            TokenRefusedError: it is not accepted.
-            KeysUnavailableError: nothing can be said about it now.
+        Raises `TokenRefusedError` if it is not accepted, and `KeysUnavailableError` if nothing can be said
+        about it now.
         """
         if len(token) > TOKEN_CHARACTERS:
             raise TokenRefusedError("the token is too long")

@@ -99,8 +99,7 @@ async def _identity(params: Members) -> Any:
 async def _answers(params: Members) -> Members:
     """Return the client's answers by the keys of the questions.
 
-    Raises:
-        RequestError: they are no object.
+    Raises `RequestError` if they are no object.
     """
     given = params.get("inputResponses", Raw(b"{}"))
     try:

@@ -316,9 +316,7 @@ class Forwarder:
 async def _requests_in(server: str, result: bytes, limits: Limits) -> tuple[Members, Requests | None]:
     """Return the members of a result, and the requests in it; None if it requires no input.
 
-    Raises:
-        InputMissingError: there are too many.
-        BadAnswerError: they cannot be read.
+    Raises `InputMissingError` if there are too many, and `BadAnswerError` if they cannot be read.
     """
     large = len(result) > envelope.TAKEN_APART_BYTES
     try:
@@ -363,8 +361,7 @@ def _asks_meanwhile(request: _Request) -> bool:
 def _in_place_of(error: RemoteError, request: _Request) -> bytes:
     """Return the result by which a modern client is sent to a URL, instead of the error of an older server.
 
-    Raises:
-        RemoteError: it is any other error.
+    Raises `RemoteError` if it is any other error.
     """
     if request.caller.era is MODERN and _asks_meanwhile(request):
         asks = url_elicitation(error, request.params, request.caller)

@@ -112,8 +112,7 @@ class ClientQuestions(Struct, eq=False):
 async def ask_client(caller: Caller, ask: Ask, method: str, params: Members) -> bytes:
     """Make a request of the client by `ask`, within the capabilities that it declared.
 
-    Raises:
-        RequestError: the client did not declare the capability, or refuses.
+    Raises `RequestError` if the client did not declare the capability, or refuses.
     """
     declared = client_capabilities(caller.capabilities)
     name = CAPABILITY_OF.get(method, "")
@@ -195,8 +194,7 @@ async def ask_for_input(ask: Ask | None, required: Members, params: Members) -> 
 async def checked_requests(client: DownstreamClient, parts: Members, required: Requests) -> bytes:
     """Return a result with its requests as they may reach a modern client.
 
-    Raises:
-        InputMissingError: a request was refused.
+    Raises `InputMissingError` if a request was refused.
     """
     shown: dict[str, Members] = {}
     try:
@@ -246,10 +244,8 @@ def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> byte
     """Turn the error by which a handshake-era server sends a person to a URL into a modern result.
 
     The error has been checked. The call has not run, so the client repeats it when the person has been there;
-    nothing waits meanwhile. Returns None if the error is another one, or if the person has declined.
-
-    Raises:
-        RequestError: the client did not declare that it can be asked so.
+    nothing waits meanwhile. Returns None if the error is another one, or if the person has declined. Raises
+    `RequestError` if the client did not declare that it can be asked so.
     """
     elicitations = None
     if error.code == eras.URL_ELICITATION_REQUIRED and isinstance(error.data, Raw):
@@ -374,8 +370,8 @@ def _check_roles(messages: Any) -> None:
 def check_prompt(server: str, result: bytes) -> None:
     """Refuse a prompt with a message that some hosts would give a model as that of its system.
 
-    Raises:
-        BadAnswerError: there is one, perhaps under a name that comes twice or is spelled in another way.
+    Raises `BadAnswerError` if there is one, perhaps under a name that comes twice or is spelled in another
+    way.
     """
     # As pairs: of a name that comes twice, some readers take the first value, and some the last.
     for name, messages in json.loads(result, object_pairs_hook=_Pairs):

@@ -229,8 +229,7 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
     def owner(self, uri: str, era: Era, reader: str | None = None) -> DownstreamClient:
         """Return the client of the server that has a resource, or has linked to it for its reader.
 
-        Raises:
-            RequestError: nobody has it.
+        Raises `RequestError` if nobody has it.
         """
         if (size := len(uri.encode("utf-8", "surrogatepass"))) > URI_BYTES:
             raise RequestError(

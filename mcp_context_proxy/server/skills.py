@@ -172,8 +172,7 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
     async def read(self, uri: str, params: Members, caller: Caller) -> bytes | None:
         """Return the result of ``resources/read`` of a file of a skill; None if it is not one.
 
-        Raises:
-            RequestError: the file does not exist, or does not match the manifest of its skill.
+        Raises `RequestError` if the file does not exist, or does not match the manifest of its skill.
         """
         owner = _owner_of(uri)
         if owner == OWN_SKILLS:
@@ -194,8 +193,7 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
     async def text(self, uri: str, params: Members, caller: Caller) -> str:
         """Return a file of a skill for a model: clean, and under the name of the server whose words they are.
 
-        Raises:
-            RequestError: there is no such file, it is refused, or it is no text.
+        Raises `RequestError` if there is no such file, it is refused, or it is no text.
         """
         result = await self.read(uri, params, caller)
         if result is None:
@@ -356,8 +354,7 @@ def _source_root(skill: Skill) -> str:
 def _content_of(result: Members) -> tuple[Members, bytes]:
     """Return the one content of a result, and the bytes of the file in it.
 
-    Raises:
-        UnverifiedError: There is none, or more than one.
+    Raises `UnverifiedError` if there is none, or more than one.
     """
     try:
         (content,) = map(envelope.members, envelope.elements(result.get("contents", Raw(b"[]"))))

@@ -373,10 +373,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         """Return the result of ``tools/call`` for a downstream tool by this name, fitted to the caller's era.
 
         Failures on the way are results that the model can read and act on; so is an unknown name, as the
-        SDKs' own servers answer it.
-
-        Raises:
-            RequestError: the server answered with an error of its own.
+        SDKs' own servers answer it. Raises `RequestError` if the server answered with an error of its own.
         """
         try:
             name = name or ""
@@ -395,9 +392,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
     async def resolve(self, name: str, params: Members, caller: Caller) -> Tool:
         """Look for the tool that a request names; `catalog.names` tells which names a tool has.
 
-        Raises:
-            UnknownItemError: no tool has that name, it is turned off, or it cannot be told which is meant.
-            ServerUnavailableError: the name belongs to a server of which nothing is known yet.
+        Raises `UnknownItemError` if no tool has that name, it is turned off, or it cannot be told which is
+        meant, and `ServerUnavailableError` if the name belongs to a server of which nothing is known yet.
         """
         await in_task()
         # A host may remember a tool from last time and call it before its server is up.
@@ -515,8 +511,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
     async def as_listed(self, tool: Tool, params: Members, caller: Caller) -> Tool:
         """Wait for the server of a tool that is known from before, and return the tool as it is now.
 
-        Raises:
-            UnknownItemError: the tool is gone, or waits for a person's approval, because it has changed.
+        Raises `UnknownItemError` if the tool is gone, or waits for a person's approval, because it has
+        changed.
         """
         client = self.fleet.clients[tool.server]
         is_connected = client.connected is not None
