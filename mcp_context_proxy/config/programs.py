@@ -232,9 +232,7 @@ def _package(args: tuple[str, ...], start: int) -> tuple[int, str, str] | None:
 def package_version(config: ServerConfig, group: int | None) -> str:
     """Return name and version of the package that a server runs; empty where that cannot be told.
 
-    Args:
-        config: The server.
-        group: Its process group, if it runs.
+    `group` is its process group, if it runs.
     """
     if config.command is None:
         return ""

@@ -34,7 +34,7 @@ from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, quot
 from mcp_context_proxy.results.result_store import nameless_file
 from mcp_context_proxy.store.tables import ListingStore
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread, in_thread_if
 
 if TYPE_CHECKING:
     from mcp_context_proxy.items import Encoded
@@ -447,8 +447,7 @@ class _Pages:
                 raise
             try:
                 taken = result, listed.member, limits.tools_per_server
-                large = len(result) > envelope.TAKEN_APART_BYTES
-                page, found = await in_thread(_page, *taken) if large else _page(*taken)
+                page, found = await in_thread_if(len(result) > envelope.TAKEN_APART_BYTES, _page, *taken)
             except (msgspec.DecodeError, RecursionError):
                 return (f"{listed.method}: stopped, a result has no list of {listed.member}",)
             if found is None:

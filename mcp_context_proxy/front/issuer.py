@@ -37,7 +37,7 @@ from mcp_context_proxy.config.tables import AuthConfig, is_encrypted
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system import keep_latest
-from mcp_context_proxy.system.threads import in_task, load_oauth
+from mcp_context_proxy.system.threads import in_task, load
 from mcp_context_proxy.trust import EVERYTHING, NOTHING, Principal, Reach, Role
 
 if TYPE_CHECKING:
@@ -225,8 +225,8 @@ class KeySet:
 
     async def _document(self, url: str) -> dict[str, Any]:
         """Return the JSON object at a URL; redirects are not followed."""
-        await load_oauth()
         # Loaded only where an issuer is configured: nothing else of the front needs an HTTP client.
+        await load("mcp_context_proxy.oauth.token_endpoint")
         import httpx2  # noqa: PLC0415
 
         from mcp_context_proxy.oauth.token_endpoint import Destinations, exchange  # noqa: PLC0415

@@ -39,7 +39,7 @@ from mcp_context_proxy.server import Caller, questions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.questions import ClientQuestions, Requests, ask_for_input, url_elicitation
 from mcp_context_proxy.system import Bucket
-from mcp_context_proxy.system.threads import in_task, in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if
 from mcp_context_proxy.trust.audit import AuditLog
 
 if TYPE_CHECKING:
@@ -320,9 +320,7 @@ async def _requests_in(server: str, result: bytes, limits: Limits) -> tuple[Memb
     """
     large = len(result) > envelope.TAKEN_APART_BYTES
     try:
-        if large:
-            return await in_thread(_requests, server, result, limits.questions_per_call)
-        return _requests(server, result, limits.questions_per_call)
+        return await in_thread_if(large, _requests, server, result, limits.questions_per_call)
     except msgspec.DecodeError as error:
         raise BadAnswerError(server, "with requests for input that cannot be read") from error
 

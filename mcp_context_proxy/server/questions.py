@@ -52,7 +52,7 @@ from mcp_context_proxy.protocol.strangers import (
 )
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread_if
 
 logger = logging.getLogger(__name__)
 
@@ -162,8 +162,7 @@ def answers_in(params: Members) -> list[str]:
 
 async def input_required(result: bytes) -> Members | None:
     """Return the members of a result that requires input, if it does; a large one is read in a thread."""
-    large = len(result) > BLOCKING_BYTES
-    return await in_thread(_input_required, result) if large else _input_required(result)
+    return await in_thread_if(len(result) > BLOCKING_BYTES, _input_required, result)
 
 
 def _input_required(result: bytes) -> Members | None:
@@ -286,9 +285,7 @@ async def _checked(client: DownstreamClient, method: str, params: Members) -> Me
     try:
         if method == ELICITATION and size > ELICITATION_BYTES:
             raise RequestError(INVALID_PARAMS, f"an elicitation may have {ELICITATION_BYTES:,} bytes")
-        if size > BLOCKING_BYTES:
-            return await in_thread(checked, client, method, params)
-        return checked(client, method, params)
+        return await in_thread_if(size > BLOCKING_BYTES, checked, client, method, params)
     except RequestError as error:
         logger.warning("%s: %s was not passed on: %s", client.name, quoted(clean(method)), error.message)
         raise

@@ -377,7 +377,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         """
         try:
             name = name or ""
-            tool = self.known(name, params, caller) or await self.resolve(name, params, caller)
+            tool = self.known(name, caller) or await self.resolve(name, params, caller)
             # A host decides by what it has listed, and under this name only.
             listed = caller.name_of(tool) if tool.wider_names else tool.exposed_name
             through = None if name == listed else name
@@ -409,18 +409,18 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         except TurnedOffError as error:
             self.ended.turned_off(error, caller)
             raise
-        self._note_meant(name, tool, params, caller)
+        self._note_meant(name, tool, caller)
         return tool
 
-    def known(self, name: str, params: Members, caller: Caller) -> Tool | None:
+    def known(self, name: str, caller: Caller) -> Tool | None:
         """Return the tool that a request names just as it is listed; None if it has to be looked for."""
         snapshot = (self.catalog if caller.rights.limited else self.catalog.whole).snapshot
         tool = snapshot.tools.get(name) or snapshot.wider.get(name)
         if tool is not None and SEPARATOR not in name:
-            self._note_meant(name, tool, params, caller)
+            self._note_meant(name, tool, caller)
         return tool
 
-    def _note_meant(self, name: str, tool: Tool, params: Members, caller: Caller) -> None:
+    def _note_meant(self, name: str, tool: Tool, caller: Caller) -> None:
         if SEPARATOR not in name and (session := self._session_of(caller)) is not None:
             session.means(Kind.TOOL, name, tool.server)
 
