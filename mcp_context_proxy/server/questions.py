@@ -52,7 +52,7 @@ from mcp_context_proxy.protocol.strangers import (
 )
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread_if
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +112,7 @@ class ClientQuestions(Struct, eq=False):
 async def ask_client(caller: Caller, ask: Ask, method: str, params: Members) -> bytes:
     """Make a request of the client by `ask`, within the capabilities that it declared.
 
-    Raises:
-        RequestError: the client did not declare the capability, or refuses.
+    Raises `RequestError` if the client did not declare the capability, or refuses.
     """
     declared = client_capabilities(caller.capabilities)
     name = CAPABILITY_OF.get(method, "")
@@ -163,8 +162,7 @@ def answers_in(params: Members) -> list[str]:
 
 async def input_required(result: bytes) -> Members | None:
     """Return the members of a result that requires input, if it does; a large one is read in a thread."""
-    large = len(result) > BLOCKING_BYTES
-    return await in_thread(_input_required, result) if large else _input_required(result)
+    return await in_thread_if(len(result) > BLOCKING_BYTES, _input_required, result)
 
 
 def _input_required(result: bytes) -> Members | None:
@@ -195,8 +193,7 @@ async def ask_for_input(ask: Ask | None, required: Members, params: Members) -> 
 async def checked_requests(client: DownstreamClient, parts: Members, required: Requests) -> bytes:
     """Return a result with its requests as they may reach a modern client.
 
-    Raises:
-        InputMissingError: a request was refused.
+    Raises `InputMissingError` if a request was refused.
     """
     shown: dict[str, Members] = {}
     try:
@@ -246,10 +243,8 @@ def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> byte
     """Turn the error by which a handshake-era server sends a person to a URL into a modern result.
 
     The error has been checked. The call has not run, so the client repeats it when the person has been there;
-    nothing waits meanwhile. Returns None if the error is another one, or if the person has declined.
-
-    Raises:
-        RequestError: the client did not declare that it can be asked so.
+    nothing waits meanwhile. Returns None if the error is another one, or if the person has declined. Raises
+    `RequestError` if the client did not declare that it can be asked so.
     """
     elicitations = None
     if error.code == eras.URL_ELICITATION_REQUIRED and isinstance(error.data, Raw):
@@ -290,9 +285,7 @@ async def _checked(client: DownstreamClient, method: str, params: Members) -> Me
     try:
         if method == ELICITATION and size > ELICITATION_BYTES:
             raise RequestError(INVALID_PARAMS, f"an elicitation may have {ELICITATION_BYTES:,} bytes")
-        if size > BLOCKING_BYTES:
-            return await in_thread(checked, client, method, params)
-        return checked(client, method, params)
+        return await in_thread_if(size > BLOCKING_BYTES, checked, client, method, params)
     except RequestError as error:
         logger.warning("%s: %s was not passed on: %s", client.name, quoted(clean(method)), error.message)
         raise
@@ -374,8 +367,8 @@ def _check_roles(messages: Any) -> None:
 def check_prompt(server: str, result: bytes) -> None:
     """Refuse a prompt with a message that some hosts would give a model as that of its system.
 
-    Raises:
-        BadAnswerError: there is one, perhaps under a name that comes twice or is spelled in another way.
+    Raises `BadAnswerError` if there is one, perhaps under a name that comes twice or is spelled in another
+    way.
     """
     # As pairs: of a name that comes twice, some readers take the first value, and some the last.
     for name, messages in json.loads(result, object_pairs_hook=_Pairs):
