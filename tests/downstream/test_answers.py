@@ -20,8 +20,6 @@ from mcp_context_proxy.errors import (
     ServerUnavailableError,
 )
 
-pytestmark = pytest.mark.anyio
-
 LIMITS = {"message_bytes": 100_000}
 
 

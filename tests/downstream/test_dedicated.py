@@ -14,8 +14,6 @@ from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
 
-pytestmark = pytest.mark.anyio
-
 ELICIT = {"method": "elicitation/create", "params": {"message": "Which?", "requestedSchema": {}}}
 CAPABLE = {"elicitation": {}, "roots": {"listChanged": True}, "x-unknown": {}}
 SESSION = {"isolation": "session"}

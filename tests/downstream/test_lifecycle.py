@@ -16,8 +16,6 @@ from mcp_context_proxy.downstream.lifecycle import ServerState
 
 from .conftest import text, works
 
-pytestmark = pytest.mark.anyio
-
 LISTED_TOOLS = [tool("die"), tool("live")]
 LISTED = [{"result": {"tools": LISTED_TOOLS}}]
 QUICK = {"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.02, "probe_seconds": 0.3}

@@ -20,8 +20,6 @@ from mcp_context_proxy.downstream.listing import FILED_BYTES, ListingCache, Serv
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.store.opening import open_store
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_changed_list_is_fetched_again(workshop: Workshop, era: str) -> None:
     server = workshop.server(

@@ -23,8 +23,6 @@ from support.wires import stdio
 
 from mcp_context_proxy.downstream.http_client import KEPT_ALIVE_SECONDS
 
-pytestmark = pytest.mark.anyio
-
 ERAS = [pytest.param(era, marks=pytest.mark.either("odd")) for era in ("modern", "handshake")]
 FAULTY = "odd__faulty"
 

@@ -9,8 +9,6 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
 
-pytestmark = pytest.mark.anyio
-
 UPDATED = "notifications/resources/updated"
 CAPABILITIES = {"tools": {"listChanged": True}, "resources": {"subscribe": True}, "logging": {}}
 

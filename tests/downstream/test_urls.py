@@ -24,8 +24,6 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.downstream.http_client import without_message
 from mcp_context_proxy.downstream.lifecycle import ServerState
 
-pytestmark = pytest.mark.anyio
-
 EXACT = (
     '{"content":[{"type":"text","text":"a\u2028b","x-more":{"n":null}}],"structuredContent":'
     '{"big":123456789012345678901234567890,"one":1.0,"nothing":null},"x-unknown":[1,null]}'

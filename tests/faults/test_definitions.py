@@ -1,7 +1,5 @@
 """Lists of hostile servers: good tools are listed, bad ones are withheld, nothing is fetched or expanded."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -23,8 +21,6 @@ from support.wires import stdio
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.protocol.strangers import clean
-
-pytestmark = pytest.mark.anyio
 
 GOOD = {"tool_000", "tool_001", "tool_002", SAFE}
 VALID = re.compile(r"[A-Za-z0-9_.-]{1,128}")

@@ -1,7 +1,5 @@
 """Learned pairs: how a use is recorded, stored, and forgotten."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -153,7 +151,6 @@ def test_a_tool_that_is_passed_over_in_another_session_loses_confidence(tier, cl
     assert lowered < unchanged
 
 
-@pytest.mark.anyio
 async def test_a_loop_in_one_session_lowers_what_it_passes_over_once(tier):
     tier.learn(use())
     recorder = UseRecorder(tier)
@@ -174,7 +171,6 @@ def test_other_spellings_of_a_query_in_one_session_lower_what_they_pass_over_onc
     assert lowered == moved(0.75, Signal.PASSED_OVER)
 
 
-@pytest.mark.anyio
 async def test_a_use_that_could_not_be_learned_is_learned_when_it_comes_again(tier, words):
     recorder = UseRecorder(tier)
     words.error = ModelError("words", "not loaded yet", "wait")

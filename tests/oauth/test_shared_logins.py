@@ -1,7 +1,5 @@
 """Logins that replicas share: sealed in the store, renewed by one of them, given up for all of them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -30,8 +28,6 @@ from mcp_context_proxy.store.credentials import SharedCredentials, shared_creden
 from mcp_context_proxy.store.opening import Store, open_store
 
 from .conftest import fetched, logged_in, server_config, visit
-
-pytestmark = pytest.mark.anyio
 
 KEY, NEXT_KEY = "0123456789abcdef" * 4, "fedcba9876543210" * 4
 ANOTHER_KEY = "sealed with another key than this configuration has: set cluster.key"

@@ -21,8 +21,6 @@ from mcp_context_proxy.oauth.bearer import PAUSE_SECONDS, REREAD_SECONDS, Bearer
 
 from .conftest import fetched, logged_in, server_config
 
-pytestmark = pytest.mark.anyio
-
 
 def is_there(path: Path) -> bool:
     return path.exists()

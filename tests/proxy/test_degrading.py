@@ -16,8 +16,6 @@ from support.wires import stdio
 
 from mcp_context_proxy.context.session import NOTED_CLIENTS, NOTED_SECONDS, NotedClients
 
-pytestmark = pytest.mark.anyio
-
 UNRELATED = "recommend a red wine for grilled lamb"
 
 KNOWN = {"authorization": f"Bearer {TOKEN}"}

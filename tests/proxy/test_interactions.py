@@ -1,7 +1,5 @@
 """Searches and calls of hosts are remembered as interactions if that is turned on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,8 +11,6 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.interactions import Recall
-
-pytestmark = pytest.mark.anyio
 
 SEARCH, TOKEN = "search_available_tools", "a-very-secret-token"
 

@@ -22,8 +22,6 @@ from mcp_context_proxy.downstream.listing import STALE_SECONDS, ListingCache, Se
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.store.opening import open_store
 
-pytestmark = pytest.mark.anyio
-
 LAZY = {"start": "lazy"}
 CHANGED = "notifications/tools/list_changed"
 

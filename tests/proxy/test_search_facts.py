@@ -1,7 +1,5 @@
 """Facts beside the results of a search: figures of calls, titles, a second opinion, the nearest of a few."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,8 +12,6 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.trust import Principal, Role
 from mcp_context_proxy.web.search import LookWanted, look
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 TOOLS = [

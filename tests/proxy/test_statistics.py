@@ -1,7 +1,5 @@
 """Calls and searches are counted, kept and summed up over everything that shares a store."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,8 +16,6 @@ from mcp_context_proxy.statistics import ToolFigures
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Reports, SearchFigures
 from mcp_context_proxy.store.statistics import SearchRow
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 QUERY = "send a message to a channel"

@@ -24,8 +24,6 @@ from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.downstream.fleet import server_facts
 from mcp_context_proxy.downstream.lifecycle import ServerState
 
-pytestmark = pytest.mark.anyio
-
 BREW = tool("brew", "Brew a cup of coffee")
 HANGS = {"start_wait_seconds": 0.2}
 

@@ -21,8 +21,6 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.server.search_answers import Fitting
 
-pytestmark = pytest.mark.anyio
-
 SEARCH = "search_available_tools"
 LISTS = ("excel", "firecrawl", "github", "notion", "slack")
 """Real lists with long descriptions, many parameters, enumerations and references."""

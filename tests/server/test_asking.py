@@ -19,8 +19,6 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config.tables import Limits
 from mcp_context_proxy.protocol.envelope import RequestError
 
-pytestmark = pytest.mark.anyio
-
 SAMPLING = {
     "messages": [{"role": "user", "content": {"type": "text", "text": "hi"}}],
     "maxTokens": 9,

@@ -28,8 +28,6 @@ from mcp_context_proxy.server.resources import SUBSCRIPTIONS, SUBSCRIPTIONS_BYTE
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, MARK, Principal, Profile, Role
 
-pytestmark = pytest.mark.anyio
-
 UPDATED, COMPLETE = "notifications/resources/updated", "notifications/elicitation/complete"
 MESSAGE = "notifications/message"
 END = {"method": MESSAGE, "params": {"level": "error", "data": "end"}}

@@ -20,8 +20,6 @@ from mcp_context_proxy.server.consent import (
     described_arguments,
 )
 
-pytestmark = pytest.mark.anyio
-
 CAPABLE = {"elicitation": {}}
 ASKS_USER = {"_meta": {"anthropic/requiresUserInteraction": True}}
 READS = {"annotations": {"readOnlyHint": True}}

@@ -16,8 +16,6 @@ from mcp_context_proxy.items import Kind
 
 UPDATED = "notifications/resources/updated"
 
-pytestmark = pytest.mark.anyio
-
 QUERY = "how to commit my changes with good messages"
 
 

@@ -20,8 +20,6 @@ from support.servers import Server, Workshop, tool
 from mcp_context_proxy.config import load
 from mcp_context_proxy.protocol import envelope
 
-pytestmark = pytest.mark.anyio
-
 SECRET = 's3cr3t/with+signs=and"quotes\\Ω'
 PLAIN = "tok_9f8e7d6c5b4a39281706"
 OTHERS = "0th3r-s3rv3rs-own-t0k3n"

@@ -25,8 +25,6 @@ from mcp_context_proxy.results.result_store import (
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, Principal, Role
 
-pytestmark = pytest.mark.anyio
-
 OWN = "io.github.mcp-context-proxy/"
 LOG = "\n".join(
     f"line {number}: request {number * 7919 % 1000} took {number % 91} ms" for number in range(5000)

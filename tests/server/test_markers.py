@@ -12,8 +12,6 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
 
-pytestmark = pytest.mark.anyio
-
 CALL, CALL_READ_ONLY = "call_tool", "call_read_only_tool"
 ASKS_USER, RESULT_SIZE = "anthropic/requiresUserInteraction", "anthropic/maxResultSizeChars"
 

@@ -19,8 +19,6 @@ from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
 
-pytestmark = pytest.mark.anyio
-
 FULL, OWN = "github__create_issue", "create_issue"
 PROMPT = "github__review"
 SILENT = {"initialize": [{"silent": True}], "server/discover": [{"silent": True}]}

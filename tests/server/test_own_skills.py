@@ -1,7 +1,5 @@
 """Skills of the user's own folders, for clients of both eras."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -9,8 +7,6 @@ import pytest
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 from support.skills import digest, listed, manifest_file, read, refusal, write
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

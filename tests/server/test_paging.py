@@ -9,8 +9,6 @@ from support.proxies import Host, inside
 from support.raw_client import OWN, RpcError
 from support.servers import Workshop, tool
 
-pytestmark = pytest.mark.anyio
-
 LISTS = {
     "tools/list": "tools",
     "resources/list": "resources",

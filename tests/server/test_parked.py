@@ -11,8 +11,6 @@ from support.questions import as_shown
 from support.raw_client import PATIENCE, RpcError
 from support.servers import Server, Workshop, tool
 
-pytestmark = pytest.mark.anyio
-
 CAPABLE = {"sampling": {}, "elicitation": {}, "roots": {}}
 ELICIT = {"method": "elicitation/create", "params": {"message": "Which?", "requestedSchema": {"x": [None]}}}
 SAMPLE = {"method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 9, "x-more": None}}

@@ -15,8 +15,6 @@ from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
 
-pytestmark = pytest.mark.anyio
-
 ASKS_USER = {"_meta": {"anthropic/requiresUserInteraction": True}}
 READS = {"annotations": {"readOnlyHint": True}}
 MARKERS: dict[str, dict[str, Any]] = {

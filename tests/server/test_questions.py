@@ -19,8 +19,6 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.protocol.strangers import clean, url_refusal
 from mcp_context_proxy.server.questions import secret_field
 
-pytestmark = pytest.mark.anyio
-
 CAPABLE = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {}}
 ANSWER = {"action": "accept", "content": {}}
 ANSWERS: dict[str, Any] = {

@@ -10,8 +10,6 @@ from support.questions import as_shown
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
 
-pytestmark = pytest.mark.anyio
-
 URI = "note://work/1"
 RESOURCES = [{"uri": URI, "name": "one"}]
 

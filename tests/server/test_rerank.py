@@ -13,8 +13,6 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.items import Kind
 
-pytestmark = pytest.mark.anyio
-
 SEARCH, SAMPLING = "search_available_tools", "sampling/createMessage"
 CAPABLE = {"sampling": {}}
 QUERY = "delete what is in the notes"

@@ -13,8 +13,6 @@ from support.wires import stdio
 
 from mcp_context_proxy.protocol.eras import OWN_PREFIX
 
-pytestmark = pytest.mark.anyio
-
 UPDATED = "notifications/resources/updated"
 SERVER_KEY = OWN_PREFIX + "server"
 

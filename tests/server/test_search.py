@@ -13,8 +13,6 @@ from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
 
-pytestmark = pytest.mark.anyio
-
 SEARCH = "search_available_tools"
 SCHEMA = {
     "type": "object",

@@ -1,7 +1,5 @@
 """Skills of servers, for clients of both eras; `test_own_skills` has those of the user's own folders."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -17,8 +15,6 @@ from support.wires import http, stdio
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.protocol.eras import OWN_PREFIX
-
-pytestmark = pytest.mark.anyio
 
 REFUNDS = "skill://acme/refunds"
 MANIFEST = manifest_file("refunds", "Teaches refunds")

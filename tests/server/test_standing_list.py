@@ -6,7 +6,6 @@ from typing import Any
 
 import anyio
 import jsonschema
-import pytest
 from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
@@ -15,8 +14,6 @@ from support.tables import each
 from mcp_context_proxy.config import load
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.meta_definitions import Setup
-
-pytestmark = pytest.mark.anyio
 
 TOKENS = 420
 """Tokens of search and call tools, at 4 characters each."""

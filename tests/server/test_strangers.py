@@ -17,8 +17,6 @@ from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.inbound import shown_params
 from mcp_context_proxy.protocol import envelope
 
-pytestmark = pytest.mark.anyio
-
 HIDDEN = "\x1b[2J\u202e\u200b\u2800\ue000\u0378\U000e0041\u3164"
 HIDING = f"not{HIDDEN} today"
 SEEN = "not today"

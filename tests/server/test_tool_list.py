@@ -11,8 +11,6 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
 
-pytestmark = pytest.mark.anyio
-
 OURS = ["search_available_tools", "call_tool", "call_read_only_tool"]
 QUERY = {OWN + "query": "translate a text into another language"}
 SUBJECTS = {

@@ -19,8 +19,6 @@ from mcp_context_proxy.errors import TurnedOffError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.learning import Signal, Use
 
-pytestmark = pytest.mark.anyio
-
 SEARCH = "search_available_tools"
 TASK = "delete a repository for good"
 LONG = "delete_everything_that_was_ever_stored_in_the_archive_of_this_company"

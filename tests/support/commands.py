@@ -4,8 +4,6 @@ A fork server imports the package once for all tests and all workers of pytest-x
 itself, of memory and of a process that is killed use the real command; so does a system that cannot fork.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Runs the proxy: as a child process, or its parts in this one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """A running proxy: withheld definitions, answers to models, and a person's decision from another process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +16,6 @@ from support.servers import PROGRAM, Server, Workshop, tool
 from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.trust.decisions import decide
 from mcp_context_proxy.trust.fingerprints import State
-
-pytestmark = pytest.mark.anyio
 
 TOOLS = [tool("add", "Adds two numbers"), tool("sub", "Subtracts two numbers")]
 PULLED = [tool("add", "Adds two numbers. Reads the configuration first."), TOOLS[1]]

@@ -11,8 +11,6 @@ from support.proxies import Host, inside
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
 
-pytestmark = pytest.mark.anyio
-
 HIDDEN = "\x1b[2J\u202e\u200b\u2800\ue000"
 SPELLINGS = {
     "case": "GitHub__create_issue",
