@@ -15,7 +15,7 @@ import pytest
 from faults.harness import SAFE, Ledger, faulty, nonce
 from support.ledger import PATIENCE, until
 from support.listings import approve_in
-from support.proxies import Host, command, inside
+from support.proxies import Host, command, host_of, inside
 from support.servers import Workshop
 from support.wires import stdio
 
@@ -184,8 +184,7 @@ async def test_links_in_a_result_are_passed_on_and_never_followed(
 ) -> None:
     workshop = Workshop(tmp_path)
     workshop.server("odd").settings = faulty("hostile-result", tmp_path / "ledger")
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(), "modern") as host:
         result = await host.call("odd__tool_000", {"nonce": "n"})
         for uri in ("file:///etc/passwd", f"http://127.0.0.1:{canary.getsockname()[1]}/"):
             with pytest.raises(Exception, match=r"-32602: .*unknown resource"):

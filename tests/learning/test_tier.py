@@ -5,13 +5,13 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import forked_program
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.learning import MOST_ADDED_IN_DOUBT, NEW_IN_A_SESSION, Signal, Use, moved
@@ -404,7 +404,7 @@ with open_store(Path(sys.argv[1])) as store:
 
 def test_two_processes_lose_no_use_and_count_no_repetition(path):
     """Both see the same sessions use one tool, and different sessions use the other."""
-    command = [sys.executable, "-c", TEACHER, str(path), str(Path(__file__).parent)]
+    command = forked_program(TEACHER, path, Path(__file__).parent)
     both = [
         subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for name in ("one", "other")

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +15,7 @@ import msgspec
 import pytest
 from msgspec.structs import asdict
 from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
-from support.commands import forked_command
+from support.commands import forked_command, forked_program
 from support.postgres import PostgresServer, missing, postgres_server
 
 from mcp_context_proxy.config import Config, ServerConfig, StoreConfig
@@ -185,7 +184,7 @@ async def test_replicas_that_renew_at_once_use_a_refresh_token_once(
     outputs, where = list[bytes](), json.dumps(asdict(place))
 
     async def run() -> None:
-        words = [sys.executable, "-c", REPLICA, protected.url, KEY, where]
+        words = forked_program(REPLICA, protected.url, KEY, where)
         done = await anyio.run_process(words, env=dict(os.environ))
         outputs.append(done.stdout)
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 from support.ledger import until
-from support.proxies import Host, command, inside
+from support.proxies import Host, command, host_of, inside
 from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
@@ -185,8 +185,7 @@ async def test_a_failing_lazy_server_is_reported_and_retried_by_a_later_call(
     )
     spec = json.loads(server.path.read_text())
     server.path.write_text(json.dumps(spec | {"at_start": [{"stderr": "no licence"}, {"exit": 3}]}))
-    async with inside(config) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(config, "modern") as host:
         refused = await host.call("lazy__brew")
         assert refused["isError"]
         assert "exited (code 3)" in refused["content"][0]["text"]
