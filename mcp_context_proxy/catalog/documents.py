@@ -291,7 +291,7 @@ class _Imports:
     """
 
     def __init__(self, file: MarkdownFile, reader: FolderReader, covered: Set[Path]) -> None:
-        self._reader, self._covered, self._top = reader, covered, file.path
+        self._reader, self._covered = reader, covered
         self._seen = {os.path.abspath(file.path)}  # noqa: PTH100 - `..` is taken out, no link is followed
         self.findings: list[Finding] = []
         self.file, self.text, self.lines = file, "", 0

@@ -85,6 +85,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return name_within(tool, self.name_room) if tool.wider_names else tool.exposed_name
 
     @property
+    def shows_apps(self) -> bool:
+        """True if the client shows the pages of MCP Apps."""
+        return eras.shows_apps(self.capabilities)
+
+    @property
     def owner(self) -> str:
         """The key of things kept for the caller alone: of its session, or of its principal without one."""
         return f"principal {self.principal}" if self.session is None else self.session.id
@@ -153,8 +158,7 @@ class Profiles:
     def of_request(self, principal: Principal, wanted: str | None, agent: str | None) -> Principal:
         """Return the principal of an HTTP request, by its token, its address, or its agent.
 
-        Raises:
-            UnknownProfileError: there is no such profile, or its token is bound to another.
+        Raises `UnknownProfileError` if there is no such profile, or its token is bound to another.
         """
         bound = None if principal.name is None else self._bound.get(principal.name)
         if wanted is not None and wanted not in self._profiles:
@@ -182,8 +186,7 @@ class Profiles:
     async def admit(self, caller: Caller) -> Caller:
         """Return a caller with the limits of its profile and of its projects; its session keeps them.
 
-        Raises:
-            RequestError: its profile does not exist.
+        Raises `RequestError` if its profile does not exist.
         """
         rights = self.of_client(caller.rights, caller.client_info)
         if rights.profile is not None and rights.profile.name not in self._profiles:

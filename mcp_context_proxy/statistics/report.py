@@ -55,11 +55,7 @@ DAILY_AT_MOST: Final = 14 * DAY
 def arm_of(share: float, session: str | None, query: str, now: float) -> Arm | None:
     """Return the arm of a request; None where nothing is compared.
 
-    Args:
-        share: Share of the sessions in the arm without learned pairs; 0 compares nothing.
-        session: Public id of the session of the request, if it has one.
-        query: Words of the request.
-        now: Seconds since 1970.
+    ``share`` is that of the sessions in the arm without learned pairs; 0 compares nothing.
     """
     if share <= 0:
         return None

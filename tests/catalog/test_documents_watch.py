@@ -23,8 +23,6 @@ from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.config.reload import Looks
 from mcp_context_proxy.items import Kind
 
-pytestmark = pytest.mark.anyio
-
 Write = Callable[[dict[str, str | bytes]], Path]
 
 PATIENCE = 30

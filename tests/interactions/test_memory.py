@@ -1,7 +1,5 @@
 """Recall of interactions: their order, their owner, and the ones that are forgotten."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

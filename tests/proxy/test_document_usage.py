@@ -1,7 +1,5 @@
 """Use of rules and references is counted as that of tools is: found, given, read, or never used."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,8 +10,6 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.statistics.report import Reports
 from mcp_context_proxy.store.statistics import DAY
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 DOCUMENTS = {

@@ -20,8 +20,6 @@ from mcp_context_proxy.items import Kind
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, THE_USER, Principal
 
-pytestmark = pytest.mark.anyio
-
 QUERY = {"query": "how are commits written"}
 
 
