@@ -24,6 +24,7 @@ from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.catalog.names import Entry, ParsedTools, ToolLists, checked, entry_withheld
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
 from mcp_context_proxy.catalog.uri_owners import (
+    OF_ANOTHERS_TOOL,
     OF_TWO,
     OWN_SKILLS,
     TEMPLATE_BYTES_PER_SERVER,
@@ -140,7 +141,8 @@ class Catalog:
         self._last_entries: dict[tuple[str, str], tuple[bytes, ...]] = {}
         """What each configured server listed last, by server and name of the list."""
         self._owner_of = UriOwners({}, {})
-        self._indexed: tuple[list[Resource], list[Resource], frozenset[str]] = ([], [], frozenset())
+        self._indexed: tuple[list[Resource], list[Resource], frozenset[str], dict[str, frozenset[str]]]
+        self._indexed = [], [], frozenset(), {}
         """The resources and templates that it was made of, and the servers."""
         self._refreshing = threading.Lock()
         self._check: Callable[[], object] = _go_on
@@ -207,10 +209,16 @@ class Catalog:
             templates = self._resources("templates", before.templates, findings)
             prompts = definitions.keep_unchanged(before.prompts, self._prompts(findings))
             servers = self._servers if resources or templates else frozenset[str]()
-            owned = list(resources.values()), list(templates.values()), servers
+            named = {name: parsed.pages for name, parsed in self._lists.last.items() if parsed.pages}
+            owned = list(resources.values()), list(templates.values()), servers, named
             unchanged = owned == self._indexed
-            owner_of = self._owner_of if unchanged else UriOwners(resources, templates, servers)
+            owner_of = self._owner_of if unchanged else UriOwners(resources, templates, servers, named)
             findings += owner_of.overlaps
+            findings += (
+                f"{one.server}: resource {quoted(uri)} is withheld: {OF_ANOTHERS_TOOL}"
+                for uri, one in resources.items()
+                if not one.withheld and owner_of.is_named_by_others(uri, one.server)
+            )
             made = Snapshot(
                 generation=before.generation + 1,
                 sources=sources,
@@ -226,7 +234,11 @@ class Catalog:
                     for one in documents
                     if one.full_name and (uri := uri_of(one.kind, one.full_name)) not in by_uri
                 },
-                resources={uri: one for uri, one in sorted(resources.items()) if one.listed},
+                resources={
+                    uri: one
+                    for uri, one in sorted(resources.items())
+                    if one.listed and not owner_of.is_named_by_others(uri, one.server)
+                },
                 templates={uri: one for uri, one in templates.items() if one.listed},
                 owner_of=owner_of,
                 prompts=prompts,

@@ -95,6 +95,8 @@ RESULT_SIZE: Final = "anthropic/maxResultSizeChars"
 """``_meta`` key of a tool with the length of a result that hosts shall keep whole."""
 APP: Final = "ui"
 """``_meta`` key of a tool with what an MCP App has to do with it."""
+PAGES: Final = ("ui/resourceUri", "openai/outputTemplate")
+"""Older ``_meta`` keys of a tool with the page on which hosts show its results."""
 RESULT_CHARACTERS: Final = 500_000
 """Largest such length that hosts take."""
 
@@ -257,6 +259,8 @@ class Markers(Struct, frozen=True):
     """Length of a result that is kept whole; 0 where the tool says nothing about it."""
     for_models: bool
     """False if it is for the interface of an MCP App alone, or runs as a task only, which is not relayed."""
+    pages: tuple[str, ...] = ()
+    """URIs of the pages on which hosts show its results."""
 
 
 def markers_of(definition: Members) -> Markers:
@@ -273,10 +277,13 @@ def markers_of(definition: Members) -> Markers:
         hinted = ToolClass.READ
     interactive = bytes(meta.get(USER_INTERACTION, b"false")) not in (b"false", b"null")
     size = envelope.number(meta.get(RESULT_SIZE)) or 0
-    visibility = bytes(_members(meta.get(APP)).get("visibility", b""))
+    app = _members(meta.get(APP))
+    visibility = bytes(app.get("visibility", b""))
     task = bytes(_members(definition.get("execution")).get("taskSupport", b""))
     for_models = b"".join(visibility.split()) != b'["app"]' and task != b'"required"'
-    return Markers(hinted, interactive, int(min(max(size, 0), RESULT_CHARACTERS)), for_models)
+    named = (app.get("resourceUri"), *(meta.get(key) for key in PAGES)) if meta else ()
+    pages = tuple(uri for raw in named if (uri := envelope.text(raw)))
+    return Markers(hinted, interactive, int(min(max(size, 0), RESULT_CHARACTERS)), for_models, pages)
 
 
 def class_of(name: str, definition: bytes) -> ToolClass:

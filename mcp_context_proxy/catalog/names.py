@@ -424,6 +424,8 @@ class ParsedTools(Struct, frozen=True):
     findings: tuple[str, ...]
     candidates: Mapping[str, Candidate]
     """Definitions of the tools that are on, by own name."""
+    pages: frozenset[str]
+    """URIs of the pages on which hosts show the results of the tools that are on."""
 
 
 def name_lengths(expose: ExposeConfig) -> tuple[int, ...]:
@@ -481,9 +483,10 @@ def parse_tools(
     tools: dict[str, Tool | TurnedOffTool] = {}
     candidates: dict[str, Candidate] = {}
     findings: list[str] = []
+    pages: set[str] = set()
     for position, entry in enumerate(checked(listed), 1):
         try:
-            tool, remark, candidate = _parse_tool(config, entry, name_lengths, limits)
+            tool, remark, candidate = _parse_tool(config, entry, name_lengths, limits, pages)
         except UnfitError as error:
             findings.append(entry_withheld(position, "tools", error))
             continue
@@ -501,13 +504,13 @@ def parse_tools(
     told = tuple(f"{config.name}: {finding}" for finding in findings)
     on = tuple(tool for tool in tools.values() if isinstance(tool, Tool))
     off = tuple(tool for tool in tools.values() if isinstance(tool, TurnedOffTool))
-    return ParsedTools(config, listed, on, off, told, candidates)
+    return ParsedTools(config, listed, on, off, told, candidates, frozenset(pages))
 
 
 def _parse_tool(
-    config: ServerConfig, entry: Encoded, name_lengths: Sequence[int], limits: Limits
+    config: ServerConfig, entry: Encoded, name_lengths: Sequence[int], limits: Limits, pages: set[str]
 ) -> tuple[Tool | TurnedOffTool, str, Candidate | None]:
-    """Return a tool with a remark on a cut, and the candidate for its approval.
+    """Return a tool with a remark on a cut, and the candidate for its approval; add its pages to `pages`.
 
     Of one that is turned off only name and hints are read.
 
@@ -539,6 +542,7 @@ def _parse_tool(
         shown, remark = definitions.fit(own, limits, is_plain=is_plain)
     except UnfitError as error:
         raise UnfitError(f"tool {name!r}: {error}") from None
+    pages.update(markers.pages)
     hints = Hints(markers.hinted or ToolClass.WRITE, markers.interactive)
     written = entry if shown is definition else shown
     candidate = Candidate.of(Approvable.TOOL, name, entry, written, hints, known)

@@ -67,6 +67,11 @@ def is_own(uri: str) -> bool:
 OF_TWO: Final = "two servers offer a page at this address, and one would get what is meant for the other"
 """Reason why a page for people (`is_page`) leads nowhere."""
 
+OF_ANOTHERS_TOOL: Final = (
+    "a tool of another server names this page, and would show its results on it, and they could call tools"
+)
+"""The same."""
+
 
 def is_page(uri: str) -> bool:
     """Return whether a URI is that of a page with which hosts show the results of a tool to people."""
@@ -222,12 +227,14 @@ class UriOwners:
         resources: Mapping[str, Resource],
         templates: Mapping[str, Resource],
         servers: frozenset[str] = frozenset(),
+        named: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         """Index resources by URI, and templates by URI template, in the order of the configuration.
 
-        ``servers`` has the names of all servers: a skill under the name of one leads to no other.
+        ``servers`` has the names of all servers: a skill under the name of one leads to no other. ``named``
+        has the pages that the tools of each server name.
         """
-        self._resources, self._servers = resources, servers
+        self._resources, self._servers, self._named = resources, servers, named or {}
         self._templates: dict[bytes, list[tuple[UriTemplate, Resource]]] = defaultdict(list)
         for resource in templates.values():
             template = UriTemplate.parse(resource.uri)
@@ -241,7 +248,15 @@ class UriOwners:
         found = self._find(uri)
         if found is not None and skill_claim(uri, found.server, self._servers) is not None:
             return None
+        if found is not None and not found.withheld and self.is_named_by_others(uri, found.server):
+            return replace(found, listed=False, withheld=OF_ANOTHERS_TOOL)
         return found
+
+    def is_named_by_others(self, uri: str, server: str) -> bool:
+        """Return whether tools of other servers are to be shown on this page of a server."""
+        if not self._named:
+            return False
+        return is_page(uri) and any(uri in pages for name, pages in self._named.items() if name != server)
 
     def _find(self, uri: str) -> Resource | None:
         listed = self._resources.get(uri)

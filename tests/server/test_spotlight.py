@@ -12,7 +12,7 @@ from support.servers import Server, Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.protocol.strangers import CLOSE, OPEN, mark_untrusted
+from mcp_context_proxy.results import CLOSE, OPEN, mark_untrusted
 
 pytestmark = pytest.mark.anyio
 
