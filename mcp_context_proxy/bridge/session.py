@@ -128,6 +128,7 @@ class Bridge:
         for lines in _blocks(0, HELD_BYTES):
             self._to_proxy(lines)
         self._end()
+        self._reading.join(LAST_LINES_SECONDS)
 
     def stop(self, *_: object) -> None:
         """Take SIGTERM: end as if the host had closed its end, at the second one at once."""
@@ -139,6 +140,8 @@ class Bridge:
 
     def _stop(self) -> None:
         self._end()
+        if self._under_way:
+            self._reading.join(LAST_LINES_SECONDS)
         with self._noting:
             left = list(self._under_way)
         for key in left:
@@ -146,13 +149,12 @@ class Bridge:
         os._exit(0)
 
     def _end(self) -> None:
-        """Tell the proxy that nothing more comes, and wait for its last answers."""
+        """Tell the proxy that nothing more comes."""
         self._ended = True
         if self._turn.acquire(timeout=LAST_LINES_SECONDS):
             with suppress(OSError):
                 self._peer.shutdown(socket.SHUT_WR)
             self._turn.release()
-        self._reading.join(LAST_LINES_SECONDS)
 
     def _to_proxy(self, lines: bytes) -> None:
         with self._turn:

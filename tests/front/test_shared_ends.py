@@ -144,6 +144,22 @@ async def test_session_that_is_told_to_end_has_its_requests_answered_and_exits_w
     assert "isError" not in answers[2]["result"]
 
 
+async def test_session_without_requests_ends_at_once_when_told_although_the_proxy_hangs(
+    machine: Machine, server: Server
+) -> None:
+    async with machine.host() as client:
+        await client.until_listed("work__echo")
+        (proxy,) = machine.proxies()
+        assert client.process is not None
+        os.kill(proxy, signal.SIGSTOP)
+        try:
+            client.process.terminate()
+            with anyio.fail_after(LAST_LINES_SECONDS / 2):
+                assert await client.process.wait() == 0
+        finally:
+            os.kill(proxy, signal.SIGCONT)
+
+
 async def test_no_request_that_was_answered_is_said_to_be_lost_with_the_proxy(
     machine: Machine, server: Server
 ) -> None:
