@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TypeVar
@@ -19,12 +20,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions, names
-from mcp_context_proxy.catalog.definitions import UnfitError
+from mcp_context_proxy.catalog.definitions import UnfitError, is_page
 from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.catalog.names import Entry, ParsedTools, ToolLists, checked, entry_withheld
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
 from mcp_context_proxy.catalog.uri_owners import (
-    OF_ANOTHERS_TOOL,
     OF_TWO,
     OWN_SKILLS,
     TEMPLATE_BYTES_PER_SERVER,
@@ -32,7 +32,6 @@ from mcp_context_proxy.catalog.uri_owners import (
     UriOwners,
     UriTemplate,
     check_uri,
-    is_page,
     part_for,
     skill_claim,
 )
@@ -141,8 +140,7 @@ class Catalog:
         self._last_entries: dict[tuple[str, str], tuple[bytes, ...]] = {}
         """What each configured server listed last, by server and name of the list."""
         self._owner_of = UriOwners({}, {})
-        self._indexed: tuple[list[Resource], list[Resource], frozenset[str], dict[str, frozenset[str]]]
-        self._indexed = [], [], frozenset(), {}
+        self._indexed: tuple[list[Resource], list[Resource], frozenset[str]] = ([], [], frozenset())
         """The resources and templates that it was made of, and the servers."""
         self._refreshing = threading.Lock()
         self._check: Callable[[], object] = _go_on
@@ -206,19 +204,14 @@ class Catalog:
             )
             documents = [item for source in sources for item in source.items if isinstance(item, Document)]
             resources = self._resources("resources", before.resources, findings)
+            resources |= _pages(tools.values(), resources, findings)
             templates = self._resources("templates", before.templates, findings)
             prompts = definitions.keep_unchanged(before.prompts, self._prompts(findings))
             servers = self._servers if resources or templates else frozenset[str]()
-            named = {name: parsed.pages for name, parsed in self._lists.last.items() if parsed.pages}
-            owned = list(resources.values()), list(templates.values()), servers, named
+            owned = list(resources.values()), list(templates.values()), servers
             unchanged = owned == self._indexed
-            owner_of = self._owner_of if unchanged else UriOwners(resources, templates, servers, named)
+            owner_of = self._owner_of if unchanged else UriOwners(resources, templates, servers)
             findings += owner_of.overlaps
-            findings += (
-                f"{one.server}: resource {quoted(uri)} is withheld: {OF_ANOTHERS_TOOL}"
-                for uri, one in resources.items()
-                if not one.withheld and owner_of.is_named_by_others(uri, one.server)
-            )
             made = Snapshot(
                 generation=before.generation + 1,
                 sources=sources,
@@ -234,11 +227,7 @@ class Catalog:
                     for one in documents
                     if one.full_name and (uri := uri_of(one.kind, one.full_name)) not in by_uri
                 },
-                resources={
-                    uri: one
-                    for uri, one in sorted(resources.items())
-                    if one.listed and not owner_of.is_named_by_others(uri, one.server)
-                },
+                resources={uri: one for uri, one in sorted(resources.items()) if one.listed},
                 templates={uri: one for uri, one in templates.items() if one.listed},
                 owner_of=owner_of,
                 prompts=prompts,
@@ -551,6 +540,24 @@ class _ParsedSkills(Struct, frozen=True):
 
 FINDINGS, FINDING_CHARACTERS = 100, 1_000
 """Findings about one server that are told, and characters of one: a person reads no more."""
+
+
+def _pages(tools: Iterable[Tool], listed: Mapping[str, Resource], findings: list[str]) -> dict[str, Resource]:
+    """Return the pages that tools name and their servers need not list, and those that two servers claim."""
+    pages: dict[str, Resource] = {}
+    named = ((tool, uri) for tool in tools for uri in (tool.page, *tool.other_pages) if uri)
+    for tool, uri in named:
+        first = pages.get(uri) or listed.get(uri)
+        if first is None:
+            with suppress(UnfitError):
+                check_uri(uri)
+                pages[uri] = Resource(tool.server, uri, b"{}", listed=False)
+        elif first.server != tool.server and not first.withheld:
+            findings += (
+                f"{one}: resource {quoted(uri)} is withheld: {OF_TWO}" for one in (first.server, tool.server)
+            )
+            pages[uri] = replace(first, listed=False, withheld=OF_TWO)
+    return pages
 
 
 def _limited(findings: Iterable[str]) -> Iterator[str]:

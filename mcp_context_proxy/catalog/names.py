@@ -93,10 +93,8 @@ def is_full(name: str) -> bool:
 def owner(name: str, servers: Collection[str]) -> str | None:
     """Return the server that a full name belongs to: the one with the longest prefix; None if there is none.
 
-    Args:
-        name: Any name.
-        servers: Names of the servers to choose from. None holds a separator, but one may end with half of it,
-            or begin with a character that gets an underscore before it in a full name.
+    No name of a server holds a separator, but one may end with half of it, or begin with a character that
+    gets an underscore before it in a full name.
     """
     head, separator, rest = name.partition(SEPARATOR)
     if not separator:
@@ -189,19 +187,11 @@ def tool_named(
     compared: int = COMPARED_ON_LOOP,
     name_of: NameOf = EXPOSED,
 ) -> Tool:
-    """Return a tool by its full name, or by its own name where that can mean one server only.
+    """Return a tool by its exposed or full name, or by its own name where that can mean one server only.
 
-    Args:
-        snapshot: The catalog.
-        name: Exposed name, full name or own name.
-        server: Server of the tool, if the caller knows it.
-        compared: Most names that an unknown one is compared with, to suggest one.
-        name_of: Returns the name under which the caller gets a tool.
-
-    Raises:
-        TurnedOffError: the tool with that name is turned off.
-        WithheldError: the tool with that name waits for a person's approval.
-        UnknownItemError: no tool has that name, or several have, or a server that may have it is not known.
+    `compared` is the number of names that an unknown one is compared with, to suggest one. Raises
+    `TurnedOffError` or `WithheldError` for a tool that is turned off or waits for a person's approval, and
+    `UnknownItemError` if no tool has that name, or several have, or a server that may have it is not known.
     """
     tools = snapshot.tools
     found = snapshot.wider.get(name) or by_full_name(tools, name, snapshot.servers)
@@ -424,8 +414,6 @@ class ParsedTools(Struct, frozen=True):
     findings: tuple[str, ...]
     candidates: Mapping[str, Candidate]
     """Definitions of the tools that are on, by own name."""
-    pages: frozenset[str]
-    """URIs of the pages on which hosts show the results of the tools that are on."""
 
 
 def name_lengths(expose: ExposeConfig) -> tuple[int, ...]:
@@ -473,20 +461,15 @@ def parse_tools(
 ) -> ParsedTools:
     """Return the tools of a list, apart from those that the configuration turns off, and findings.
 
-    Args:
-        config: The server and its settings.
-        listed: The definitions as they came.
-        checked: Passes them on one by one; it may end the work by an exception.
-        name_lengths: Longest exposed name, and the lengths of wider ones.
-        limits: Bounds for a definition.
+    ``checked`` passes the definitions on one by one, and may end the work by an exception. ``name_lengths``
+    are the length of the longest exposed name, and those of wider ones.
     """
     tools: dict[str, Tool | TurnedOffTool] = {}
     candidates: dict[str, Candidate] = {}
     findings: list[str] = []
-    pages: set[str] = set()
     for position, entry in enumerate(checked(listed), 1):
         try:
-            tool, remark, candidate = _parse_tool(config, entry, name_lengths, limits, pages)
+            tool, remark, candidate = _parse_tool(config, entry, name_lengths, limits)
         except UnfitError as error:
             findings.append(entry_withheld(position, "tools", error))
             continue
@@ -504,18 +487,15 @@ def parse_tools(
     told = tuple(f"{config.name}: {finding}" for finding in findings)
     on = tuple(tool for tool in tools.values() if isinstance(tool, Tool))
     off = tuple(tool for tool in tools.values() if isinstance(tool, TurnedOffTool))
-    return ParsedTools(config, listed, on, off, told, candidates, frozenset(pages))
+    return ParsedTools(config, listed, on, off, told, candidates)
 
 
 def _parse_tool(
-    config: ServerConfig, entry: Encoded, name_lengths: Sequence[int], limits: Limits, pages: set[str]
+    config: ServerConfig, entry: Encoded, name_lengths: Sequence[int], limits: Limits
 ) -> tuple[Tool | TurnedOffTool, str, Candidate | None]:
-    """Return a tool with a remark on a cut, and the candidate for its approval; add its pages to `pages`.
+    """Return a tool with a remark on a cut, and the candidate for its approval.
 
-    Of one that is turned off only name and hints are read.
-
-    Raises:
-        UnfitError: The tool cannot be shown.
+    Of one that is turned off only name and hints are read. Raises `UnfitError` if the tool cannot be shown.
     """
     definition = bytes(entry)
     try:
@@ -542,7 +522,6 @@ def _parse_tool(
         shown, remark = definitions.fit(own, limits, is_plain=is_plain)
     except UnfitError as error:
         raise UnfitError(f"tool {name!r}: {error}") from None
-    pages.update(markers.pages)
     hints = Hints(markers.hinted or ToolClass.WRITE, markers.interactive)
     written = entry if shown is definition else shown
     candidate = Candidate.of(Approvable.TOOL, name, entry, written, hints, known)
@@ -562,6 +541,8 @@ def _parse_tool(
         interactive=markers.interactive,
         asked_by=asked_by(config, name, danger.tool_class),
         result_characters=markers.result_characters,
+        page=markers.page,
+        other_pages=markers.other_pages,
         wider_names=tuple(wider),
     )
     return tool, remark, candidate

@@ -32,8 +32,6 @@ OWN_SCHEMES: Final = frozenset({"rule", "reference", "context"})
 """Schemes of the proxy's own resources, in small letters."""
 
 SKILL_SCHEME: Final = "skill://"
-PAGE_SCHEME: Final = "ui"
-"""Scheme of MCP Apps, which tools name in their ``_meta``."""
 
 OWN_SKILLS: Final = "own.folders"
 """First part of the URIs of the user's own skills. No server has that name: it has a dot."""
@@ -67,16 +65,6 @@ def is_own(uri: str) -> bool:
 OF_TWO: Final = "two servers offer a page at this address, and one would get what is meant for the other"
 """Reason why a page for people (`is_page`) leads nowhere."""
 
-OF_ANOTHERS_TOOL: Final = (
-    "a tool of another server names this page, and would show its results on it, and they could call tools"
-)
-"""The same."""
-
-
-def is_page(uri: str) -> bool:
-    """Return whether a URI is that of a page with which hosts show the results of a tool to people."""
-    return uri.partition(":")[0].strip().lower() == PAGE_SCHEME
-
 
 def skill_claim(uri: str, server: str, servers: Iterable[str]) -> str | None:
     """Return whose skill a person takes the ``skill:`` URI of a server for, if that is another's.
@@ -96,8 +84,7 @@ def skill_claim(uri: str, server: str, servers: Iterable[str]) -> str | None:
 def check_uri(uri: str, member: str = "uri") -> None:
     """Check a server's URI, or the literal beginning of its template.
 
-    Raises:
-        UnfitError: It is no URI, it is too long, or its scheme belongs to the proxy.
+    Raises `UnfitError` if it is no URI, it is too long, or its scheme belongs to the proxy.
     """
     if len(_bytes(uri)) > URI_BYTES:
         raise UnfitError(f"its {member} is over {URI_BYTES:,} bytes")
@@ -125,8 +112,8 @@ class UriTemplate(Struct, frozen=True):
     def parse(cls, template: str) -> UriTemplate:
         """Parse a URI template (RFC 6570).
 
-        Raises:
-            UnfitError: It is malformed or over a bound, or has no literal scheme or one of the proxy's.
+        Raises `UnfitError` if it is malformed or over a bound, or has no literal scheme or one of the
+        proxy's.
         """
         if len(_bytes(template)) > TEMPLATE_BYTES:
             raise UnfitError(f"its uriTemplate is over {TEMPLATE_BYTES:,} bytes")
@@ -227,14 +214,12 @@ class UriOwners:
         resources: Mapping[str, Resource],
         templates: Mapping[str, Resource],
         servers: frozenset[str] = frozenset(),
-        named: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         """Index resources by URI, and templates by URI template, in the order of the configuration.
 
-        ``servers`` has the names of all servers: a skill under the name of one leads to no other. ``named``
-        has the pages that the tools of each server name.
+        ``servers`` has the names of all servers: a skill under the name of one leads to no other.
         """
-        self._resources, self._servers, self._named = resources, servers, named or {}
+        self._resources, self._servers = resources, servers
         self._templates: dict[bytes, list[tuple[UriTemplate, Resource]]] = defaultdict(list)
         for resource in templates.values():
             template = UriTemplate.parse(resource.uri)
@@ -248,15 +233,7 @@ class UriOwners:
         found = self._find(uri)
         if found is not None and skill_claim(uri, found.server, self._servers) is not None:
             return None
-        if found is not None and not found.withheld and self.is_named_by_others(uri, found.server):
-            return replace(found, listed=False, withheld=OF_ANOTHERS_TOOL)
         return found
-
-    def is_named_by_others(self, uri: str, server: str) -> bool:
-        """Return whether tools of other servers are to be shown on this page of a server."""
-        if not self._named:
-            return False
-        return is_page(uri) and any(uri in pages for name, pages in self._named.items() if name != server)
 
     def _find(self, uri: str) -> Resource | None:
         listed = self._resources.get(uri)

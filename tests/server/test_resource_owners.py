@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 from support.ledger import until
-from support.proxies import Host, command, inside
+from support.proxies import Host, command, host_of, inside
 from support.raw_client import LOOK_SECONDS, PATIENCE, RawClient, RpcError
 from support.servers import Server, Workshop, tool
 from support.wires import stdio
@@ -14,8 +14,6 @@ from support.wires import stdio
 from mcp_context_proxy.protocol.eras import OWN_PREFIX
 from mcp_context_proxy.results import LINKS_KEPT, OWNERS_KEPT
 from mcp_context_proxy.trust import Principal, Role
-
-pytestmark = pytest.mark.anyio
 
 UPDATED = "notifications/resources/updated"
 SERVER_KEY = OWN_PREFIX + "server"
@@ -159,8 +157,7 @@ async def test_a_template_of_many_expressions_delays_nobody(workshop: Workshop) 
 async def test_a_catch_all_of_an_earlier_server_takes_nothing_from_a_later_one(workshop: Workshop) -> None:
     workshop.server("evil", templates=templates("file:{+all}", "note:{+all}"))
     workshop.server("good", resources=listed("note://1"), templates=templates("file:///docs/{name}"))
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(), "modern") as host:
         found = {
             uri: await reader(host, uri)
             for uri in ("note://1", "file:///docs/a", "file:///docs/a/b", "file:///etc/a")
@@ -232,8 +229,9 @@ async def test_a_page_that_two_servers_have_is_that_of_neither(workshop: Worksho
         {"ui": {"resourceUri": "ui://pay/page.html"}},
         {"ui/resourceUri": "ui://pay/page.html"},
         {"openai/outputTemplate": "ui://pay/page.html"},
+        {"ui": {"resourceUri": "ui://own"}, "ui/resourceUri": "ui://pay/page.html"},
     ],
-    ids=["app", "older", "openai"],
+    ids=["app", "older", "openai", "both"],
 )
 async def test_no_tool_is_shown_on_the_page_of_another_server(
     workshop: Workshop, era: str, meta: dict[str, Any]
@@ -252,7 +250,7 @@ async def test_no_tool_is_shown_on_the_page_of_another_server(
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, era)
         await host.request("tools/call", {"name": "evil__show", "arguments": {}})
-        for uri, why in ((page, "a tool of another server names this page"), ("ui://made", "unknown")):
+        for uri, why in ((page, "two servers offer a page at this address"), ("ui://made", "unknown")):
             with pytest.raises(RpcError, match=why):
                 await host.request("resources/read", {"uri": uri})
         assert [await reader(host, uri) for uri in (other, "ui://own")] == ["bank", "evil"]
@@ -260,23 +258,8 @@ async def test_no_tool_is_shown_on_the_page_of_another_server(
         findings = proxy.catalog.snapshot.findings
 
     assert page not in shown
-    assert [finding.partition(":")[0] for finding in findings if page in finding] == ["bank"]
+    assert [finding.partition(":")[0] for finding in findings if page in finding] == ["bank", "evil"]
     assert asked(bank) == [other]
-
-
-async def test_no_tool_is_shown_on_a_page_that_a_template_of_another_server_has(
-    workshop: Workshop, era: str
-) -> None:
-    meta = {"ui": {"resourceUri": "ui://pay/1"}}
-    workshop.server("evil", tools=[tool("show", _meta=meta)])
-    bank = workshop.server("bank", templates=templates("ui://pay/{number}"))
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
-        with pytest.raises(RpcError, match="a tool of another server names this page"):
-            await host.request("resources/read", {"uri": "ui://pay/1"})
-        assert await reader(host, "ui://pay/2") == "bank"
-
-    assert asked(bank) == ["ui://pay/2"]
 
 
 async def test_a_listed_resource_names_its_server_whatever_the_server_claims(
@@ -289,8 +272,7 @@ async def test_a_listed_resource_names_its_server_whatever_the_server_claims(
         resources=[{"uri": "note://1", **entry}, {"uri": "note://2", **entry, "_meta": "bank"}],
         templates=[{"uriTemplate": "note://{id}", **entry}],
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         resources = (await host.request("resources/list"))["resources"]
         listed_templates = (await host.request("resources/templates/list"))["resourceTemplates"]
 
@@ -357,8 +339,7 @@ async def test_only_the_owner_of_a_resource_announces_its_updates(workshop: Work
     (workshop.folder / "rules").mkdir()
     (workshop.folder / "rules" / "mine.md").write_text("# Mine\n", encoding="utf-8")
     workshop.server("forger", **touching("rule://mine"))
-    async with inside(workshop.config(documents=[{"kind": "rule", "path": "rules"}])) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(documents=[{"kind": "rule", "path": "rules"}]), "handshake") as host:
         for uri in ("note://good", "note://evil", "rule://mine"):
             await host.request("resources/subscribe", {"uri": uri})
         for name in ("evil", "forger", "unheard"):
@@ -378,8 +359,7 @@ async def test_a_subscription_follows_its_resource_to_another_server(workshop: W
     two = workshop.server(
         "two", tools=[tool("touch")], calls={"touch": [touch]}, resources=listed("note://1")
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         await host.request("resources/subscribe", {"uri": "note://1"})
         assert (asked(one, "resources/subscribe"), asked(two, "resources/subscribe")) == (["note://1"], [])
         await host.call("one__leave")
