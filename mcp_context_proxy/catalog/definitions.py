@@ -112,11 +112,9 @@ class UnfitError(ValueError):
 def fit(definition: bytes, limits: Limits, *, is_plain: bool | None = None) -> tuple[bytes, str]:
     """Return a definition as it may be shown, with a remark for a person where something was cut.
 
-    `is_plain` is the answer of `fingerprints.fingerprint_if_plain`, where that is known. Of a member that
-    is named twice the last stays: some readers take the first, some the last, and some refuse the whole list.
-
-    Raises:
-        UnfitError: It is over a bound, or hides characters where nothing can be changed.
+    `is_plain` is the answer of `fingerprints.fingerprint_if_plain`, where that is known. Of a member that is
+    named twice the last stays: some readers take the first, some the last, and some refuse the whole list.
+    Raises `UnfitError` if it is over a bound, or hides characters where nothing can be changed.
     """
     members = envelope.members(definition)
     for name in SCHEMAS:

@@ -84,8 +84,7 @@ def skill_claim(uri: str, server: str, servers: Iterable[str]) -> str | None:
 def check_uri(uri: str, member: str = "uri") -> None:
     """Check a server's URI, or the literal beginning of its template.
 
-    Raises:
-        UnfitError: It is no URI, it is too long, or its scheme belongs to the proxy.
+    Raises `UnfitError` if it is no URI, it is too long, or its scheme belongs to the proxy.
     """
     if len(_bytes(uri)) > URI_BYTES:
         raise UnfitError(f"its {member} is over {URI_BYTES:,} bytes")
@@ -113,8 +112,8 @@ class UriTemplate(Struct, frozen=True):
     def parse(cls, template: str) -> UriTemplate:
         """Parse a URI template (RFC 6570).
 
-        Raises:
-            UnfitError: It is malformed or over a bound, or has no literal scheme or one of the proxy's.
+        Raises `UnfitError` if it is malformed or over a bound, or has no literal scheme or one of the
+        proxy's.
         """
         if len(_bytes(template)) > TEMPLATE_BYTES:
             raise UnfitError(f"its uriTemplate is over {TEMPLATE_BYTES:,} bytes")

@@ -349,10 +349,8 @@ class ToolList:
     def header_schema(self, name: str, listed: bool) -> dict[str, Any] | None:
         """Return the input schema of a tool whose calls repeat arguments in HTTP headers; None for any other.
 
-        Args:
-            name: Name of the tool.
-            listed: Whether only names in the base list count: a client that was never shown a tool cannot
-                know its headers.
+        If ``listed``, only names in the base list count: a client that was never shown a tool cannot know its
+        headers.
         """
         snapshot = self._catalog.snapshot
         tool = snapshot.tools.get(name) or snapshot.wider.get(name)

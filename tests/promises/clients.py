@@ -1,7 +1,5 @@
 """The promises of SECURITY.md about clients, questions, logins, results and documents."""
 
-from __future__ import annotations
-
 from promises.promise import Promise
 
 HTTP = "front/test_http.py::"

@@ -1,7 +1,5 @@
 """The promises of README.md."""
 
-from __future__ import annotations
-
 from promises.promise import Promise
 
 INSTALL = "cli/test_install.py::"
