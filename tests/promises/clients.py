@@ -61,7 +61,7 @@ CLIENTS = (
             "web/test_strangers.py::test_no_answer_can_be_taken_for_a_page",
             PAGE + "test_html_in_a_description_is_shown_as_text",
             PAGE + "test_the_page_cannot_insert_text_as_markup",
-            PAGE + "test_nothing_is_loaded_from_elsewhere",
+            "web/test_servers_page.py::test_nothing_is_loaded_from_elsewhere",
             PAGE + "test_the_token_leaves_the_address_at_once_and_stays_in_the_tab",
         ),
     ),
