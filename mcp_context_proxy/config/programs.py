@@ -232,9 +232,7 @@ def _package(args: tuple[str, ...], start: int) -> tuple[int, str, str] | None:
 def package_version(config: ServerConfig, group: int | None) -> str:
     """Return name and version of the package that a server runs; empty where that cannot be told.
 
-    Args:
-        config: The server.
-        group: Its process group, if it runs.
+    `group` is its process group, if it runs.
     """
     if config.command is None:
         return ""
@@ -460,8 +458,7 @@ def spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
 def folder_of(config: ServerConfig) -> Path:
     """Return the working folder of a program; the home folder for a configuration that is no file.
 
-    Raises:
-        OSError: The folder in which the proxy was started no longer exists.
+    Raises `OSError` if the folder in which the proxy was started no longer exists.
     """
     if config.cwd == LAUNCH:
         return Path.cwd()

@@ -327,11 +327,7 @@ def sources(
 ) -> dict[str, SecretSource]:
     """Return the sources of one configuration by prefix; each value is fetched once.
 
-    Args:
-        commands: Whether the configuration allows commands.
-        is_host_file: Whether it is the file of a host, which may come with a repository.
-        folder: Folder in which commands run.
-        environ: Their environment.
+    `is_host_file` is true for the file of a host, which may come with a repository. Commands run in `folder`.
     """
 
     def run(text: str) -> str:

@@ -357,10 +357,8 @@ class ContextEngine:
     async def replay(self, then: RequestContext, filters: SearchFilters) -> RequestContext:
         """Return the context that a recorded request would have now, outside of its session.
 
-        It has the options of then, and is not recorded.
-
-        Raises:
-            UnknownFilterError: a server, category or tag of its filters does not exist any more.
+        It has the options of then, and is not recorded. Raises `UnknownFilterError` if a server, category or
+        tag of its filters does not exist any more.
         """
         scope = Scope(None if then.kinds is None else frozenset(then.kinds), filters)
         selection = Selection(query=then.query, origin=then.origin, options=then.options, scope=scope)
@@ -417,7 +415,9 @@ class ContextEngine:
 
     async def state(self, session: SessionContext) -> SessionState:
         """Return the current context of a session, without names of what its client may not know."""
-        begun_with, snapshot = session.rights.all_presets, self._catalog.snapshot
+        wanted, snapshot = session.rights.all_presets, self._catalog.snapshot
+        missing = self.presets.unknown(wanted)
+        begun_with = tuple(name for name in wanted if name not in missing)
         hidden = ACTING.get().limited
 
         def known(keys: Iterable[ItemKey]) -> tuple[RemovedItem, ...]:
@@ -457,8 +457,7 @@ class ContextEngine:
     ) -> None:
         """Add an item to a session by hand, whatever its include mode; a model may add ``agent`` items only.
 
-        Raises:
-            NotForModelsError: only a person may add it.
+        Raises `NotForModelsError` if only a person may add it.
         """
         context_session.add(session, self._decided(session, kind, name, server, by_model))
 
@@ -473,8 +472,7 @@ class ContextEngine:
     ) -> None:
         """Remove an item from all contexts of a session, until it is added again; for a model as in `add`.
 
-        Raises:
-            NotForModelsError: only a person may remove it.
+        Raises `NotForModelsError` if only a person may remove it.
         """
         context_session.remove(session, self._decided(session, kind, name, server, by_model))
 

@@ -140,11 +140,6 @@ class SessionContext(Struct, eq=False, weakref=True):
         """The name under which its client introduced itself; None where that is not known."""
         return None
 
-    @property
-    def changed(self) -> bool:
-        """True if its tool list can differ from the list without a session."""
-        return bool(self.shown or self.added or self.removed)
-
     def asked(self, request_id: str, query: str) -> None:
         """Note that a request context was built for a query."""
         self.query, self.latest_request = query, request_id
@@ -154,8 +149,7 @@ class SessionContext(Struct, eq=False, weakref=True):
     def means(self, kind: str, name: str, server: str) -> None:
         """Note the server that a name leads to, unless the name states its server.
 
-        Raises:
-            ChangedMeaningError: the name led to another server before.
+        Raises `ChangedMeaningError` if the name led to another server before.
         """
         if names.is_full(name):
             return
@@ -426,8 +420,7 @@ QUERY_CHARACTERS = 4000
 def handle_of(meta: Members, handles: Handles, principal: str | None = None) -> Handle | None:
     """Return the context handle that the ``_meta`` of a request names; None if it names none.
 
-    Raises:
-        RequestError: the handle is unknown, was forgotten, or belongs to another principal.
+    Raises `RequestError` if the handle is unknown, was forgotten, or belongs to another principal.
     """
     wanted = envelope.text(meta.get(eras.CONTEXT_KEY))
     if wanted is None:
@@ -454,10 +447,8 @@ def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None
     """Return an item by name; see `catalog.names` for the names that a tool has.
 
     The URI of a document names it whatever the kind is, because answers and lists write it so; its own name
-    does, too, where no tool has that name.
-
-    Raises:
-        UnknownItemError: no item has that name, or it cannot be told which is meant.
+    does, too, where no tool has that name. Raises `UnknownItemError` if no item has that name, or it cannot
+    be told which is meant.
     """
     own = None if kind is Kind.TOOL else item_by(snapshot, (kind, name))
     document = own or snapshot.document(name)
@@ -517,8 +508,7 @@ def decided(session: SessionContext, item: Item) -> None:
 def add(session: SessionContext, item: Item) -> None:
     """Add an item by hand; an ``always`` item that was not removed is there already and stays ``always``.
 
-    Raises:
-        ChangedMeaningError: the name under which a tool is exposed meant another server before.
+    Raises `ChangedMeaningError` if the name under which a tool is exposed meant another server before.
     """
     key = key_of(item)
     if isinstance(item, Tool):

@@ -87,10 +87,8 @@ def party_of(in_flight: Iterable[Outgoing]) -> Party | None:
 async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | None) -> bytes:
     """Answer a request of a server by asking the one party whose call it belongs to.
 
-    `owner` is the latest request on a connection that serves one party alone; None on a shared one.
-
-    Raises:
-        RequestError: the client refuses, or it is not known which client to ask.
+    `owner` is the latest request on a connection that serves one party alone; None on a shared one. Raises
+    `RequestError` if the client refuses, or it is not known which client to ask.
     """
     if method == "ping":
         return b"{}"

@@ -36,7 +36,7 @@ from mcp_context_proxy.protocol.eras import HANDSHAKE
 from mcp_context_proxy.protocol.framing import Oversized
 from mcp_context_proxy.protocol.strangers import quoted
 from mcp_context_proxy.system import Bucket
-from mcp_context_proxy.system.threads import Reply, in_task, in_thread
+from mcp_context_proxy.system.threads import Reply, in_task, in_thread_if
 
 logger = logging.getLogger(__name__)
 
@@ -315,8 +315,7 @@ class Peer:
 def result_of(server: str, message: envelope.Envelope) -> bytes:
     """Return the encoded result in a response.
 
-    Raises:
-        DownstreamError: the server answered with an error, or with no result.
+    Raises `DownstreamError` if the server answered with an error, or with no result.
     """
     if message.error is not UNSET:
         error = envelope.decode_error(message.error)
@@ -376,7 +375,7 @@ class ServerRequests:
         try:
             with self._open[request_id]:
                 large = isinstance(params, Raw) and len(params) > envelope.TAKEN_APART_BYTES
-                members = await in_thread(_members, params) if large else _members(params)
+                members = await in_thread_if(large, _members, params)
                 try:
                     with anyio.fail_after(self._seconds):
                         result = await self._answer(self._peer, method, members)

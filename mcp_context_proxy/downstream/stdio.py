@@ -45,7 +45,7 @@ from mcp_context_proxy.protocol.framing import (
 from mcp_context_proxy.protocol.strangers import clean, one_line, unmarked
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import descriptor_shortage, group_ended, group_installed
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread, load
 
 logger = logging.getLogger(__name__)
 
@@ -473,7 +473,8 @@ async def open_sdk_channel(
     Raises:
         Exception: any error of the transport, possibly in an exception group.
     """
-    from mcp.client.stdio import StdioServerParameters, stdio_client  # noqa: PLC0415 - 0.4 s, nowhere else
+    await load("mcp.client.stdio")
+    from mcp.client.stdio import StdioServerParameters, stdio_client  # noqa: PLC0415 - 1 s, nowhere else
     from mcp.shared.message import SessionMessage  # noqa: PLC0415
     from mcp_types import jsonrpc_message_adapter  # noqa: PLC0415
 

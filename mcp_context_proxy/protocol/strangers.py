@@ -274,19 +274,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-SESSION_ID: Final = pattern(r"\b[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}\b")
-"""Ids of sessions over HTTP. Together with the token, an id gives access to the session."""
-
-
 class LogFormatter(logging.Formatter):
     """Escapes control characters in log messages: a terminal would obey those of servers and clients."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the lines of one message, without the ids of sessions."""
+        """Return the lines of one message."""
         level = "" if record.levelno == NOTICE else f"{record.levelname}: "
         text = f"mcp-context-proxy: {level}{super().format(record)}"
-        if record.name == "root" or record.name.startswith("mcp."):
-            text = SESSION_ID.sub("[session]", text)
         return text if text.isascii() and text.isprintable() else clean("".join(map(_printable, text)))
 
 
@@ -474,11 +468,9 @@ def in_words(
 ) -> str:
     """Return why a value does not have a form, for the person or model who wrote it.
 
-    Args:
-        error: The error of msgspec, whose own words are those of a programmer.
-        form: The type that was asked for.
-        whole: Name of the value, where it has a fault as a whole.
-        named: Members that an error about an unknown one names, by the path of their object; by default all.
+    The words of msgspec are those of a programmer. ``whole`` names the value where it has a fault as a whole;
+    ``named`` are the members that an error about an unknown one names, by the path of their object: by
+    default all.
     """
     if isinstance(error, RecursionError):
         return f"{whole}: nested too deeply"

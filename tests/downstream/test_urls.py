@@ -15,10 +15,11 @@ import anyio
 import httpx2
 import pytest
 from support.ledger import until
-from support.proxies import Host, HttpProxy, host_of, http_proxy, inside
+from support.proxies import Host, HttpProxy, host_of, http_proxy, inside, real_command
 from support.raw_client import OWN
 from support.servers import Server, Workshop, tool
 from support.tables import each
+from support.wires import stdio
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.downstream.http_client import without_message
@@ -473,3 +474,21 @@ async def test_the_cookies_of_a_server_are_sent_back_and_bounded(workshop: Works
 
     assert all("affinity=one" in cookies for cookies in sent)
     assert max(map(len, sent)) < 33 * 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell what a process has loaded")
+async def test_servers_at_urls_are_served_without_loading_the_sdk(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_CONTEXT_PROXY_DEBUGGABLE", "1")
+    for era in DOWNSTREAM:
+        workshop.http_server(era, era=era, tools=[tool("echo")])
+    workshop.sse_server("sse", tools=[tool("echo")])
+    async with stdio(real_command(workshop.config())) as client:
+        await client.until_listed("modern__echo", "handshake__echo", "sse__echo")
+        for server in (*DOWNSTREAM, "sse"):
+            await client.call(f"{server}__echo")
+        assert client.process is not None
+        loaded = await anyio.Path(f"/proc/{client.process.pid}/maps").read_text("utf-8")
+
+    assert "pydantic_core" not in loaded

@@ -16,6 +16,7 @@ DOCUMENTS = {
     "rules/commits.md": "---\ndescription: How commits are worded\n---\n# Commits\n\nSay why, in one line.\n",
     "rules/tone.md": "---\ninclude: always\n---\n# Tone\n\nWrite plain English.\n",
     "references/billing.md": "# Billing\n\nHow an invoice is numbered and when it is due.\n",
+    "rules/freeze.md": "---\ninclude: manual\n---\n# Freeze\n\nMerge nothing.\n",
     "references/moon.md": "# Phases of the moon\n\nWhen the moon is full.\n",
 }
 

@@ -242,10 +242,10 @@ async def test_between_modern_peers_a_question_is_named_and_its_state_unchanged(
 async def test_between_modern_peers_the_clients_capabilities_reach_the_server(workshop: Workshop) -> None:
     server = asking(workshop, "modern")
     async with inside(workshop.config()) as proxy:
-        await Host(proxy, "modern", {"elicitation": {"form": {}}, "x": 1}).call("curious__input")
+        await Host(proxy, "modern", CAPABLE | {"x": 1}).call("curious__input")
 
     (call,) = server.ledger.calls("input")
-    assert call["_meta"][PREFIX + "clientCapabilities"] == {"elicitation": {"form": {}}, "x": 1}
+    assert call["_meta"][PREFIX + "clientCapabilities"] == CAPABLE | {"x": 1}
     assert call["_meta"][PREFIX + "clientInfo"] == {"name": "host", "version": "1"}
 
 
@@ -353,6 +353,24 @@ async def test_a_modern_client_without_url_elicitation_is_told_which_capability_
 
     assert refused.value.code == -32021
     assert refused.value.data == {"requiredCapabilities": {"elicitation": {"url": {}}}}
+
+
+@each(
+    ("declared", "lacking"),
+    [
+        ({}, {"elicitation": {}}),
+        ({"elicitation": {}}, {"sampling": {}}),
+        ({"elicitation": {"url": {}}, "sampling": {}}, {"elicitation": {"form": {}}}),
+    ],
+)
+async def test_a_modern_client_gets_no_request_of_a_modern_server_beyond_its_capabilities(
+    modern: Proxy, declared: dict[str, Any], lacking: dict[str, Any]
+) -> None:
+    with pytest.raises(RpcError, match="'curious'") as refused:
+        await Host(modern, "modern", declared).call("curious__input")
+
+    assert refused.value.code == -32021
+    assert refused.value.data == {"requiredCapabilities": lacking}
 
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])

@@ -322,18 +322,6 @@ async def test_a_program_finds_the_skills_of_servers_over_rest(workshop: Worksho
                     found = [one["name"] for one in answer["items"] if one["type"] == "reference"]
 
 
-async def test_a_model_gets_the_text_of_a_skill_clean_and_named(workshop: Workshop, era: str) -> None:
-    hidden = MANIFEST + "Obey.\u200b\u202e\n"
-    files = {"SKILL.md": hidden}
-    shop(workshop, skills=[entry(REFUNDS, files)], files=texts(REFUNDS, files))
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
-        text = await proxy.gateway.resources.skills.text(f"{SERVED}/SKILL.md", {}, host.caller({}))
-
-    assert text.startswith("[server 'shop' says] ---\nname: refunds")
-    assert text.endswith("Obey.\n")
-
-
 # Owners
 
 
