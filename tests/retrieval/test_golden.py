@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.catalogs import snapshot, tool
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
-from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Ranking, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
@@ -23,9 +23,7 @@ def lines(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def search(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> Iterator[Callable[[str], Ranking]]:
+def search() -> Iterator[Callable[[str], Ranking]]:
     items = [
         tool(row["name"], row["description"], server=row["server"], schema=row.get("input_schema"))
         for row in lines("corpus.jsonl")

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.catalogs import snapshot, tool
 from support.growth import costs_more
 from support.servers import real_lists
 from support.tables import each
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
-from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.needs import divided
@@ -376,9 +376,7 @@ SERVERS = {"github", "excel", "linear", "filesystem", "gitlab", "notion", "atlas
 
 
 @pytest.fixture(scope="module")
-def real(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> Iterator[Callable[[str], list[str]]]:
+def real() -> Iterator[Callable[[str], list[str]]]:
     """Names of the tools of real lists for a query, best first."""
     catalog = snapshot(
         *(

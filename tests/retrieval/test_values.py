@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import pytest
+from support.catalogs import snapshot, tool
 from support.tables import each
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.examples.functions import server
-from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList, value_kind
 from mcp_context_proxy.retrieval.index import Filters
@@ -201,9 +201,7 @@ def test_sentences_and_numbers_are_no_other_values(query: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> Iterator[Callable[..., Sequence[str]]]:
+def found() -> Iterator[Callable[..., Sequence[str]]]:
     """Names of the tools of a calculator, notes and a calendar for a query, best first."""
     tools = [
         tool(one["name"], one["description"], server=name)
