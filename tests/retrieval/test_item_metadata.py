@@ -7,7 +7,6 @@ from support import catalogs
 from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import markers_of
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.engine import Engine
@@ -18,8 +17,6 @@ from mcp_context_proxy.retrieval.item_metadata import (
     item_text,
     metadata_of,
 )
-from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.trust.guard import danger_of
 from mcp_context_proxy.web.search import described
 
@@ -203,7 +200,9 @@ def test_values_are_embedded_with_a_short_description() -> None:
         ("make it grayscale", "op25"),
     ],
 )
-def test_badly_described_tools_are_found_by_their_other_fields(query: str, expected: str) -> None:
+def test_badly_described_tools_are_found_by_their_other_fields(
+    engine: Engine, query: str, expected: str
+) -> None:
     def operation(name: str, description: str, members: dict[str, Any], **configured: Any) -> Tool:
         told = {"name": name, "description": description, "inputSchema": {}, **members}
         definition = json.dumps(told).encode()
@@ -225,10 +224,7 @@ def test_badly_described_tools_are_found_by_their_other_fields(query: str, expec
         catalogs.tool("list_users", "List the users of the workspace.", server="chat"),
         catalogs.tool("copy_document", "Create a copy of a document.", server="word"),
     ]
-    with open_store("memory") as store:
-        embedder = CachedEmbedder(LazyModel(), store.vectors)
-        engine = Engine(embedder, embedder, calibration=packaged_background())
-        ranking = engine.search(query, catalogs.snapshot(*tools, *others))
+    ranking = engine.search(query, catalogs.snapshot(*tools, *others))
 
     assert ranking.fits
     assert ranking.results[0].item.name == expected
