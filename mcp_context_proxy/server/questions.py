@@ -52,7 +52,7 @@ from mcp_context_proxy.protocol.strangers import (
 )
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread_if
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +112,7 @@ class ClientQuestions(Struct, eq=False):
 async def ask_client(caller: Caller, ask: Ask, method: str, params: Members) -> bytes:
     """Make a request of the client by `ask`, within the capabilities that it declared.
 
-    Raises:
-        RequestError: the client did not declare the capability, or refuses.
+    Raises `RequestError` if the client did not declare the capability, or refuses.
     """
     lacking = _lacking(caller, method, params)
     if lacking is not None:
@@ -175,8 +174,7 @@ def answers_in(params: Members) -> list[str]:
 
 async def input_required(result: bytes) -> Members | None:
     """Return the members of a result that requires input, if it does; a large one is read in a thread."""
-    large = len(result) > BLOCKING_BYTES
-    return await in_thread(_input_required, result) if large else _input_required(result)
+    return await in_thread_if(len(result) > BLOCKING_BYTES, _input_required, result)
 
 
 def _input_required(result: bytes) -> Members | None:
@@ -209,9 +207,8 @@ async def checked_requests(
 ) -> bytes:
     """Return a result with its requests as they may reach a modern client.
 
-    Raises:
-        InputMissingError: a request was refused.
-        RequestError: the client did not declare that it can be asked so.
+    Raises `InputMissingError` if a request was refused, and `RequestError` if the client did not declare
+    that it can be asked so.
     """
     shown: dict[str, Members] = {}
     lacking: dict[str, Any] | None = None
@@ -230,7 +227,9 @@ async def checked_requests(
     if lacking is not None:
         message = f"server {client.name!r} asks for what the client did not declare: {', '.join(lacking)}"
         # A mode that nobody knows would be a text of the server without its name.
-        known = {name: {part: {} for part in parts if part in _PARTS} for name, parts in lacking.items()}
+        known = {
+            of: {part: dict[str, Any]() for part in told if part in _PARTS} for of, told in lacking.items()
+        }
         raise RequestError(eras.MISSING_CAPABILITY, message, {"requiredCapabilities": known})
     if required:
         parts["inputRequests"] = envelope.raw(shown)
@@ -268,10 +267,8 @@ def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> byte
     """Turn the error by which a handshake-era server sends a person to a URL into a modern result.
 
     The error has been checked. The call has not run, so the client repeats it when the person has been there;
-    nothing waits meanwhile. Returns None if the error is another one, or if the person has declined.
-
-    Raises:
-        RequestError: the client did not declare that it can be asked so.
+    nothing waits meanwhile. Returns None if the error is another one, or if the person has declined. Raises
+    `RequestError` if the client did not declare that it can be asked so.
     """
     elicitations = None
     if error.code == eras.URL_ELICITATION_REQUIRED and isinstance(error.data, Raw):
@@ -312,9 +309,7 @@ async def _checked(client: DownstreamClient, method: str, params: Members) -> Me
     try:
         if method == ELICITATION and size > ELICITATION_BYTES:
             raise RequestError(INVALID_PARAMS, f"an elicitation may have {ELICITATION_BYTES:,} bytes")
-        if size > BLOCKING_BYTES:
-            return await in_thread(checked, client, method, params)
-        return checked(client, method, params)
+        return await in_thread_if(size > BLOCKING_BYTES, checked, client, method, params)
     except RequestError as error:
         logger.warning("%s: %s was not passed on: %s", client.name, quoted(clean(method)), error.message)
         raise
@@ -342,7 +337,7 @@ def checked(client: DownstreamClient, method: str, params: Members) -> Members:
     if method in (ELICITATION, SAMPLING):
         meta[eras.SERVER_KEY] = server
     if method == ELICITATION:
-        _check_elicitation(asked)
+        _check_elicitation(asked, client.config.url)
         message = asked.get("message")
         asked["message"] = named(server, message if isinstance(message, str) else "", "asks")
     elif method == SAMPLING:
@@ -396,8 +391,8 @@ def _check_roles(messages: Any) -> None:
 def check_prompt(server: str, result: bytes) -> None:
     """Refuse a prompt with a message that some hosts would give a model as that of its system.
 
-    Raises:
-        BadAnswerError: there is one, perhaps under a name that comes twice or is spelled in another way.
+    Raises `BadAnswerError` if there is one, perhaps under a name that comes twice or is spelled in another
+    way.
     """
     # As pairs: of a name that comes twice, some readers take the first value, and some the last.
     for name, messages in json.loads(result, object_pairs_hook=_Pairs):
@@ -422,10 +417,10 @@ def _bound_sampling(asked: dict[str, Any], most: int) -> None:
     asked["maxTokens"] = wanted if usable else most
 
 
-def _check_elicitation(asked: dict[str, Any]) -> None:
+def _check_elicitation(asked: dict[str, Any], sender: str | None) -> None:
     if asked.get("mode") == "url" or "url" in asked:
         url = asked.get("url")
-        refusal = url_refusal(url) if isinstance(url, str) else "it is no text"
+        refusal = url_refusal(url, sender) if isinstance(url, str) else "it is no text"
         if refusal:
             raise RequestError(INVALID_PARAMS, f"the URL {quoted(str(url))} is not passed on: {refusal}")
     message = asked.get("message")
