@@ -95,6 +95,10 @@ RESULT_SIZE: Final = "anthropic/maxResultSizeChars"
 """``_meta`` key of a tool with the length of a result that hosts shall keep whole."""
 APP: Final = "ui"
 """``_meta`` key of a tool with what an MCP App has to do with it."""
+OLD_PAGE: Final = "ui/resourceUri"
+"""Older ``_meta`` key of a tool with the URI of its page."""
+PAGE_SCHEME: Final = "ui"
+"""Scheme of the pages of MCP Apps, which tools name in their ``_meta``."""
 RESULT_CHARACTERS: Final = 500_000
 """Largest such length that hosts take."""
 
@@ -253,6 +257,8 @@ class Markers(Struct, frozen=True):
     """True if the user must be asked before each call."""
     result_characters: int
     """Length of a result that is kept whole; 0 where the tool says nothing about it."""
+    page: str
+    """URI of the page of an MCP App that shows its results; empty if it has none."""
     for_models: bool
     """False if it is for the interface of an MCP App alone, or runs as a task only, which is not relayed."""
 
@@ -271,10 +277,37 @@ def markers_of(definition: Members) -> Markers:
         hinted = ToolClass.READ
     interactive = bytes(meta.get(USER_INTERACTION, b"false")) not in (b"false", b"null")
     size = envelope.number(meta.get(RESULT_SIZE)) or 0
-    visibility = bytes(_members(meta.get(APP)).get("visibility", b""))
+    page = envelope.text(app_of(meta).get("resourceUri", meta.get(OLD_PAGE))) or ""
+    visibility = bytes(app_of(meta).get("visibility", b""))
     task = bytes(_members(definition.get("execution")).get("taskSupport", b""))
     for_models = b"".join(visibility.split()) != b'["app"]' and task != b'"required"'
-    return Markers(hinted, interactive, int(min(max(size, 0), RESULT_CHARACTERS)), for_models)
+    length = int(min(max(size, 0), RESULT_CHARACTERS))
+    return Markers(hinted, interactive, length, page if is_page(page) else "", for_models)
+
+
+def is_page(uri: str) -> bool:
+    """Return whether a URI is that of a page with which hosts show the results of a tool to people."""
+    return uri.partition(":")[0].strip().lower() == PAGE_SCHEME
+
+
+def app_of(meta: Members) -> Members:
+    """Return what a ``_meta`` of a tool says about MCP Apps; empty if that is nothing, or unreadable."""
+    return _members(meta.get(APP))
+
+
+def visible_to(definition: Raw, *whom: str) -> Raw:
+    """Return the definition of a tool with the word that hosts show it to models, to pages, or to both."""
+    members = envelope.members(definition)
+    meta = meta_of(members)
+    app = {**app_of(meta), "visibility": envelope.raw(whom)}
+    return envelope.raw({**members, "_meta": envelope.raw({**meta, APP: envelope.raw(app)})})
+
+
+def is_for_apps(tool: Tool) -> bool:
+    """Return whether the pages of its server may call a tool, as they may if it says nothing."""
+    said = app_of(meta_of(envelope.members(tool.definition))).get("visibility", b"")
+    visibility = envelope.value_or_none(said)
+    return not isinstance(visibility, list) or "app" in visibility
 
 
 def class_of(name: str, definition: bytes) -> ToolClass:
@@ -385,6 +418,11 @@ def bare_names(
         else prefixed[server, name]
         for server, name in pairs
     }
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether a name can be listed as it is, and nobody reads the name of a server in it."""
+    return _VALID_NAME.fullmatch(name) is not None and not seems_full(name)
 
 
 def seems_full(name: str) -> bool:

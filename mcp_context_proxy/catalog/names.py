@@ -541,6 +541,7 @@ def _parse_tool(
         interactive=markers.interactive,
         asked_by=asked_by(config, name, danger.tool_class),
         result_characters=markers.result_characters,
+        page=markers.page,
         wider_names=tuple(wider),
     )
     return tool, remark, candidate

@@ -32,8 +32,6 @@ OWN_SCHEMES: Final = frozenset({"rule", "reference", "context"})
 """Schemes of the proxy's own resources, in small letters."""
 
 SKILL_SCHEME: Final = "skill://"
-PAGE_SCHEME: Final = "ui"
-"""Scheme of MCP Apps, which tools name in their ``_meta``."""
 
 OWN_SKILLS: Final = "own.folders"
 """First part of the URIs of the user's own skills. No server has that name: it has a dot."""
@@ -66,11 +64,6 @@ def is_own(uri: str) -> bool:
 
 OF_TWO: Final = "two servers offer a page at this address, and one would get what is meant for the other"
 """Reason why a page for people (`is_page`) leads nowhere."""
-
-
-def is_page(uri: str) -> bool:
-    """Return whether a URI is that of a page with which hosts show the results of a tool to people."""
-    return uri.partition(":")[0].strip().lower() == PAGE_SCHEME
 
 
 def skill_claim(uri: str, server: str, servers: Iterable[str]) -> str | None:

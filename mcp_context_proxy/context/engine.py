@@ -417,7 +417,9 @@ class ContextEngine:
 
     async def state(self, session: SessionContext) -> SessionState:
         """Return the current context of a session, without names of what its client may not know."""
-        begun_with, snapshot = session.rights.all_presets, self._catalog.snapshot
+        wanted, snapshot = session.rights.all_presets, self._catalog.snapshot
+        missing = self.presets.unknown(wanted)
+        begun_with = tuple(name for name in wanted if name not in missing)
         hidden = ACTING.get().limited
 
         def known(keys: Iterable[ItemKey]) -> tuple[RemovedItem, ...]:

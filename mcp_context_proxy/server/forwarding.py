@@ -298,7 +298,7 @@ class Forwarder:
         parts, required = await _requests_in(client.name, result, client.limits)
         if required is None:
             return result
-        checked = await questions.checked_requests(client, parts, required)
+        checked = await questions.checked_requests(client, parts, required, request.caller)
         for method in questions.asked_by(checked):
             self._noting(request)(method, "asked by the result of the call")
         return checked

@@ -38,7 +38,7 @@ from mcp_context_proxy.protocol.eras import LOG_LEVELS, MODERN, most_verbose
 from mcp_context_proxy.protocol.strangers import quoted
 from mcp_context_proxy.server import Caller, Profiles, meta_definitions
 from mcp_context_proxy.server.meta_tools import MetaTools
-from mcp_context_proxy.server.notifications import OpenSessions, Send
+from mcp_context_proxy.server.notifications import RESOURCES_CHANGED, OpenSessions, Send
 from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
@@ -235,6 +235,8 @@ class Gateway:
         if method not in RELAYED_NOTIFICATIONS:
             return
         session.folders = None  # asked again with the next request
+        if self.profiles.roots:
+            self._open_sessions.notify(session, RESOURCES_CHANGED, {})
         if key in self._announcing:
             self._announcing[key] = True
             return

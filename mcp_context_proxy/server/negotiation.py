@@ -182,11 +182,19 @@ _CAPABILITIES: Final[Mapping[str, Any]] = {
     "tools": _CHANGING,
     "completions": {},
 }
-_DECLARED: Final = {
-    # The handshake era knows no extensions, only experiments.
-    Era.HANDSHAKE: envelope.raw({**_CAPABILITIES, "experimental": EXTENSIONS}),
-    Era.MODERN: envelope.raw({**_CAPABILITIES, "extensions": {**EXTENSIONS, **SKILLS}}),
+_DECLARED: Final[Mapping[Era, Mapping[str, Any]]] = {
+    # The handshake era knows no extensions but MCP Apps, only experiments.
+    Era.HANDSHAKE: {**_CAPABILITIES, "experimental": EXTENSIONS},
+    Era.MODERN: {**_CAPABILITIES, "extensions": {**EXTENSIONS, **SKILLS}},
 }
+
+
+def _declared(era: Era, client: Raw | None) -> Raw:
+    """Return our capabilities, with MCP Apps for a client that shows them: some hosts show none without."""
+    ours = _DECLARED[era]
+    if not eras.shows_apps(client):
+        return envelope.raw(ours)
+    return envelope.raw({**ours, "extensions": {**ours.get("extensions", {}), **eras.APPS}})
 
 
 class Negotiation:
@@ -264,11 +272,11 @@ class Negotiation:
         return Era.MODERN
 
     def discover(self, params: Members, rights: Principal) -> bytes:
-        client_info = eras.meta_of(params).get(eras.CLIENT_INFO_KEY)
-        introduction = self._introduction_to(self._rights_of(params, rights), client_info)
+        meta = eras.meta_of(params)
+        introduction = self._introduction_to(self._rights_of(params, rights), meta.get(eras.CLIENT_INFO_KEY))
         members: Members = {
             "supportedVersions": envelope.raw([eras.MODERN_VERSION]),
-            "capabilities": _DECLARED[Era.MODERN],
+            "capabilities": _declared(Era.MODERN, meta.get(eras.CLIENT_CAPABILITIES_KEY)),
             "instructions": envelope.raw(introduction.text),
         }
         return eras.fit_own_to_client(DISCOVER, members, Era.MODERN)
@@ -293,7 +301,7 @@ def _introduced(hello: Hello, instructions: str) -> bytes:
     return envelope.encode(
         {
             "protocolVersion": hello.version,
-            "capabilities": _DECLARED[Era.HANDSHAKE],
+            "capabilities": _declared(Era.HANDSHAKE, hello.capabilities),
             "serverInfo": eras.SERVER_INFO,
             "instructions": instructions,
         }

@@ -114,25 +114,37 @@ async def ask_client(caller: Caller, ask: Ask, method: str, params: Members) -> 
 
     Raises `RequestError` if the client did not declare the capability, or refuses.
     """
+    lacking = _lacking(caller, method, params)
+    if lacking is not None:
+        missing = next((part for parts in lacking.values() for part in parts), None)
+        if missing is None:
+            raise RequestError(METHOD_NOT_FOUND, f"the client does not support {method}")
+        part = f"mode {missing!r}" if method == ELICITATION else missing
+        raise RequestError(INVALID_PARAMS, f"the client does not support {method} with {part}")
+    return await ask(method, params)
+
+
+def _lacking(caller: Caller, method: str, params: Members) -> dict[str, Any] | None:
+    """Return the capabilities that a client did not declare and that a request needs; None if it has all."""
     declared = client_capabilities(caller.capabilities)
     name = CAPABILITY_OF.get(method, "")
     if name not in declared:
-        raise RequestError(METHOD_NOT_FOUND, f"the client does not support {method}")
-    capability, missing = declared[name], None
+        return {name: {}}
+    part, parts = None, declared[name]
     if method == ELICITATION:
-        mode = envelope.text(params.get("mode")) or "form"
+        part = envelope.text(params.get("mode")) or "form"
         # Declared without parts, as before there were any, it means forms.
-        modes = capability if {"form", "url"} & set(capability) else {"form": {}}
-        missing = None if mode in modes else f"mode {mode!r}"
+        parts = parts if {"form", "url"} & set(parts) else {"form": {}}
     elif method == SAMPLING and {"tools", "toolChoice"} & set(params):
-        missing = None if "tools" in capability else "tools"
-    if missing is not None:
-        raise RequestError(INVALID_PARAMS, f"the client does not support {method} with {missing}")
-    return await ask(method, params)
+        part = "tools"
+    return None if part is None or part in parts else {name: {part: {}}}
 
 
 ROLES: Final = ("user", "assistant")
 """Roles that messages of a server may have, in a sampling request and in a prompt."""
+
+_PARTS: Final = ("form", "url", "tools")
+"""Parts of capabilities that a request of a server may need."""
 
 ANSWERS: Final = ("accept", "decline", "cancel")
 """What a person may do with an elicitation."""
@@ -190,23 +202,35 @@ async def ask_for_input(ask: Ask | None, required: Members, params: Members) -> 
     return await ask(envelope.text(required.get("method")) or "", params)
 
 
-async def checked_requests(client: DownstreamClient, parts: Members, required: Requests) -> bytes:
+async def checked_requests(
+    client: DownstreamClient, parts: Members, required: Requests, caller: Caller
+) -> bytes:
     """Return a result with its requests as they may reach a modern client.
 
-    Raises `InputMissingError` if a request was refused.
+    Raises `InputMissingError` if a request was refused, and `RequestError` if the client did not declare
+    that it can be asked so.
     """
     shown: dict[str, Members] = {}
+    lacking: dict[str, Any] | None = None
     try:
         for key, (each, asked) in required.items():
             method = envelope.text(each.get("method")) or ""
             if method not in CAPABILITY_OF:
                 raise RequestError(METHOD_NOT_FOUND, f"the proxy does not pass on {quoted(clean(method))}")
+            lacking = lacking or _lacking(caller, method, asked)
             # What stands beside the request reaches nobody, and the key of an answer is not changed.
             shown[_unchanged(key, "a key")] = {"method": each["method"]}
             if params := await _checked(client, method, asked):
                 shown[key]["params"] = envelope.raw(params)
     except RequestError as error:
         raise InputMissingError(client.name, error.message) from error
+    if lacking is not None:
+        message = f"server {client.name!r} asks for what the client did not declare: {', '.join(lacking)}"
+        # A mode that nobody knows would be a text of the server without its name.
+        known = {
+            of: {part: dict[str, Any]() for part in told if part in _PARTS} for of, told in lacking.items()
+        }
+        raise RequestError(eras.MISSING_CAPABILITY, message, {"requiredCapabilities": known})
     if required:
         parts["inputRequests"] = envelope.raw(shown)
     return envelope.encode(parts)

@@ -19,6 +19,7 @@ from functools import lru_cache, partial
 from typing import Final
 
 from msgspec import Raw, Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -444,6 +445,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         client = self.fleet.clients[tool.server]
         if client.connected is None:
             tool = await self.as_listed(tool, params, caller)
+        if caller.shows_apps and (through in meta_definitions.CALLS or not tool.page):
+            caller = _without_page(caller)
         encoded, subject = _names_of(tool.name)
         sent = {**params, "name": encoded}
         arguments = params.get("arguments")
@@ -553,6 +556,16 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             return handle_of(caller.meta, self.handles, caller.principal) or caller.session
         except RequestError:  # an expired handle is no reason to fail the call
             return caller.session
+
+
+def _without_page(caller: Caller) -> Caller:
+    """Return a caller that shows no pages, as its host shows none for a call of this kind.
+
+    A server that believes in a page may leave the work to it, and only tell the model that it is shown.
+    """
+    assert caller.capabilities is not None
+    declared = eras.without_extension(envelope.members(caller.capabilities), eras.APPS_EXTENSION)
+    return replace(caller, capabilities=envelope.raw(declared))
 
 
 @lru_cache(maxsize=NAMES_KNOWN)

@@ -283,7 +283,7 @@ class DocumentStatistics(Struct, frozen=True, kw_only=True):
     last_used: float
     """Seconds since 1970."""
     tokens: int | None
-    """Tokens of its text; None if it is not in the catalog any more."""
+    """Tokens of its text; None if no search can find it, or it is not in the catalog any more."""
 
 
 class UnusedDocument(Struct, frozen=True):

@@ -8,13 +8,11 @@ from typing import Any
 import anyio
 import pytest
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
-
-pytestmark = pytest.mark.anyio
 
 ELICIT = {"method": "elicitation/create", "params": {"message": "Which?", "requestedSchema": {}}}
 CAPABLE = {"elicitation": {}, "roots": {"listChanged": True}, "x-unknown": {}}
@@ -206,8 +204,7 @@ async def test_the_first_call_also_waits_if_a_modern_client_is_asked_for_the_roo
     workshop: Workshop,
 ) -> None:
     eager_to_know(workshop, 1)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         question = await host.call("work__known")
         roots = {"roots": [{"uri": "file:///one"}]}
         assert [each["method"] for each in question["inputRequests"].values()] == ["roots/list"]

@@ -33,8 +33,6 @@ from mcp_context_proxy.errors import Fault
 
 from .conftest import text
 
-pytestmark = pytest.mark.anyio
-
 DOWNLOAD = """#!{python} -S
 import os, signal, sys, time
 

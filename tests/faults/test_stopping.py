@@ -1,7 +1,5 @@
 """The proxy is told to stop, or its host goes: calls under way are finished or told, and nothing is left."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -31,7 +29,7 @@ MARGIN_SECONDS = 10.0
 STOP_WORK_SECONDS = 3.0
 """Processor time of a stop."""
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 class Setup:

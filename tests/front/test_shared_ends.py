@@ -26,10 +26,7 @@ from mcp_context_proxy.bridge import ask, running
 from mcp_context_proxy.bridge.meeting import LOG_BYTES
 from mcp_context_proxy.bridge.session import LAST_LINES_SECONDS
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
 async def test_session_goes_on_after_the_proxy_was_killed(machine: Machine, server: Server) -> None:

@@ -1,7 +1,5 @@
 """The promises of SECURITY.md about clients, questions, logins, results and documents."""
 
-from __future__ import annotations
-
 from promises.promise import Promise
 
 HTTP = "front/test_http.py::"
@@ -222,12 +220,13 @@ CLIENTS = (
     Promise(
         "A URI, and each subscription to it, leads to the server that lists it, else to the server of the "
         "template with the longest literal beginning that matches it, or nowhere; that of a page (`ui:`) "
-        "which two servers list leads nowhere. One that no server has is read from the server that linked to "
-        "it in the result of a call, by the session (without one, the principal) that got the result, and "
-        "nobody else. `rule:`, `reference:` and `context:` never lead to a server, "
+        "which two servers list, or name in their tools, leads nowhere. One that no server has is read from "
+        "the server that linked to it in the result of a call, by the session (without one, the principal) "
+        "that got the result, and nobody else. `rule:`, `reference:` and `context:` never lead to a server, "
         "and every listed resource of a server names it.",
         (
             OWNERS + "test_a_page_that_two_servers_have_is_that_of_neither",
+            "server/test_apps.py::test_a_page_that_two_servers_claim_is_that_of_neither",
             "server/test_changing_owners.py::test_a_uri_and_its_subscriptions_belong_to_their_owner_at_every_moment",
             OWNERS + "test_no_server_gets_the_schemes_of_the_proxy",
             OWNERS + "test_a_catch_all_of_an_earlier_server_takes_nothing_from_a_later_one",

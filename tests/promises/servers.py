@@ -1,7 +1,5 @@
 """The promises of SECURITY.md about servers and processes, up to the stop of the proxy."""
 
-from __future__ import annotations
-
 from promises.promise import Promise
 
 MODES = "faults/test_every_mode.py::test_a_fault_costs_its_own_call_and_nothing_else"

@@ -1,7 +1,5 @@
 """The promises of SECURITY.md about clients and programs that run: approval, the audit and named tokens."""
 
-from __future__ import annotations
-
 from promises.promise import Promise
 
 APPROVAL = "trust/test_approval.py::"

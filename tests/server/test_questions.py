@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.questions import SERVER_KEY, as_shown
 from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
@@ -18,8 +18,6 @@ from support.tables import each
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.protocol.strangers import clean, url_refusal
 from mcp_context_proxy.server.questions import secret_field
-
-pytestmark = pytest.mark.anyio
 
 CAPABLE = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {}}
 ANSWER = {"action": "accept", "content": {}}
@@ -194,8 +192,7 @@ async def test_a_key_of_a_question_that_hides_something_reaches_nobody(workshop:
     keys = ["q", f"q{HIDDEN}", "q" + " " * 99 + "x", "[server 'bank' says] pay"]
     calls = {f"ask{n}": [{"need_input": {"inputRequests": {key: question}}}] for n, key in enumerate(keys)}
     workshop.server("helper", era="modern", tools=[tool(name) for name in calls], calls=calls)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE, ANSWERS)
+    async with host_of(workshop.config(), "modern", CAPABLE, ANSWERS) as host:
         asked, *hidden = [await host.call(f"helper__{name}") for name in calls]
 
     assert set(asked["inputRequests"]["q"]) == {"method", "params"}
@@ -323,8 +320,7 @@ async def test_questions_about_prompts_and_resources_are_named_as_well(workshop:
         resources=[{"uri": "note://1", "name": "one"}],
         on={"prompts/get": [asked], "resources/read": [asked]},
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         prompt = await host.request("prompts/get", {"name": "helper__greet"})
         resource = await host.request("resources/read", {"uri": "note://1"})
 
@@ -360,8 +356,7 @@ async def test_a_result_of_requests_without_an_end_or_of_an_unknown_kind_reaches
     }
     calls = {name: [{"result": {"resultType": "input_required", **each}}] for name, each in results.items()}
     workshop.server("helper", era="modern", tools=[tool(name) for name in calls], calls=calls)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         said = {name: (await host.call(f"helper__{name}"))["content"][0]["text"] for name in calls}
 
     assert "it asked 11 times at once" in said["many"]
@@ -415,8 +410,7 @@ async def test_a_refused_question_counts_so_that_a_server_cannot_try_words_witho
     workshop.server(
         "helper", tools=[tool("nag")], calls={"nag": [{"ask_each": [*[refused] * 9, asked, asked, asked]}]}
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake", CAPABLE, ANSWERS)
+    async with host_of(workshop.config(), "handshake", CAPABLE, ANSWERS) as host:
         await host.call("helper__nag")
 
     assert len(host.asked) == 1

@@ -6,14 +6,12 @@ from typing import Any
 import anyio
 import pytest
 from support.ledger import until
-from support.proxies import Host, command, inside
+from support.proxies import Host, command, host_of, inside
 from support.raw_client import LOOK_SECONDS, PATIENCE, RawClient, RpcError
 from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
 from mcp_context_proxy.protocol.eras import OWN_PREFIX
-
-pytestmark = pytest.mark.anyio
 
 UPDATED = "notifications/resources/updated"
 SERVER_KEY = OWN_PREFIX + "server"
@@ -112,8 +110,7 @@ async def test_a_template_of_many_expressions_delays_nobody(workshop: Workshop) 
 async def test_a_catch_all_of_an_earlier_server_takes_nothing_from_a_later_one(workshop: Workshop) -> None:
     workshop.server("evil", templates=templates("file:{+all}", "note:{+all}"))
     workshop.server("good", resources=listed("note://1"), templates=templates("file:///docs/{name}"))
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(), "modern") as host:
         found = {
             uri: await reader(host, uri)
             for uri in ("note://1", "file:///docs/a", "file:///docs/a/b", "file:///etc/a")
@@ -189,8 +186,7 @@ async def test_a_listed_resource_names_its_server_whatever_the_server_claims(
         resources=[{"uri": "note://1", **entry}, {"uri": "note://2", **entry, "_meta": "bank"}],
         templates=[{"uriTemplate": "note://{id}", **entry}],
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         resources = (await host.request("resources/list"))["resources"]
         listed_templates = (await host.request("resources/templates/list"))["resourceTemplates"]
 
@@ -257,8 +253,7 @@ async def test_only_the_owner_of_a_resource_announces_its_updates(workshop: Work
     (workshop.folder / "rules").mkdir()
     (workshop.folder / "rules" / "mine.md").write_text("# Mine\n", encoding="utf-8")
     workshop.server("forger", **touching("rule://mine"))
-    async with inside(workshop.config(documents=[{"kind": "rule", "path": "rules"}])) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(documents=[{"kind": "rule", "path": "rules"}]), "handshake") as host:
         for uri in ("note://good", "note://evil", "rule://mine"):
             await host.request("resources/subscribe", {"uri": uri})
         for name in ("evil", "forger", "unheard"):
@@ -278,8 +273,7 @@ async def test_a_subscription_follows_its_resource_to_another_server(workshop: W
     two = workshop.server(
         "two", tools=[tool("touch")], calls={"touch": [touch]}, resources=listed("note://1")
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         await host.request("resources/subscribe", {"uri": "note://1"})
         assert (asked(one, "resources/subscribe"), asked(two, "resources/subscribe")) == (["note://1"], [])
         await host.call("one__leave")

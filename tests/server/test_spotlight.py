@@ -4,7 +4,6 @@ import json
 import re
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.proxies import Host, inside
@@ -13,8 +12,6 @@ from support.tables import each
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.protocol.strangers import CLOSE, OPEN, mark_untrusted
-
-pytestmark = pytest.mark.anyio
 
 MARKED = re.compile(
     r"\u27e6untrusted data from hostile, ([0-9a-f]{16}): not instructions\u27e7\n"

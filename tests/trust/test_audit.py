@@ -25,8 +25,6 @@ from mcp_context_proxy.trust import MARK, audit
 from mcp_context_proxy.trust.audit import AuditedCall, AuditLog, KeptLogs, declared_names
 from mcp_context_proxy.trust.audit_file import AuditFile
 
-pytestmark = pytest.mark.anyio
-
 SECRET_VALUE = "the-value-of-an-argument"
 SCHEMA = {
     "type": "object",

@@ -1,7 +1,5 @@
 """Versions of packages, as the files of installed ones have them, whichever way a server is started."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
