@@ -103,8 +103,9 @@ def child(number: int, tools: int, modern: bool = False, *flags: str) -> dict[st
     return {"command": sys.executable, "args": ["-S", "-E", program, str(number), str(tools), *more, *flags]}
 
 
-def proxy_command(config: Path) -> list[str]:
-    return [sys.executable, "-m", "mcp_context_proxy", "--config", str(config)]
+def proxy_command(config: Path, python: str = sys.executable) -> list[str]:
+    """The proxy that is installed for an interpreter; without ``-P``, one in the working folder would run."""
+    return [python, "-P", "-m", "mcp_context_proxy", "--config", str(config)]
 
 
 def bare_command(servers: int, tools: int, modern: bool) -> list[str]:

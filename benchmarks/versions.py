@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     pythons = {"this": sys.executable, "other": arguments.other}
+    os.environ["MCP_CONTEXT_PROXY_OWN"] = "1"  # as `serve --own`, an option that older versions do not have
     found: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench(Path(folder))
@@ -123,7 +125,7 @@ def http(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
             shared: Batches = {}
             for version, python in pythons.items():
                 port = free_port()
-                command = _command(python, bench.config(modern=era == "modern"))
+                command = proxy_command(bench.config(modern=era == "modern"), python)
                 serve = [*command, "serve", "--http", "--no-auth", "--port", str(port)]
                 process = stack.enter_context(listening(serve, port))
                 subjects[version] = partial(_http_batch, port, era)
@@ -196,11 +198,7 @@ def _ready(
 
 
 def _client(bench: Workbench, python: str, config: Path, era: str = "handshake") -> StdioClient:
-    return StdioClient(_command(python, config), era, bench.folder / "proxy.log")
-
-
-def _command(python: str, config: Path) -> list[str]:
-    return [python, *proxy_command(config)[1:]]
+    return StdioClient([*proxy_command(config, python), "serve"], era, bench.folder / "proxy.log")
 
 
 def _in_turn(batches: Batches, rounds: int) -> dict[str, list[float]]:

@@ -202,14 +202,9 @@ class AwaitedServersError(UnknownItemError):
         known: Sequence[str] = (),
         nearest: Sequence[str] = (),
     ) -> None:
-        """Describe the failure.
+        """Name the servers that are not known, and what can be used instead.
 
-        Args:
-            kind: Kind of item.
-            name: The own name.
-            servers: Names of the servers that are not known.
-            known: Names under which items of other servers, which are known, can be used instead.
-            nearest: Names that are similar, if `known` is empty.
+        `known` are names of items of other servers, and `nearest` similar names, for where there are none.
         """
         self.servers, self.known = tuple(servers), tuple(known)
         super().__init__(kind, name, nearest)

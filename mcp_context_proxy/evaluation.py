@@ -311,10 +311,8 @@ def compare_files(
 ) -> dict[str, MeasureDifference]:
     """Compare two runs; their quality only if the queries name the tools that are needed.
 
-    A result missing in a run counts as not found, so runs that end before rank 10 lose by it.
-
-    Raises:
-        DataFileError: a file cannot be used, or the two do not answer the same queries.
+    A result missing in a run counts as not found, so runs that end before rank 10 lose by it. Raises
+    `DataFileError` if a file cannot be used, or the two do not answer the same queries.
     """
     texts = [query.text for query in queries] if queries else [answer.query for answer in read_run(first)]
     rows = []

@@ -89,9 +89,8 @@ def prepare(log_level: str, *, serving: bool) -> None:
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
     # A failed login is reported as a sentence; the SDK logs a traceback, too.
     logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)
-    # In detail these log whole messages, with arguments and results.
-    for name in ("mcp", "sse_starlette"):
-        logging.getLogger(name).setLevel(logging.INFO)
+    # In detail it logs whole messages, with arguments and results.
+    logging.getLogger("mcp").setLevel(logging.INFO)
     if log_level.lower() != "debug":
         # The libraries' own messages explain nothing to a user.
         for name in ("mcp", "httpx2", "httpcore2", "asyncio", "watchfiles"):
@@ -182,16 +181,9 @@ def serve(
 ) -> None:
     """Serve hosts until the last one has gone or a signal comes; the log has what is wrong with `config`.
 
-    Args:
-        config: The configuration; its file is followed.
-        overrides: Settings by which it was changed, and is when its file is read again.
-        http: Serve over HTTP instead of stdio.
-        profile: Over stdio, the profile of the host.
-        presets: Over stdio, presets that its session begins with.
-        listen_on: The socket at which hosts meet, instead of stdio.
-
-    Raises:
-        ServeError: the address is in use or not available.
+    `overrides` changed the configuration, and do so again when its file is read again. Over stdio the host
+    has a `profile`, its session begins with `presets`, or hosts meet at a socket (`listen_on`). Raises
+    `ServeError` if the address is in use or not available.
     """
     import anyio
 

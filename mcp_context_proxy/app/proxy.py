@@ -458,11 +458,7 @@ class Proxy(Struct, kw_only=True, eq=False):
     async def reindex(self, rebuild: bool) -> Indexed:
         """Read the documents again and index new items in the background; return the progress.
 
-        Args:
-            rebuild: Whether all vectors are forgotten first.
-
-        Raises:
-            StoreError: the vectors cannot be forgotten.
+        To `rebuild`, all vectors are forgotten first. Raises `StoreError` if they cannot be.
         """
         if rebuild:
             await in_thread(self.search.forget_vectors)

@@ -41,7 +41,6 @@ from mcp_context_proxy.system.process import (
     trim_periodically,
 )
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust import Principal
 from mcp_context_proxy.trust.audit import audit_file, keep_messages, kept_logs
 from mcp_context_proxy.trust.tokens import BearerToken, TokenBook, credentials_for, credentials_of, tokens_of
 
@@ -164,7 +163,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                 async with anyio.create_task_group() as group:
                     group.start_soon(_stop_on_signal, stop, proxy, negotiation, group.cancel_scope)
                     group.start_soon(reloader.run, proxy.apply)
-                    group.start_soon(_follow_file, proxy, reloader)
+                    group.start_soon(reloader.watch, partial(_first_lists_are_out, proxy))
                     group.start_soon(_freeze_gc, proxy)
                     group.start_soon(trim_periodically)
                     group.start_soon(_make_search_ready, proxy)
@@ -216,12 +215,6 @@ async def _first_lists_are_out(proxy: Proxy) -> None:
     await anyio.sleep(LISTING_SECONDS)
 
 
-async def _follow_file(proxy: Proxy, reloader: Reloader) -> None:
-    """Follow the configuration file; changes since it was loaded are found as well."""
-    await _first_lists_are_out(proxy)
-    await reloader.watch()
-
-
 async def _make_search_ready(proxy: Proxy) -> None:
     """Open the model and index words ahead of the first search, if there was a request recently.
 
@@ -256,10 +249,12 @@ async def stdio_front(
     proxy: Proxy, negotiation: Negotiation, profile: str | None = None, presets: tuple[str, ...] = ()
 ) -> None:
     """Serve one host over stdin and stdout, and the REST API beside it if configured."""
+    from mcp_context_proxy.front import stdio  # noqa: PLC0415 - most hosts share a proxy
+
     rights = proxy.gateway.profiles.started(profile, presets, launch_folder())
     async with anyio.create_task_group() as group:
         group.start_soon(_answer_commands, proxy, Pages(proxy, group))
-        await _serve_streams(proxy, negotiation, rights)
+        await stdio.serve(negotiation, proxy.config.limits, rights)
         group.cancel_scope.cancel()
 
 
@@ -368,14 +363,6 @@ def launch_folder() -> str | None:
         return str(Path.cwd())
     except OSError:
         return None
-
-
-async def _serve_streams(proxy: Proxy, negotiation: Negotiation, rights: Principal) -> None:
-    from mcp_context_proxy.front import stdio  # noqa: PLC0415 - most hosts share a proxy
-
-    # An event loop of Windows cannot wait for pipes.
-    served = stdio.serve_in_threads if sys.platform == "win32" else stdio.serve
-    await served(negotiation, proxy.config.limits, rights)
 
 
 async def shared_front(proxy: Proxy, negotiation: Negotiation, listening: str) -> None:

@@ -123,9 +123,8 @@ class Meeting:
 def meeting(arguments: Sequence[str], environ: Mapping[str, str]) -> Meeting:
     """Return where the sessions of a command line meet.
 
-    Raises:
-        FileNotFoundError: there is no configuration.
-        JoinError: the command line has other options, or the configuration cannot be read.
+    Raises `FileNotFoundError` if there is no configuration, and `JoinError` if the command line has other
+    options, or the configuration cannot be read.
     """
     given, rest = _configuration(arguments)
     config = configuration_file(given, environ)
@@ -226,8 +225,7 @@ def _variables(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str
 def runtime_folder(environ: Mapping[str, str]) -> str:
     """Return the folder of the user for sockets, which nobody else can write.
 
-    Raises:
-        JoinError: there is one, but it belongs to somebody else or others can write it.
+    Raises `JoinError` if there is one, but it belongs to somebody else or others can write it.
     """
     folder = next(folders(environ))
     try:
@@ -249,10 +247,8 @@ def beside(path: str, end: str) -> str:
 def own_socket(config: str | os.PathLike[str], environ: Mapping[str, str]) -> str:
     """Return the path of the socket on which this process answers commands, and serves no hosts.
 
-    Sockets of processes that ended without removing theirs are removed.
-
-    Raises:
-        JoinError: there is no place for it.
+    Sockets of processes that ended without removing theirs are removed. Raises `JoinError` if there is no
+    place for it.
     """
     folder, beginning = runtime_folder(environ), f"{configuration_part(config)}-{OWN}-"
     for name in os.listdir(folder):
@@ -273,10 +269,8 @@ def _check_length(path: str, environ: Mapping[str, str]) -> None:
 def listen(path: str, environ: Mapping[str, str]) -> tuple[socket.socket, bytes | None]:
     """Return a socket that listens for this user alone, with the key that the other side has to know.
 
-    A Unix socket is at the path, and has no key. Otherwise the path is a file with a port and the key.
-
-    Raises:
-        OSError: it cannot be made there.
+    A Unix socket is at the path, and has no key. Otherwise the path is a file with a port and the key. Raises
+    `OSError` if it cannot be made there.
     """
     if not meets_at_port(environ):
         return _listen_at(path), None
@@ -311,8 +305,7 @@ def proves(said: bytes, key: bytes, side: bytes, nonce: bytes) -> bool:
 def connect_to_port(path: str) -> socket.socket:
     """Connect to the proxy whose port and key are in a file.
 
-    Raises:
-        OSError: there is no such file, or nobody listens there who knows the key.
+    Raises `OSError` if there is no such file, or nobody listens there who knows the key.
     """
     try:
         with open(path, "rb") as file:
@@ -354,8 +347,7 @@ def _listen_at(path: str) -> socket.socket:
 def connect(place: Meeting) -> _socket.socket:
     """Connect to the proxy of a meeting place; start it if none runs.
 
-    Raises:
-        JoinError: it cannot be started.
+    Raises `JoinError` if it cannot be started.
     """
     for _ in range(2):
         if (found := connected(place.socket)) is not None:

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TypeVar
@@ -19,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions, names
-from mcp_context_proxy.catalog.definitions import UnfitError
+from mcp_context_proxy.catalog.definitions import UnfitError, is_page
 from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.catalog.names import Entry, ParsedTools, ToolLists, checked, entry_withheld
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
@@ -31,7 +32,6 @@ from mcp_context_proxy.catalog.uri_owners import (
     UriOwners,
     UriTemplate,
     check_uri,
-    is_page,
     part_for,
     skill_claim,
 )
@@ -204,6 +204,7 @@ class Catalog:
             )
             documents = [item for source in sources for item in source.items if isinstance(item, Document)]
             resources = self._resources("resources", before.resources, findings)
+            resources |= _pages(tools.values(), resources, findings)
             templates = self._resources("templates", before.templates, findings)
             prompts = definitions.keep_unchanged(before.prompts, self._prompts(findings))
             servers = self._servers if resources or templates else frozenset[str]()
@@ -539,6 +540,24 @@ class _ParsedSkills(Struct, frozen=True):
 
 FINDINGS, FINDING_CHARACTERS = 100, 1_000
 """Findings about one server that are told, and characters of one: a person reads no more."""
+
+
+def _pages(tools: Iterable[Tool], listed: Mapping[str, Resource], findings: list[str]) -> dict[str, Resource]:
+    """Return the pages that tools name and their servers need not list, and those that two servers claim."""
+    pages: dict[str, Resource] = {}
+    named = ((tool, uri) for tool in tools for uri in (tool.page, *tool.other_pages) if uri)
+    for tool, uri in named:
+        first = pages.get(uri) or listed.get(uri)
+        if first is None:
+            with suppress(UnfitError):
+                check_uri(uri)
+                pages[uri] = Resource(tool.server, uri, b"{}", listed=False)
+        elif first.server != tool.server and not first.withheld:
+            findings += (
+                f"{one}: resource {quoted(uri)} is withheld: {OF_TWO}" for one in (first.server, tool.server)
+            )
+            pages[uri] = replace(first, listed=False, withheld=OF_TWO)
+    return pages
 
 
 def _limited(findings: Iterable[str]) -> Iterator[str]:

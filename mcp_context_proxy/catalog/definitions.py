@@ -95,6 +95,12 @@ RESULT_SIZE: Final = "anthropic/maxResultSizeChars"
 """``_meta`` key of a tool with the length of a result that hosts shall keep whole."""
 APP: Final = "ui"
 """``_meta`` key of a tool with what an MCP App has to do with it."""
+OLD_PAGE: Final = "ui/resourceUri"
+"""Older ``_meta`` key of a tool with the URI of its page."""
+OTHER_PAGE: Final = "openai/outputTemplate"
+"""The key of ChatGPT."""
+PAGE_SCHEME: Final = "ui"
+"""Scheme of the pages of MCP Apps, which tools name in their ``_meta``."""
 RESULT_CHARACTERS: Final = 500_000
 """Largest such length that hosts take."""
 
@@ -108,11 +114,9 @@ class UnfitError(ValueError):
 def fit(definition: bytes, limits: Limits, *, is_plain: bool | None = None) -> tuple[bytes, str]:
     """Return a definition as it may be shown, with a remark for a person where something was cut.
 
-    `is_plain` is the answer of `fingerprints.fingerprint_if_plain`, where that is known. Of a member that
-    is named twice the last stays: some readers take the first, some the last, and some refuse the whole list.
-
-    Raises:
-        UnfitError: It is over a bound, or hides characters where nothing can be changed.
+    `is_plain` is the answer of `fingerprints.fingerprint_if_plain`, where that is known. Of a member that is
+    named twice the last stays: some readers take the first, some the last, and some refuse the whole list.
+    Raises `UnfitError` if it is over a bound, or hides characters where nothing can be changed.
     """
     members = envelope.members(definition)
     for name in SCHEMAS:
@@ -255,6 +259,10 @@ class Markers(Struct, frozen=True):
     """True if the user must be asked before each call."""
     result_characters: int
     """Length of a result that is kept whole; 0 where the tool says nothing about it."""
+    page: str
+    """URI of the page of an MCP App that shows its results; empty if it has none."""
+    other_pages: tuple[str, ...]
+    """URIs of the pages that other kinds of hosts show instead."""
     for_models: bool
     """False if it is for the interface of an MCP App alone, or runs as a task only, which is not relayed."""
 
@@ -273,10 +281,39 @@ def markers_of(definition: Members) -> Markers:
         hinted = ToolClass.READ
     interactive = bytes(meta.get(USER_INTERACTION, b"false")) not in (b"false", b"null")
     size = envelope.number(meta.get(RESULT_SIZE)) or 0
-    visibility = bytes(_members(meta.get(APP)).get("visibility", b""))
+    named = (app_of(meta).get("resourceUri", meta.get(OLD_PAGE)), meta.get(OLD_PAGE), meta.get(OTHER_PAGE))
+    page, *others = (uri if is_page(uri) else "" for uri in (envelope.text(one) or "" for one in named))
+    other_pages = tuple(filter(None, dict.fromkeys(others))) if meta else ()
+    visibility = bytes(app_of(meta).get("visibility", b""))
     task = bytes(_members(definition.get("execution")).get("taskSupport", b""))
     for_models = b"".join(visibility.split()) != b'["app"]' and task != b'"required"'
-    return Markers(hinted, interactive, int(min(max(size, 0), RESULT_CHARACTERS)), for_models)
+    length = int(min(max(size, 0), RESULT_CHARACTERS))
+    return Markers(hinted, interactive, length, page, other_pages, for_models)
+
+
+def is_page(uri: str) -> bool:
+    """Return whether a URI is that of a page with which hosts show the results of a tool to people."""
+    return uri.partition(":")[0].strip().lower() == PAGE_SCHEME
+
+
+def app_of(meta: Members) -> Members:
+    """Return what a ``_meta`` of a tool says about MCP Apps; empty if that is nothing, or unreadable."""
+    return _members(meta.get(APP))
+
+
+def visible_to(definition: Raw, *whom: str) -> Raw:
+    """Return the definition of a tool with the word that hosts show it to models, to pages, or to both."""
+    members = envelope.members(definition)
+    meta = meta_of(members)
+    app = {**app_of(meta), "visibility": envelope.raw(whom)}
+    return envelope.raw({**members, "_meta": envelope.raw({**meta, APP: envelope.raw(app)})})
+
+
+def is_for_apps(tool: Tool) -> bool:
+    """Return whether the pages of its server may call a tool, as they may if it says nothing."""
+    said = app_of(meta_of(envelope.members(tool.definition))).get("visibility", b"")
+    visibility = envelope.value_or_none(said)
+    return not isinstance(visibility, list) or "app" in visibility
 
 
 def class_of(name: str, definition: bytes) -> ToolClass:
@@ -387,6 +424,11 @@ def bare_names(
         else prefixed[server, name]
         for server, name in pairs
     }
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether a name can be listed as it is, and nobody reads the name of a server in it."""
+    return _VALID_NAME.fullmatch(name) is not None and not seems_full(name)
 
 
 def seems_full(name: str) -> bool:

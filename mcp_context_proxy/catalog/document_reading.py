@@ -288,19 +288,12 @@ def read_part(
     most: int,
     count: Callable[[str], int],
 ) -> DocumentPart:
-    """Return the part of a document that was asked for.
+    """Return the part of a document that was asked for; without a section, the page of the whole.
 
-    Args:
-        snapshot: The catalog.
-        name: URI or name of a document, or that of a skill and the path of one of its files.
-        section: Heading; None or empty for the whole.
-        page: Number of the page, from 1.
-        most: Largest size of a skill's file, in bytes.
-        count: Estimates the tokens of a text, for the outline of a long one.
-
-    Raises:
-        UnknownItemError: there is no such document.
-        UnreadableDocumentError: there is no such section, page or file, or the file must not be read.
+    The name may be that of a skill with the path of one of its files, of which `most` bytes are read. `count`
+    estimates the tokens of a text, for the outline of a long one. Raises `UnknownItemError` if there is no
+    such document, and `UnreadableDocumentError` if there is no such section, page or file, or the file must
+    not be read.
     """
     document, path = find(snapshot, name)
     uri, text = document.uri, document.text.strip()
@@ -332,11 +325,9 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
     """Return the document that a name leads to, and the path of a file where it names one of a skill's.
 
     A name without the folders before it will do where one document's name ends with it: which of the files of
-    several projects has the plain name depends on documents that a caller may not see.
-
-    Raises:
-        UnknownItemError: there is none.
-        UnreadableDocumentError: a rule and a reference have that name.
+    several projects has the plain name depends on documents that a caller may not see. Raises
+    `UnknownItemError` if there is none, and `UnreadableDocumentError` if a rule and a reference have that
+    name.
     """
     name = name.strip()
     for end in (len(name), *_slashes(name)):

@@ -291,7 +291,7 @@ class _Imports:
     """
 
     def __init__(self, file: MarkdownFile, reader: FolderReader, covered: Set[Path]) -> None:
-        self._reader, self._covered, self._top = reader, covered, file.path
+        self._reader, self._covered = reader, covered
         self._seen = {os.path.abspath(file.path)}  # noqa: PTH100 - `..` is taken out, no link is followed
         self.findings: list[Finding] = []
         self.file, self.text, self.lines = file, "", 0
@@ -374,8 +374,8 @@ POLL_MS: Final = 2_000
 """Interval of reading folders where the system cannot watch them."""
 
 PAUSE_FACTOR: Final = 3.0
-"""Pause after a reload, times its duration: a file that grows all the time must not have thousands of others
-read all the time."""
+"""Pause after a reload, times the processor time that it took: a file that grows all the time must not have
+thousands of others read all the time. What a reload waits for others does not count."""
 
 RETRY_SECONDS: Final = 1.0
 """Delay before watching is tried again when it cannot start at all."""
@@ -516,14 +516,14 @@ class _FolderWatcher(Struct):
         await self._tell(await in_thread(self._reloaded))
 
     def _reloaded(self) -> DocumentChanges:
-        began = time.monotonic()
+        began = time.thread_time()
         try:
             return self.library.reload()
         except Exception:  # boundary: one failed reload; the next change is a new try
             logger.exception("rules and references could not be reloaded")
             return DocumentChanges()
         finally:
-            self.pause = PAUSE_FACTOR * (time.monotonic() - began)
+            self.pause = PAUSE_FACTOR * (time.thread_time() - began)
 
     async def _tell(self, changes: DocumentChanges) -> None:
         try:

@@ -122,14 +122,10 @@ class FolderReader:
         suffixes: tuple[str, ...] = SUFFIXES,
         by_descriptor: bool = CAN_WALK_DESCRIPTORS,
     ) -> None:
-        """Read nothing yet.
+        """Read nothing yet, and later no more than the allowance, which is used up.
 
-        Args:
-            root: The configured path.
-            allowance: The amount that may be read; it is used up.
-            below: The folder below the root of which alone the files are read, one folder after the other.
-            suffixes: Endings of the names of files that are read, in small letters.
-            by_descriptor: Whether to walk descriptors or to compare real paths.
+        Only the folder ``below`` the root is read, one folder after the other, and of it the files with these
+        ``suffixes``, in small letters. ``by_descriptor`` walks descriptors instead of comparing real paths.
         """
         self._root, self._allowance = root, allowance
         self._below, self._suffixes = below, suffixes
@@ -158,9 +154,8 @@ class FolderReader:
     def file(self, name: str) -> bytes:
         """Return the content of one file in the folder ``below``, or of the root itself if that is a file.
 
-        Raises:
-            OSError: It cannot be read.
-            UnsafePathError: It is a link, no regular file, or too long.
+        Raises `OSError` if it cannot be read, and `UnsafePathError` if it is a link, no regular file, or too
+        long.
         """
         if stat.S_ISREG(self._root.stat().st_mode) and name == self._root.name:
             return self._read(self._root, name, os.open(self._root, _FLAGS)).data
@@ -263,11 +258,8 @@ def skill_files(
 ) -> tuple[list[tuple[str, int]], bool]:
     """Return path and size of a skill's files beside its SKILL.md, and whether there are more. Blocks.
 
-    Hidden files, links and everything that is no regular file are left out.
-
-    Raises:
-        UnsafePathError: a link leads to the folder.
-        OSError: the folder cannot be read.
+    Hidden files, links and everything that is no regular file are left out. Raises `UnsafePathError` if a
+    link leads to the folder, and `OSError` if the folder cannot be read.
     """
     found: list[tuple[str, int]] = []
     looked_at = 0
@@ -300,18 +292,10 @@ def skill_files(
 def read_skill_file(
     skill: SkillFolder, relative: str, most: int, *, by_descriptor: bool = CAN_WALK_DESCRIPTORS
 ) -> bytes:
-    """Return the content of a file in the folder of a skill. Blocks.
+    """Return the content of a file in the folder of a skill, outside of which nothing is opened. Blocks.
 
-    Args:
-        skill: The folder, which nothing outside of is ever opened.
-        relative: Path from the folder, with ``/``.
-        most: Largest size in bytes.
-        by_descriptor: As of `FolderReader`.
-
-    Raises:
-        UnsafePathError: the path leads out of the folder or through a link, or the file is hidden, too large
-            or not a regular one.
-        OSError: there is no such file, or it cannot be read.
+    Raises `UnsafePathError` if the path leads out of the folder or through a link, or the file is hidden, has
+    more than ``most`` bytes or is not a regular one, and `OSError` if it cannot be read.
     """
     *parts, name = PurePosixPath(relative).parts or ("",)
     if relative.startswith("/") or not all(map(_may_be_read, (*parts, name))):

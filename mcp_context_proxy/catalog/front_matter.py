@@ -182,8 +182,7 @@ def read_front_matter(text: str, form: Format = Format.MARKDOWN) -> FrontMatter:
 def front_matter_nodes(text: str) -> yaml.MappingNode:
     """Return the front matter of a document as YAML nodes, whatever its keys.
 
-    Raises:
-        ValueError: There is none, or it is not YAML of moderate size.
+    Raises `ValueError` if there is none, or it is not YAML of moderate size.
     """
     opening = _OPENING.match(text)
     closing = None

@@ -93,10 +93,8 @@ def is_full(name: str) -> bool:
 def owner(name: str, servers: Collection[str]) -> str | None:
     """Return the server that a full name belongs to: the one with the longest prefix; None if there is none.
 
-    Args:
-        name: Any name.
-        servers: Names of the servers to choose from. None holds a separator, but one may end with half of it,
-            or begin with a character that gets an underscore before it in a full name.
+    No name of a server holds a separator, but one may end with half of it, or begin with a character that
+    gets an underscore before it in a full name.
     """
     head, separator, rest = name.partition(SEPARATOR)
     if not separator:
@@ -189,19 +187,11 @@ def tool_named(
     compared: int = COMPARED_ON_LOOP,
     name_of: NameOf = EXPOSED,
 ) -> Tool:
-    """Return a tool by its full name, or by its own name where that can mean one server only.
+    """Return a tool by its exposed or full name, or by its own name where that can mean one server only.
 
-    Args:
-        snapshot: The catalog.
-        name: Exposed name, full name or own name.
-        server: Server of the tool, if the caller knows it.
-        compared: Most names that an unknown one is compared with, to suggest one.
-        name_of: Returns the name under which the caller gets a tool.
-
-    Raises:
-        TurnedOffError: the tool with that name is turned off.
-        WithheldError: the tool with that name waits for a person's approval.
-        UnknownItemError: no tool has that name, or several have, or a server that may have it is not known.
+    `compared` is the number of names that an unknown one is compared with, to suggest one. Raises
+    `TurnedOffError` or `WithheldError` for a tool that is turned off or waits for a person's approval, and
+    `UnknownItemError` if no tool has that name, or several have, or a server that may have it is not known.
     """
     tools = snapshot.tools
     found = snapshot.wider.get(name) or by_full_name(tools, name, snapshot.servers)
@@ -471,12 +461,8 @@ def parse_tools(
 ) -> ParsedTools:
     """Return the tools of a list, apart from those that the configuration turns off, and findings.
 
-    Args:
-        config: The server and its settings.
-        listed: The definitions as they came.
-        checked: Passes them on one by one; it may end the work by an exception.
-        name_lengths: Longest exposed name, and the lengths of wider ones.
-        limits: Bounds for a definition.
+    ``checked`` passes the definitions on one by one, and may end the work by an exception. ``name_lengths``
+    are the length of the longest exposed name, and those of wider ones.
     """
     tools: dict[str, Tool | TurnedOffTool] = {}
     candidates: dict[str, Candidate] = {}
@@ -509,10 +495,7 @@ def _parse_tool(
 ) -> tuple[Tool | TurnedOffTool, str, Candidate | None]:
     """Return a tool with a remark on a cut, and the candidate for its approval.
 
-    Of one that is turned off only name and hints are read.
-
-    Raises:
-        UnfitError: The tool cannot be shown.
+    Of one that is turned off only name and hints are read. Raises `UnfitError` if the tool cannot be shown.
     """
     definition = bytes(entry)
     try:
@@ -558,6 +541,8 @@ def _parse_tool(
         interactive=markers.interactive,
         asked_by=asked_by(config, name, danger.tool_class),
         result_characters=markers.result_characters,
+        page=markers.page,
+        other_pages=markers.other_pages,
         wider_names=tuple(wider),
     )
     return tool, remark, candidate

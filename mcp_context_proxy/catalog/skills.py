@@ -97,8 +97,7 @@ _decode_entry = msgspec.json.Decoder(_SkillEntry).decode
 def parse_skill(server: str, entry: bytes) -> Skill:
     """Return the skill that an entry of a server describes.
 
-    Raises:
-        UnfitError: The entry breaks a rule or a bound, or hides characters.
+    Raises `UnfitError` if the entry breaks a rule or a bound, or hides characters.
     """
     try:
         given = _decode_entry(entry)
@@ -160,8 +159,7 @@ def _is_name(name: str) -> bool:
 def exposed_root(server: str, source: str) -> str:
     """Return the URI under which hosts find the folder of a skill, by its server's URI of its ``SKILL.md``.
 
-    Raises:
-        UnfitError: That is no URI of such a file.
+    Raises `UnfitError` if that is no URI of such a file.
     """
     check_uri(source)
     scheme, separator, rest = source.partition("://")
@@ -276,8 +274,8 @@ def digest_of(content: bytes) -> str:
 def check_listed(skill: Skill, uri: str) -> None:
     """Check that a file, by the URI of hosts, belongs to a skill.
 
-    Raises:
-        UnverifiedError: The manifest does not list it, or it leads out of the folder of a dynamic skill.
+    Raises `UnverifiedError` if the manifest does not list it, or it leads out of the folder of a dynamic
+    skill.
     """
     if skill.files is None:
         try:
@@ -291,8 +289,7 @@ def check_listed(skill: Skill, uri: str) -> None:
 def check_content(skill: Skill, uri: str, content: bytes) -> None:
     """Check a file of a skill, by the URI of hosts, against its manifest and front matter.
 
-    Raises:
-        UnverifiedError: It differs from them, or the manifest does not list it.
+    Raises `UnverifiedError` if it differs from them, or the manifest does not list it.
     """
     check_listed(skill, uri)
     if skill.files is not None:
@@ -319,8 +316,7 @@ def _check_front_matter(skill: Skill, content: bytes) -> None:
 def text_of(content: bytes) -> str:
     """Return the text of a markdown file, with lines that end with a newline alone.
 
-    Raises:
-        ValueError: It is not UTF-8.
+    Raises `ValueError` if it is not UTF-8.
     """
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
@@ -373,8 +369,7 @@ def _says_plainly(written: str, value: JSON, *, plain: bool) -> bool:
 def json_of(node: yaml.Node, left: list[int] | None = None) -> JSON:
     """Return YAML nodes as JSON: true, false, null and numbers where they are written plainly, else text.
 
-    Raises:
-        UnfitError: There are too many values, or a key that is no text.
+    Raises `UnfitError` if there are too many values, or a key that is no text.
     """
     left = [VALUES] if left is None else left
     left[0] -= 1
@@ -413,8 +408,7 @@ class SkillPlace(Struct, frozen=True):
 def place_of(root: Path, file: MarkdownFile) -> SkillPlace:
     """Return the place of the skill with this ``SKILL.md``.
 
-    Raises:
-        UnfitError: It breaks the rules of Agent Skills, which hosts check.
+    Raises `UnfitError` if it breaks the rules of Agent Skills, which hosts check.
     """
     relative = PurePosixPath(file.relative)
     if relative.name != MANIFEST:
@@ -493,8 +487,7 @@ def own_skill(root: str, place: SkillPlace) -> Skill:
 def read_own_file(root: str, place: SkillPlace, uri: str) -> bytes:
     """Return the content of a file of a skill, by its URI. Blocks.
 
-    Raises:
-        UnfitError: There is no such file within the skill.
+    Raises `UnfitError` if there is no such file within the skill.
     """
     parts = tuple(unquote(part) for part in uri.removeprefix(f"{root}/").split("/"))
     hidden = any(

@@ -32,8 +32,6 @@ OWN_SCHEMES: Final = frozenset({"rule", "reference", "context"})
 """Schemes of the proxy's own resources, in small letters."""
 
 SKILL_SCHEME: Final = "skill://"
-PAGE_SCHEME: Final = "ui"
-"""Scheme of MCP Apps, which tools name in their ``_meta``."""
 
 OWN_SKILLS: Final = "own.folders"
 """First part of the URIs of the user's own skills. No server has that name: it has a dot."""
@@ -68,11 +66,6 @@ OF_TWO: Final = "two servers offer a page at this address, and one would get wha
 """Reason why a page for people (`is_page`) leads nowhere."""
 
 
-def is_page(uri: str) -> bool:
-    """Return whether a URI is that of a page with which hosts show the results of a tool to people."""
-    return uri.partition(":")[0].strip().lower() == PAGE_SCHEME
-
-
 def skill_claim(uri: str, server: str, servers: Iterable[str]) -> str | None:
     """Return whose skill a person takes the ``skill:`` URI of a server for, if that is another's.
 
@@ -91,8 +84,7 @@ def skill_claim(uri: str, server: str, servers: Iterable[str]) -> str | None:
 def check_uri(uri: str, member: str = "uri") -> None:
     """Check a server's URI, or the literal beginning of its template.
 
-    Raises:
-        UnfitError: It is no URI, it is too long, or its scheme belongs to the proxy.
+    Raises `UnfitError` if it is no URI, it is too long, or its scheme belongs to the proxy.
     """
     if len(_bytes(uri)) > URI_BYTES:
         raise UnfitError(f"its {member} is over {URI_BYTES:,} bytes")
@@ -120,8 +112,8 @@ class UriTemplate(Struct, frozen=True):
     def parse(cls, template: str) -> UriTemplate:
         """Parse a URI template (RFC 6570).
 
-        Raises:
-            UnfitError: It is malformed or over a bound, or has no literal scheme or one of the proxy's.
+        Raises `UnfitError` if it is malformed or over a bound, or has no literal scheme or one of the
+        proxy's.
         """
         if len(_bytes(template)) > TEMPLATE_BYTES:
             raise UnfitError(f"its uriTemplate is over {TEMPLATE_BYTES:,} bytes")

@@ -124,9 +124,6 @@ def _remote(config: Config, name: str) -> ServerConfig:
 async def _log_in(
     whole: Config, config: ServerConfig, with_browser: bool, shared: SharedCredentials | None
 ) -> None:
-    from mcp_context_proxy.system.threads import load_oauth
-
-    await load_oauth()
     from mcp_context_proxy.errors import AuthorizationError
     from mcp_context_proxy.oauth import Logins, login
 
@@ -196,9 +193,6 @@ def logout_command(config: Config, server: str) -> None:
 
 
 async def _log_out(whole: Config, config: ServerConfig, shared: SharedCredentials | None) -> None:
-    from mcp_context_proxy.system.threads import load_oauth
-
-    await load_oauth()
     from mcp_context_proxy.errors import AuthorizationError
     from mcp_context_proxy.oauth import Logins, token_endpoint
 

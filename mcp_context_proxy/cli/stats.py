@@ -304,7 +304,9 @@ def _show_unused(console: Terminal, never: Figures, now: float) -> None:
         f"has about {never['tokens']:,} tokens less: enabled = false turns off a tool under "
         "[servers.NAME.tools.TOOL], and a whole server under [servers.NAME]."
     )
-    _show_costs(console, unused, "Tool", lambda one: _name(one["server"], one["name"], console.width))
+    _show_costs(
+        console, unused, never["count"], "Tool", lambda one: _name(one["server"], one["name"], console.width)
+    )
 
 
 def _show_unused_documents(console: Terminal, unused: Sequence[Figures]) -> None:
@@ -316,16 +318,17 @@ def _show_unused_documents(console: Terminal, unused: Sequence[Figures]) -> None
         f"{counted(len(unused), 'document')}, about {tokens:,} tokens: found by no request, and not read. "
         "Remove a file that nobody needs, or describe in its front matter what it is for."
     )
-    _show_costs(console, unused, "Document", _document)
+    _show_costs(console, unused, len(unused), "Document", _document)
 
 
 def _show_costs(
-    console: Terminal, unused: Sequence[Figures], title: str, name: Callable[[Figures], Text]
+    console: Terminal, unused: Sequence[Figures], count: int, title: str, name: Callable[[Figures], Text]
 ) -> None:
+    """Show the first of so many items; an answer of a proxy that runs has not all of them."""
     console.say()
     rows = [[Text(f"{one['tokens']:,}"), name(one)] for one in unused[:UNUSED_SHOWN]]
     console.columns([headings("Tokens", title), *rows], right=(0,))
-    console.more(len(unused) - UNUSED_SHOWN, title.lower())
+    console.more(count - len(rows), title.lower())
 
 
 def _data(figures: Mapping[str, Figures]) -> dict[str, Any]:

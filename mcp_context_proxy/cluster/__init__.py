@@ -357,8 +357,7 @@ def encoded(state: ContextState, unknown: Unknown | None = None) -> bytes:
 def decoded(data: bytes) -> tuple[ContextState, Unknown]:
     """Return the state in a row, and the members in which there is more than is known here.
 
-    Raises:
-        msgspec.DecodeError: the row is damaged.
+    Raises `msgspec.DecodeError` if the row is damaged.
     """
     try:
         state, elements = _decode(data), dict[str, tuple[Raw, ...]]()

@@ -171,10 +171,8 @@ class SharedContexts:
     async def fetch(self, params: Members, caller: Caller) -> Members:
         """Have the handle that a request names in memory, as other replicas have left it.
 
-        Returns the params as a server gets them.
-
-        Raises:
-            RequestError: it is not known here, and the store is away.
+        Returns the params as a server gets them. Raises `RequestError` if it is not known here, and the store
+        is away.
         """
         if (context_id := context_id_of(params, caller)) is not None:
             await self._fetch(context_id, params, caller)
@@ -334,8 +332,7 @@ class SharedContexts:
     async def _save(self, context: SessionContext) -> None:
         """Write the state of a context, if it has changed.
 
-        Raises:
-            StoreError: the store cannot be written now.
+        Raises `StoreError` if the store cannot be written now.
         """
         kept = self._kept.get(context)
         if kept is None:

@@ -424,8 +424,7 @@ class Member:
     ) -> None:
         """Prepare to join; the front of this replica is at `port`.
 
-        Raises:
-            ConfigError: there is no database that replicas could share, or no key.
+        Raises `ConfigError` if there is no database that replicas could share, or no key.
         """
         from mcp_context_proxy.store.postgres import PostgresDatabase  # noqa: PLC0415 - an extra
 

@@ -306,12 +306,7 @@ class Reloader:
     """Loads the configuration when its file changes, or on request."""
 
     def __init__(self, started: Config, load: Load) -> None:
-        """Create a reloader.
-
-        Args:
-            started: The configuration that the proxy was started with.
-            load: Loads the file again; called in a thread.
-        """
+        """Begin with the configuration of the start; `load` reads the file again, in a thread."""
         self._started, self._current, self._load = started, started, load
         self._asked, self._ended = anyio.Event(), anyio.Event()
         self.standing = Standing(tuple(started.complaints()))
@@ -327,8 +322,12 @@ class Reloader:
     def ask(self) -> None:
         self._asked.set()
 
-    async def watch(self) -> None:
-        """Request a reload at the beginning and whenever the file may have changed, until cancelled."""
+    async def watch(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Wait, then request a reload at once and whenever the file may have changed, until cancelled.
+
+        Changes since the file was loaded are found as well.
+        """
+        await wait()
         if self._started.path is not None:
             await watch_file(self._started.path, self.ask)
 

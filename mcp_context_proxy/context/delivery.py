@@ -58,12 +58,8 @@ def deliver(
 ) -> tuple[RequestContext, tuple[ToldDocument, ...]]:
     """Return a context with the form in which an answer tells each document, and the texts in their order.
 
-    Args:
-        context: Context with a budget in its options.
-        found: Results of its search.
-        delivered: Documents that the session was given before; None outside of a session, where only what
-            was found is given: the rules of every session would be in every answer.
-        count: Estimates the tokens of a text.
+    ``delivered`` are the documents that the session was given before; None outside of a session, where only
+    what was found is given: the rules of every session would be in every answer.
     """
     chunks = {key_of(one.item): one.chunk for one in found.results if isinstance(one.item, Document)}
     known = _known_texts(delivered or {}, found.snapshot)
@@ -104,13 +100,8 @@ def told_again(
 ) -> ToldDocument:
     """Return a document in the form in which the answer of a record told it.
 
-    An outline comes without the place that was found, which no record has.
-
-    Args:
-        document: The document.
-        item: Its entry in the record.
-        is_found: False if it is there for the session and not for the query.
-        given: The texts that the answer gave whole, each with the URI of its document.
+    An outline comes without the place that was found, which no record has. ``given`` are the texts that the
+    answer gave whole, each with the URI of its document.
     """
     form, text = item.delivered, f"{document.uri} ({document.kind}, {item.tokens:,} tokens)"
     if form is Delivery.WHOLE:

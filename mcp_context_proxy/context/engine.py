@@ -91,13 +91,15 @@ class Recollector:
     def __init__(self, memory: InteractionMemory, count_tokens: Callable[[str], int]) -> None:
         """Look into a memory; ``count_tokens`` estimates the tokens of a text, and blocks."""
         self._memory, self._count = memory, count_tokens
+        self.seconds = SECONDS
+        """Time for it; may be replaced where somebody waits."""
 
     async def complete(self, answer: SearchAnswer, owner: str) -> SearchAnswer:
         """Return an answer with the interactions of an owner that its query means, within its budget.
 
         Without them if they cannot be found in time: no request fails for its memory.
         """
-        with anyio.move_on_after(SECONDS):
+        with anyio.move_on_after(self.seconds):
             try:
                 return await in_thread(partial(self._complete, answer, owner), abandon_on_cancel=True)
             except ContextProxyError as error:
@@ -357,10 +359,8 @@ class ContextEngine:
     async def replay(self, then: RequestContext, filters: SearchFilters) -> RequestContext:
         """Return the context that a recorded request would have now, outside of its session.
 
-        It has the options of then, and is not recorded.
-
-        Raises:
-            UnknownFilterError: a server, category or tag of its filters does not exist any more.
+        It has the options of then, and is not recorded. Raises `UnknownFilterError` if a server, category or
+        tag of its filters does not exist any more.
         """
         scope = Scope(None if then.kinds is None else frozenset(then.kinds), filters)
         selection = Selection(query=then.query, origin=then.origin, options=then.options, scope=scope)
@@ -417,7 +417,9 @@ class ContextEngine:
 
     async def state(self, session: SessionContext) -> SessionState:
         """Return the current context of a session, without names of what its client may not know."""
-        begun_with, snapshot = session.rights.all_presets, self._catalog.snapshot
+        wanted, snapshot = session.rights.all_presets, self._catalog.snapshot
+        missing = self.presets.unknown(wanted)
+        begun_with = tuple(name for name in wanted if name not in missing)
         hidden = ACTING.get().limited
 
         def known(keys: Iterable[ItemKey]) -> tuple[RemovedItem, ...]:
@@ -457,8 +459,7 @@ class ContextEngine:
     ) -> None:
         """Add an item to a session by hand, whatever its include mode; a model may add ``agent`` items only.
 
-        Raises:
-            NotForModelsError: only a person may add it.
+        Raises `NotForModelsError` if only a person may add it.
         """
         context_session.add(session, self._decided(session, kind, name, server, by_model))
 
@@ -473,8 +474,7 @@ class ContextEngine:
     ) -> None:
         """Remove an item from all contexts of a session, until it is added again; for a model as in `add`.
 
-        Raises:
-            NotForModelsError: only a person may remove it.
+        Raises `NotForModelsError` if only a person may remove it.
         """
         context_session.remove(session, self._decided(session, kind, name, server, by_model))
 

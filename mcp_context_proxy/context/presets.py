@@ -140,8 +140,7 @@ class PresetBook:
     def save(self, name: str, preset: SavedPreset) -> None:
         """Save a preset; one of the same name is replaced. Blocks.
 
-        Raises:
-            PresetError: it cannot be named so, there are too many, or the file cannot be written.
+        Raises `PresetError` if it cannot be named so, there are too many, or the file cannot be written.
         """
         if not NAME.fullmatch(name) or name in PRESETS:
             raise PresetError(
@@ -156,8 +155,7 @@ class PresetBook:
     def forget(self, name: str) -> None:
         """Forget a saved preset. Blocks.
 
-        Raises:
-            PresetError: there is none of that name, or the file cannot be written.
+        Raises `PresetError` if there is none of that name, or the file cannot be written.
         """
         with self._changing() as saved:
             if saved.pop(name, None) is None:

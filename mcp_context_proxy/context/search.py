@@ -332,8 +332,7 @@ class Searcher:
     async def check(self, wanted: SearchFilters, snapshot: Snapshot) -> None:
         """Check that the servers, categories and tags in filters exist.
 
-        Raises:
-            UnknownFilterError: one does not.
+        Raises `UnknownFilterError` if one does not.
         """
 
         def checked() -> None:

@@ -39,7 +39,7 @@ from mcp_context_proxy.protocol.eras import Hello, covers, reaches
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.trust import THE_USER, Principal
+from mcp_context_proxy.trust import THE_USER, Principal, Role
 
 ID_BYTES = 8
 """Length of a session's public id: it is shown in lists, records and logs, and grants nothing."""
@@ -154,8 +154,7 @@ class SessionContext(Struct, eq=False, weakref=True):
     def means(self, kind: str, name: str, server: str) -> None:
         """Note the server that a name leads to, unless the name states its server.
 
-        Raises:
-            ChangedMeaningError: the name led to another server before.
+        Raises `ChangedMeaningError` if the name led to another server before.
         """
         if names.is_full(name):
             return
@@ -250,8 +249,6 @@ def result_text(result: bytes, characters: int) -> str | None:
 class Session(SessionContext, eq=False):
     """Session of a handshake-era connection; it ends with the connection."""
 
-    party: Party = field(default_factory=lambda: Party(lasting=True))
-    """Identity of the client at the downstream connections."""
     rights: Principal = THE_USER
     """The rights of its client."""
     hello: Hello | None = None
@@ -264,6 +261,12 @@ class Session(SessionContext, eq=False):
     """Servers of whose instructions the client was told."""
     subscriptions: set[str] = field(default_factory=set)
     """URIs of resources whose updates the client asked for."""
+    party: Party = field(default_factory=Party)
+    """Identity of the client at the downstream connections."""
+
+    def __post_init__(self) -> None:
+        """Make the party, whose principal is that of the session."""
+        self.party = Party(self.principal, lasting=True, sees_all=self.rights.may(Role.VIEW))
 
     @property
     def client(self) -> str | None:
@@ -426,8 +429,7 @@ QUERY_CHARACTERS = 4000
 def handle_of(meta: Members, handles: Handles, principal: str | None = None) -> Handle | None:
     """Return the context handle that the ``_meta`` of a request names; None if it names none.
 
-    Raises:
-        RequestError: the handle is unknown, was forgotten, or belongs to another principal.
+    Raises `RequestError` if the handle is unknown, was forgotten, or belongs to another principal.
     """
     wanted = envelope.text(meta.get(eras.CONTEXT_KEY))
     if wanted is None:
@@ -454,10 +456,8 @@ def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None
     """Return an item by name; see `catalog.names` for the names that a tool has.
 
     The URI of a document names it whatever the kind is, because answers and lists write it so; its own name
-    does, too, where no tool has that name.
-
-    Raises:
-        UnknownItemError: no item has that name, or it cannot be told which is meant.
+    does, too, where no tool has that name. Raises `UnknownItemError` if no item has that name, or it cannot
+    be told which is meant.
     """
     own = None if kind is Kind.TOOL else item_by(snapshot, (kind, name))
     document = own or snapshot.document(name)
@@ -517,8 +517,7 @@ def decided(session: SessionContext, item: Item) -> None:
 def add(session: SessionContext, item: Item) -> None:
     """Add an item by hand; an ``always`` item that was not removed is there already and stays ``always``.
 
-    Raises:
-        ChangedMeaningError: the name under which a tool is exposed meant another server before.
+    Raises `ChangedMeaningError` if the name under which a tool is exposed meant another server before.
     """
     key = key_of(item)
     if isinstance(item, Tool):

@@ -50,6 +50,8 @@ class Party(msgspec.Struct, frozen=True, eq=False):
     another."""
     lasting: bool = False
     """True for a session, which can have a connection of its own for as long as it lasts."""
+    sees_all: bool = False
+    """True if the user may see what others do."""
 
 
 class Outgoing(Sender):
@@ -110,16 +112,16 @@ class Link(Protocol):
         """
         ...
 
+    def earlier_callers(self, seconds: float) -> Sequence[str | None]:
+        """Return the principals of requests that ended at most so many seconds ago; see `in_flight`."""
+        ...
+
     async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:
         """Send a request and return its encoded result unchanged.
 
-        Cancelling the caller tells the server to cancel.
-
-        Raises:
-            RemoteError: the server answered with an error.
-            CallTimeoutError: no response in time.
-            CallInterruptedError: the connection was lost meanwhile.
-            ServerUnavailableError: it could not be sent.
+        Cancelling the caller tells the server to cancel. Raises `RemoteError` if the server answered with an
+        error, `CallTimeoutError` if no response in time, `CallInterruptedError` if the connection was lost
+        meanwhile, and `ServerUnavailableError` if it could not be sent.
         """
         ...
 
@@ -142,16 +144,14 @@ class Channel(ABC):
     async def send(self, frame: bytes) -> None:
         """Send one frame; waits while the other side does not read.
 
-        Raises:
-            ConnectionError: the channel is closed, and nothing of the frame was sent.
+        Raises `ConnectionError` if the channel is closed, and nothing of the frame was sent.
         """
 
     @abstractmethod
     def send_nowait(self, frame: bytes) -> None:
         """Send one frame without waiting; it may be dropped when the other side does not read.
 
-        Raises:
-            ConnectionError: the channel is closed.
+        Raises `ConnectionError` if the channel is closed.
         """
 
     def sent_at_once(self, frame: bytes) -> bool:

@@ -27,6 +27,7 @@ from mcp_context_proxy.downstream.inbound import (
     WATCHED,
     Admission,
     answer,
+    others_before,
     party_of,
     shown_params,
     waiting_facts,
@@ -54,7 +55,7 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, HANDSHAKE, Era
 from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results.shortening import with_note
-from mcp_context_proxy.system.threads import Repeating, in_task, in_thread
+from mcp_context_proxy.system.threads import Repeating, in_task, in_thread, in_thread_if
 from mcp_context_proxy.trust import ACTING
 from mcp_context_proxy.trust.guard import KnownSecret
 
@@ -220,15 +221,15 @@ class DownstreamClient(ServerLifecycle):
             if self._known.redacts_results:
                 result = await self._without_secrets(method, result)
             failed = await in_thread(_may_report_error, result) if large else _may_report_error(result)
-            return await self._redacted_result(result) if failed else result
+            if not failed:
+                return result
+            return await in_thread_if(len(result) >= REDACTED_IN_LOOP_BYTES, self._shown_failure, result)
         except DownstreamError as error:
             if isinstance(error, RemoteError) and error.code == eras.URL_ELICITATION_REQUIRED:
                 self._admission.expect_completions(error.data, outgoing.party)
             data = error.data if isinstance(error, RemoteError) and isinstance(error.data, Raw) else b""
             large = len(str(error)) + len(bytes(data)) > REDACTED_IN_LOOP_BYTES
-            raise (
-                await in_thread(redacted, error, self.redact) if large else redacted(error, self.redact)
-            ) from None
+            raise await in_thread_if(large, redacted, error, self.redact) from None
         finally:
             self._pending, self._pending_bytes = self._pending - 1, self._pending_bytes - size
             if own is not None:
@@ -245,11 +246,8 @@ class DownstreamClient(ServerLifecycle):
         Raises:
             SecretRefusedError: it has one; `subject` names the message.
         """
-        if sum(map(len, params.values())) > REDACTED_IN_LOOP_BYTES:
-            secret = await in_thread(self._known.in_params, self.name, params)
-        else:
-            secret = self._known.in_params(self.name, params)
-        if secret is not None:
+        large = sum(map(len, params.values())) > REDACTED_IN_LOOP_BYTES
+        if (secret := await in_thread_if(large, self._known.in_params, self.name, params)) is not None:
             raise self._refused(secret, subject)
 
     def _refused(self, secret: KnownSecret, subject: str) -> SecretRefusedError:
@@ -260,9 +258,8 @@ class DownstreamClient(ServerLifecycle):
     async def asked(self, ask: Ask, party: Party | None, method: str, params: Members) -> bytes:
         """Ask a client for this server by `ask`, and return the answer, which may be told to it.
 
-        Raises:
-            RequestError: the client refuses, the server may not be able to read its answer, or was not given
-                a secret in it.
+        Raises `RequestError` if the client refuses, the server may not be able to read its answer, or was not
+        given a secret in it.
         """
         if party is not None and party.lasting:
             self._admission.expect_completion(envelope.text(params.get(eras.ELICITATION_ID)), party)
@@ -277,8 +274,7 @@ class DownstreamClient(ServerLifecycle):
 
     async def _check_answer(self, method: str, sent: Members) -> None:
         large = sum(map(len, sent.values())) > REDACTED_IN_LOOP_BYTES
-        fault = await in_thread(_unsendable, sent, self.limits) if large else _unsendable(sent, self.limits)
-        if fault is not None:
+        if (fault := await in_thread_if(large, _unsendable, sent, self.limits)) is not None:
             raise RequestError(INTERNAL_ERROR, f"the answer was not sent: {fault}")
         try:
             await self.refuse_secrets(sent, f"the answer to {method}")
@@ -287,10 +283,8 @@ class DownstreamClient(ServerLifecycle):
 
     async def _without_secrets(self, method: str, result: bytes) -> bytes:
         """Return a result without known secrets; that of a tool says that something was removed."""
-        if len(result) > REDACTED_IN_LOOP_BYTES:
-            redacted, had_one = await in_thread(self._known.redacted, result)
-        else:
-            redacted, had_one = self._known.redacted(result)
+        large = len(result) > REDACTED_IN_LOOP_BYTES
+        redacted, had_one = await in_thread_if(large, self._known.redacted, result)
         return with_note(redacted, REDACTED_NOTE) if had_one and method == "tools/call" else redacted
 
     async def _connected(self, outgoing: Outgoing) -> Connected:
@@ -347,16 +341,11 @@ class DownstreamClient(ServerLifecycle):
         # The copies do not keep the whole message in memory.
         return shown_params(self.name, method, params, self.redact)
 
-    async def _redacted_result(self, result: bytes) -> bytes:
+    def _shown_failure(self, result: bytes) -> bytes:
         """Remove secrets, hidden characters and marks of servers from a result that reports an error.
 
         Any other result is left alone: a proxy that edits data gets it wrong sooner or later.
         """
-        if len(result) < REDACTED_IN_LOOP_BYTES:
-            return self._shown_failure(result)
-        return await in_thread(self._shown_failure, result)
-
-    def _shown_failure(self, result: bytes) -> bytes:
         if bytes(envelope.members(result).get("isError", b"false")) in (b"false", b"null"):
             return result
         return stranger_json(result, self.redact.json)
@@ -370,8 +359,7 @@ class DownstreamClient(ServerLifecycle):
     async def watch(self, uri: str, params: Members, outgoing: Outgoing) -> None:
         """Subscribe a session to updates of a resource.
 
-        Raises:
-            DownstreamError: the server refuses, or cannot be reached.
+        Raises `DownstreamError` if the server refuses, or cannot be reached.
         """
         await self.refuse_secrets({"uri": envelope.raw(uri)}, outgoing.subject)
         handshake = self.era is HANDSHAKE
@@ -400,12 +388,17 @@ class DownstreamClient(ServerLifecycle):
 
     def _take_notification(self, method: str, params: Members) -> None:
         link = self.link
-        self._route(method, params, () if link is None else link.in_flight)
+        self._route(method, params, () if link is None else link.in_flight, None, link)
 
     def _route(
-        self, method: str, params: Members, in_flight: Sequence[Outgoing], owner: Party | None = None
+        self,
+        method: str,
+        params: Members,
+        in_flight: Sequence[Outgoing],
+        owner: Party | None = None,
+        shared: Link | None = None,
     ) -> None:
-        """Route a notification from a connection with these pending requests; `owner` if it is not shared."""
+        """Route a notification of a connection with these pending requests: an owner's, or a shared one."""
         if self.lists.take_change_notice(method):
             self._on_event(self.name, method, {}, frozenset())
             return
@@ -416,6 +409,8 @@ class DownstreamClient(ServerLifecycle):
         else:
             parties = frozenset(sent.party for sent in in_flight if sent.party is not None)
         if method == LOG_MESSAGE:
+            if shared is not None and len(parties) == 1:
+                parties |= others_before(shared, next(iter(parties)))
             takers = [
                 sent.on_notification for sent in in_flight if sent.party in parties and sent.on_notification
             ]
@@ -433,7 +428,9 @@ class DownstreamClient(ServerLifecycle):
 
     async def _answer(self, peer: Peer, method: str, params: Members) -> bytes:
         if method in CAPABILITY_OF:
-            self._dedicated.note_asked(method, party_of(peer.in_flight))
+            party = party_of(peer.in_flight)
+            # The shared connection is left to one session only if it is the one that was meant.
+            self._dedicated.note_asked(method, None if others_before(peer, party) else party)
         return await answer(peer, method, params, None)
 
 

@@ -53,7 +53,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import load_sdk
+from mcp_context_proxy.system.threads import load
 from mcp_context_proxy.trust import ACTING
 
 if TYPE_CHECKING:
@@ -79,10 +79,9 @@ async def connect(
     auth = None
     # Also for the handshake: a server that is still being downloaded answers it late.
     limits = replace(limits, connect_seconds=config.connect_timeout)
-    if config.transport != "stdio" or sys.platform == "win32":
-        await load_sdk()
     if config.transport != "stdio":
-        from mcp_context_proxy.oauth.bearer import authorization  # noqa: PLC0415 - imports the SDK
+        await load("mcp_context_proxy.downstream.http_session")
+        from mcp_context_proxy.oauth.bearer import authorization  # noqa: PLC0415 - imports the HTTP client
 
         auth = authorization(config, redact.learn, logins.of(config))
     async with _Opening(config, limits, output, auth, inbound).opened() as connected:
@@ -415,8 +414,7 @@ class DedicatedConnections:
     async def acquire(self, outgoing: Outgoing) -> AsyncIterator[Link]:
         """Use a dedicated connection for the length of one request.
 
-        Raises:
-            ServerUnavailableError: it cannot be opened, or there are too many.
+        Raises `ServerUnavailableError` if it cannot be opened, or there are too many.
         """
         party = outgoing.party
         assert party is not None

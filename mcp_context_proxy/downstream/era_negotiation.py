@@ -130,10 +130,8 @@ async def negotiate(
 ) -> Introduction:
     """Open the conversation on a duplex link, in the configured era or the one that the server speaks.
 
-    The probe stays pending beside the handshake, because a slow server answers both.
-
-    Raises:
-        DownstreamError: the server refuses both eras, or does not answer in time.
+    The probe stays pending beside the handshake, because a slow server answers both. Raises `DownstreamError`
+    if the server refuses both eras, or does not answer in time.
     """
     if config.era == "handshake":
         return await initialize(link, limits, capabilities)
@@ -205,8 +203,7 @@ async def _shake_hands(
 async def discover(link: Link, seconds: float) -> Introduction:
     """Ask a modern server to introduce itself.
 
-    Raises:
-        DownstreamError: it is not modern, shares no revision, or does not answer in time.
+    Raises `DownstreamError` if it is not modern, shares no revision, or does not answer in time.
     """
     link.era = Era.MODERN
     outgoing = Outgoing(subject="server/discover", timeout=seconds, client_info=envelope.raw(CLIENT_INFO))
@@ -239,8 +236,7 @@ def _offers_modern(error: RemoteError) -> bool:
 async def initialize(link: Link, limits: Limits, capabilities: Mapping[str, Any]) -> Introduction:
     """Shake hands with a server of the handshake era.
 
-    Raises:
-        DownstreamError: it refuses, or does not answer in time.
+    Raises `DownstreamError` if it refuses, or does not answer in time.
     """
     link.era = Era.HANDSHAKE
     params = {
@@ -267,8 +263,7 @@ async def initialize(link: Link, limits: Limits, capabilities: Mapping[str, Any]
 def _read(link: Link, answer: bytes) -> dict[str, JSON]:
     """Decode the words by which a server introduces itself.
 
-    Raises:
-        BadAnswerError: they have a number or a depth that cannot be read.
+    Raises `BadAnswerError` if they have a number or a depth that cannot be read.
     """
     result = envelope.value_or_none(answer)
     if not isinstance(result, dict):

@@ -308,10 +308,8 @@ class Fleet:
     async def restart(self, name: str) -> None:
         """Stop a server, after its pending calls and no later than those may take, and start it again.
 
-        Calls that come meanwhile wait for it, and its items stay listed as they are known.
-
-        Raises:
-            ServerUnavailableError: it is not in use.
+        Calls that come meanwhile wait for it, and its items stay listed as they are known. Raises
+        `ServerUnavailableError` if it is not in use.
         """
         running = self.clients[name]
         self._retire(self._successors.pop(name, None))

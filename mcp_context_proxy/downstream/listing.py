@@ -34,7 +34,7 @@ from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, quot
 from mcp_context_proxy.results.result_store import nameless_file
 from mcp_context_proxy.store.tables import ListingStore
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread, in_thread_if
 
 if TYPE_CHECKING:
     from mcp_context_proxy.items import Encoded
@@ -124,11 +124,7 @@ class FiledTexts:
     """Texts in a file without a name, which only this process reads, and which the system deletes with it."""
 
     def __init__(self, texts: Sequence[bytes]) -> None:
-        """Write them.
-
-        Raises:
-            OSError: there is no room for them, or no folder for temporary files.
-        """
+        """Write them; raises `OSError` if there is no room for them, or no folder for temporary files."""
         self._file = nameless_file(None, b"".join(texts))
         weakref.finalize(self, self._file.close)
         self._ends = array("Q", itertools.accumulate(map(len, texts), initial=0))
@@ -247,10 +243,8 @@ class Lists:
         """Fetch all lists of a new connection.
 
         Only the first page of the first list must succeed; the rest is retried later. Nothing of the listing
-        shows before all is done, so every tool that is listed can be called.
-
-        Raises:
-            DownstreamError: the first page cannot be fetched, or the connection is lost.
+        shows before all is done, so every tool that is listed can be called. Raises `DownstreamError` if the
+        first page cannot be fetched, or the connection is lost.
         """
         names = [name for name, kind in LISTS.items() if kind.offered_by(connected.introduction)]
         found = self.current
@@ -431,8 +425,7 @@ class _Pages:
     async def fetch(self) -> tuple[str, ...]:
         """Fetch the list; return the reason if some entries are missing.
 
-        Raises:
-            DownstreamError: a page cannot be fetched.
+        Raises `DownstreamError` if a page cannot be fetched.
         """
         listed, limits = self._listed, self._limits
         client_info = envelope.raw(CLIENT_INFO)
@@ -454,8 +447,7 @@ class _Pages:
                 raise
             try:
                 taken = result, listed.member, limits.tools_per_server
-                large = len(result) > envelope.TAKEN_APART_BYTES
-                page, found = await in_thread(_page, *taken) if large else _page(*taken)
+                page, found = await in_thread_if(len(result) > envelope.TAKEN_APART_BYTES, _page, *taken)
             except (msgspec.DecodeError, RecursionError):
                 return (f"{listed.method}: stopped, a result has no list of {listed.member}",)
             if found is None:

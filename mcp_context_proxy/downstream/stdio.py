@@ -45,7 +45,7 @@ from mcp_context_proxy.protocol.framing import (
 from mcp_context_proxy.protocol.strangers import clean, one_line, unmarked
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import descriptor_shortage, group_ended, group_installed
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread, load
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,9 @@ PUSHED_BYTES = 1 << 20
 FIRST_LOOK_SECONDS = 0.0025
 """Wait before a child is first polled for its exit; it doubles up to the bound of the caller."""
 
+
+ADVERTISEMENT = b"npm notice"
+"""Beginning of the lines with which npm ends, such as that of a newer npm, after its errors."""
 
 LINES_KEPT = 20
 """Lines of stderr that an error message or a command may quote."""
@@ -175,7 +178,8 @@ class Output:
         if len(self._kept) > limit and len(lines) > 1:
             del lines[0]
         # From the end, so that no more lines are made readable than are shown.
-        shown = filter(None, map(self._readable, reversed(lines)))
+        telling = (line for line in reversed(lines) if not line.startswith(ADVERTISEMENT))
+        shown = filter(None, map(self._readable, telling))
         return tuple(islice(shown, LINES_KEPT))[::-1]
 
     def _readable(self, line: bytes) -> str:
@@ -473,7 +477,8 @@ async def open_sdk_channel(
     Raises:
         Exception: any error of the transport, possibly in an exception group.
     """
-    from mcp.client.stdio import StdioServerParameters, stdio_client  # noqa: PLC0415 - 0.4 s, nowhere else
+    await load("mcp.client.stdio")
+    from mcp.client.stdio import StdioServerParameters, stdio_client  # noqa: PLC0415 - 1 s, nowhere else
     from mcp.shared.message import SessionMessage  # noqa: PLC0415
     from mcp_types import jsonrpc_message_adapter  # noqa: PLC0415
 

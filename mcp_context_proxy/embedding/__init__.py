@@ -56,8 +56,7 @@ class Embedder(Protocol):
     def embed(self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None) -> Matrix:
         """Return one unit vector per text, in order; ``on_progress(done, total)`` is called meanwhile.
 
-        Raises:
-            ModelError: there is no model, or it failed.
+        Raises `ModelError` if there is no model, or it failed.
         """
 
 
@@ -98,11 +97,7 @@ def are_unit(vectors: Sequence[Vector], dimensions: int) -> list[bool]:
 
 
 def unit_rows(rows: NDArray[np.float32]) -> Matrix:
-    """Scale each row to norm 1.
-
-    Raises:
-        ValueError: a row is zero or not finite.
-    """
+    """Scale each row to norm 1; raises `ValueError` if a row is zero or not finite."""
     # In float64: large components must not overflow.
     wide = rows.astype(np.float64)
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
@@ -177,10 +172,8 @@ def model_of(settings: EmbeddingConfig) -> Path:
 def read_folder(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
     """Read the description of a model; ``settings`` override the files. Blocking.
 
-    ``directory`` may be `BASE_MODEL`.
-
-    Raises:
-        ModelError: a file is missing or damaged, or needs something that is not supported.
+    ``directory`` may be `BASE_MODEL`. Raises `ModelError` if a file is missing or damaged, or needs something
+    that is not supported.
     """
     if directory in (PACKAGED_MODEL, BASE_MODEL):
         manifest = directory / MANIFEST if directory == PACKAGED_MODEL else directory
@@ -258,11 +251,7 @@ def _read_exported(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
 
 
 def graph_of(directory: Path) -> Path:
-    """Find the graph in an exported folder.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """Find the graph in an exported folder; raises `ModelError` if there is none."""
     with _readable(directory):
         exists = directory.is_dir()
         found = next((directory / name for name in GRAPHS if (directory / name).is_file()), None)

@@ -92,10 +92,8 @@ _loaded: WeakValueDictionary[ModelFolder, OnnxModel] = WeakValueDictionary()
 def load_model(directory: Path | None = None, settings: EmbeddingConfig | None = None) -> OnnxModel:
     """Load the configured model, by default the packaged one, or the one in ``directory``. Blocking.
 
-    A model that is in use is shared, if its files and settings are still the same.
-
-    Raises:
-        ModelError: a file is missing or damaged, or the runtime cannot use it.
+    A model that is in use is shared, if its files and settings are still the same. Raises `ModelError` if a
+    file is missing or damaged, or the runtime cannot use it.
     """
     settings = settings or EmbeddingConfig()
     directory = model_of(settings) if directory is None else directory
@@ -382,8 +380,7 @@ class LazyModel:
     def get(self) -> EmbeddingModel:
         """Return the model, even while it fails; blocks while it is opened for the first time.
 
-        Raises:
-            ModelError: it could not be opened, now or at the first attempt.
+        Raises `ModelError` if it could not be opened, now or at the first attempt.
         """
         with self._lock:
             if self._model is None and self.error is None:
@@ -399,8 +396,7 @@ class LazyModel:
     def run(self, use: Callable[[EmbeddingModel], T]) -> T:
         """Call ``use`` with the model and return its result.
 
-        Raises:
-            ModelError: the model cannot be opened, or it failed in use, now or a short while ago.
+        Raises `ModelError` if the model cannot be opened, or it failed in use, now or a short while ago.
         """
         model = self.get()
         if (error := self.error) is not None and self._clock() < self._retry_at:
@@ -484,8 +480,7 @@ class CachedEmbedder:
     def sketches(self, texts: Sequence[str]) -> Matrix | None:
         """Return guesses of the vectors of texts (`Sketcher`), in order; None without a map for the model.
 
-        Raises:
-            ModelError: the model cannot be opened.
+        Raises `ModelError` if the model cannot be opened.
         """
         if (sketcher := shipped_sketcher(self._model.get().model_id)) is None:
             return None

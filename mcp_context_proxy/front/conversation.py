@@ -72,8 +72,7 @@ def is_too_much(message: Envelope, encoded: bytes, methods: Collection[str]) -> 
 def params_of(message: Envelope) -> Members:
     """Return the params of a message, of which there may be none.
 
-    Raises:
-        RequestError: they are not an object.
+    Raises `RequestError` if they are not an object.
     """
     if not isinstance(message.params, Raw):
         return {}
@@ -338,8 +337,7 @@ class Conversation:
     def _caller(self, method: str, params: Members, release: Callable[[], None] | None) -> Caller:
         """Return the caller of a request.
 
-        Raises:
-            RequestError: nothing is negotiated yet that it could be answered by.
+        Raises `RequestError` if nothing is negotiated yet that it could be answered by.
         """
         meta, session, before = eras.meta_of(params), self.session, self._caller_before
         if before is not None and before.meta is meta and release is None:

@@ -214,11 +214,7 @@ class LocalApi:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        OSError: the address cannot be used.
-    """
+    """Return a listening socket; raises `OSError` if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio turns Nagle's delay, 40 ms a message, off only where it is.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -237,8 +237,7 @@ def replay(body: bytes, receive: Receive) -> Receive:
 async def read(receive: Receive) -> tuple[bytes, Envelope]:
     """Return a body, which `WholeBodies` has received, and the message in it.
 
-    Raises:
-        BadMessageError: there is no message in it.
+    Raises `BadMessageError` if there is no message in it.
     """
     body: bytes = (await receive()).get("body", b"")
     try:

@@ -37,7 +37,7 @@ from mcp_context_proxy.config.tables import AuthConfig, is_encrypted
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system import keep_latest
-from mcp_context_proxy.system.threads import in_task, load_oauth
+from mcp_context_proxy.system.threads import in_task, load
 from mcp_context_proxy.trust import EVERYTHING, NOTHING, Principal, Reach, Role
 
 if TYPE_CHECKING:
@@ -131,8 +131,7 @@ class KeySet:
     async def fitting(self, kid: str | None, algorithm: str) -> Sequence[PublicKey]:
         """Return the keys that may have signed a token; none if the issuer has no such key.
 
-        Raises:
-            KeysUnavailableError: the keys are not known, and cannot be fetched now.
+        Raises `KeysUnavailableError` if the keys are not known, and cannot be fetched now.
         """
         if self._usable and (found := self._among(kid, algorithm)):
             return found
@@ -226,8 +225,8 @@ class KeySet:
 
     async def _document(self, url: str) -> dict[str, Any]:
         """Return the JSON object at a URL; redirects are not followed."""
-        await load_oauth()
         # Loaded only where an issuer is configured: nothing else of the front needs an HTTP client.
+        await load("mcp_context_proxy.oauth.token_endpoint")
         import httpx2  # noqa: PLC0415
 
         from mcp_context_proxy.oauth.token_endpoint import Destinations, exchange  # noqa: PLC0415
@@ -333,8 +332,7 @@ class IssuedTokens:
     def __init__(self, config: Config, keys: KeySet | None = None) -> None:
         """Accept the tokens that the configuration describes, signed with `keys`: by default the issuer's.
 
-        Raises:
-            ConfigError: something that is needed is not configured, or the extra is not installed.
+        Raises `ConfigError` if something that is needed is not configured, or the extra is not installed.
         """
         settings = config.auth
         audience = settings.audience or config.http.resource_url
@@ -365,9 +363,8 @@ class IssuedTokens:
     async def verify(self, token: str) -> Issued:
         """Return whose token this is.
 
-        Raises:
-            TokenRefusedError: it is not accepted.
-            KeysUnavailableError: nothing can be said about it now.
+        Raises `TokenRefusedError` if it is not accepted, and `KeysUnavailableError` if nothing can be said
+        about it now.
         """
         if len(token) > TOKEN_CHARACTERS:
             raise TokenRefusedError("the token is too long")

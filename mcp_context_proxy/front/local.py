@@ -305,8 +305,7 @@ class GreetingError(Exception):
 async def greeting_of(connection: socket.socket) -> Greeting:
     """Return the greeting of a bridge, which it writes ahead of everything; nothing is taken away.
 
-    Raises:
-        GreetingError: there is one, and it cannot be read.
+    Raises `GreetingError` if there is one, and it cannot be read.
     """
     with anyio.move_on_after(GREETING_SECONDS):
         while True:

@@ -267,8 +267,7 @@ class LearnedTier:
     def take(self, pairs: Sequence[Pair]) -> None:
         """Add pairs from elsewhere; a known pair is replaced if its confidence is lower.
 
-        Raises:
-            StoreError: they cannot be kept.
+        Raises `StoreError` if they cannot be kept.
         """
         with self._writing:
             known, now = self._now_known(), self._clock()

@@ -25,7 +25,7 @@ from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError, Sto
 from mcp_context_proxy.oauth import CredentialFile, Login, OAuthCredentials
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_thread, load_oauth
+from mcp_context_proxy.system.threads import in_thread, load
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class BearerAuth(httpx2.Auth):
         if not self._without_person:
             self._check_renewable(found)
         # Its import takes seconds on a busy machine, which no issuer has to answer for and nobody waits for.
-        await load_oauth()
+        await load("mcp_context_proxy.oauth.login")
         async with self._login.renewing(alone=not self._without_person):
             with anyio.move_on_after(RENEWAL_SECONDS):
                 found = await self._read_if_possible(now=True)

@@ -139,9 +139,8 @@ encode = msgspec.json.Encoder().encode
 def decode(frame: bytes) -> Envelope:
     """Decode one message.
 
-    Raises:
-        MalformedError: it is not JSON, not UTF-8, nested too deeply, or not a JSON-RPC message, or its id is
-            too long.
+    Raises `MalformedError` if it is not JSON, not UTF-8, nested too deeply, or not a JSON-RPC message, or its
+    id is too long.
     """
     # The payload stays undecoded, so a later check would come only in the client.
     if not (frame.isascii() or is_utf8(frame)):

@@ -89,6 +89,10 @@ that saw them could answer with a task, and no client could ask for its result."
 SKILLS_EXTENSION = META_PREFIX + "skills"
 """The extension by which a server declares that it serves skills."""
 
+APPS_EXTENSION = META_PREFIX + "ui"
+"""The extension of MCP Apps: a host declares that it shows pages, and a server that its tools have some."""
+APPS: Mapping[str, Any] = {APPS_EXTENSION: {"mimeTypes": ["text/html;profile=mcp-app"]}}
+
 CAPABILITY_OF = {
     "sampling/createMessage": "sampling",
     "elicitation/create": "elicitation",
@@ -239,6 +243,15 @@ def _capabilities(declared: bytes | Raw) -> Mapping[str, Any]:
 _known_capabilities = lru_cache(maxsize=64)(_capabilities)
 
 
+def shows_apps(declared: Raw | None) -> bool:
+    """Return whether a client declares that it shows the pages of MCP Apps."""
+    if declared is None or APPS_EXTENSION.encode() not in bytes(declared):
+        return False
+    known = envelope.value_or_none(declared)
+    extensions = known.get("extensions") if isinstance(known, dict) else None
+    return isinstance(extensions, dict) and isinstance(extensions.get(APPS_EXTENSION), dict)
+
+
 class Sender:
     """The client of a request, as a modern server is told with each of them."""
 
@@ -299,11 +312,17 @@ def without_tasks(capabilities: Mapping[str, Any] | Raw) -> Mapping[str, Any] | 
     else:
         declared = {name: envelope.raw(value) for name, value in capabilities.items()}
     kept = {name: value for name, value in declared.items() if name != TASKS_CAPABILITY}
-    if envelope.starts_with(kept.get("extensions", b""), b"{"):
-        extensions = envelope.members(kept["extensions"])
-        if extensions.pop(TASKS_EXTENSION, None) is not None:
-            kept["extensions"] = envelope.raw(extensions)
-    return kept
+    return without_extension(kept, TASKS_EXTENSION)
+
+
+def without_extension(capabilities: Members, name: str) -> Members:
+    """Remove an extension from capabilities."""
+    if not envelope.starts_with(capabilities.get("extensions", b""), b"{"):
+        return capabilities
+    extensions = envelope.members(capabilities["extensions"])
+    if extensions.pop(name, None) is None:
+        return capabilities
+    return {**capabilities, "extensions": envelope.raw(extensions)}
 
 
 def error_code(code: int, era: Era) -> int:

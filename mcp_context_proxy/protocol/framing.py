@@ -121,8 +121,7 @@ class EventFramer:
     def feed(self, data: bytes) -> Iterator[ServerSentEvent]:
         """Add received bytes; yield every event that is complete now, in order.
 
-        Raises:
-            OversizedEventError: the incomplete event is over the limit.
+        Raises `OversizedEventError` if the incomplete event is over the limit.
         """
         if self._after_return and data.startswith(b"\n"):
             data = data[1:]

@@ -76,10 +76,8 @@ class HeaderFields:
 def check_routing(headers: HeaderFields, method: str, params: Members, meta: Members) -> None:
     """Check version, method and target in the headers against the body of a modern request.
 
-    `meta` is the ``_meta`` of the params, decoded.
-
-    Raises:
-        RequestError: one is missing, comes twice, or contradicts the body.
+    `meta` is the ``_meta`` of the params, decoded. Raises `RequestError` if one is missing, comes twice, or
+    contradicts the body.
     """
     for name in _ONCE:
         if len(headers.all(name)) > 1:

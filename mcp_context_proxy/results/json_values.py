@@ -137,11 +137,9 @@ def _shape_of_elements(samples: list[Raw], depth: int) -> str:
 def smaller(value: bytes | Raw, most: int, *, same_types: bool, depth: int = 0) -> bytes:
     """Return a copy of JSON in about `most` bytes: the first elements of arrays, the beginning of texts.
 
-    Each omission is told in its place. With `same_types` every object keeps its members and every value
-    its type, so that a schema that fits the whole fits the copy, and only cut texts tell of it.
-
-    Raises:
-        NoSmallerCopyError: with `same_types` there is no such copy.
+    Each omission is told in its place. With `same_types` every object keeps its members and every value its
+    type, so that a schema that fits the whole fits the copy, and only cut texts tell of it. Raises
+    `NoSmallerCopyError` if with `same_types` there is no such copy.
     """
     if len(value) <= most:
         return bytes(value)
@@ -238,10 +236,8 @@ def project(value: Raw, path: str) -> bytes:
 
     A path is a simple JSON path: ``items[0].title``, ``$.items[*].user.login``, ``items[10:20]``, and fields
     of objects as ``items[*][id,title]``, or ``id,title`` alone. A member of an array is that of each of its
-    elements. A text alone is given as it is, without quotes.
-
-    Raises:
-        PathError: the path cannot be read or leads nowhere.
+    elements. A text alone is given as it is, without quotes. Raises `PathError` if the path cannot be read or
+    leads nowhere.
     """
     steps = _steps(path)
     values, several, walked = [value], False, 0
@@ -306,11 +302,7 @@ def _nowhere(step: _Step, values: list[Raw]) -> str:
 
 
 def _steps(path: str) -> list[_Step]:
-    """Read a path.
-
-    Raises:
-        PathError: it is none.
-    """
+    """Read a path; raises `PathError` if it is none."""
     text = path.strip().removeprefix("$")
     if len(text) > PATH_CHARACTERS:
         raise PathError(f"a path has at most {PATH_CHARACTERS:,} characters")

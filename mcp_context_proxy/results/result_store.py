@@ -324,8 +324,7 @@ class KeptResults:
     async def put(self, owner: str, result_id: str, kept: KeptText) -> None:
         """Keep a text under an id; the oldest are forgotten where there are too many.
 
-        Raises:
-            OSError: there is no room for it.
+        Raises `OSError` if there is no room for it.
         """
         self._forget_idle()
         size = len(kept.text)
@@ -459,10 +458,7 @@ def read(
     """Return one page of a result, of the part that a path leads to, or of the lines that match a pattern.
 
     With both a path and a pattern, the part is searched. A page and its note have at most `most` bytes.
-    Blocks.
-
-    Raises:
-        ReadError: there is no such part.
+    Blocks. Raises `ReadError` if there is no such part.
     """
     found, said = whole, ""
     if path is not None and path.strip():

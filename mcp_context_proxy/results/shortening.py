@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -33,7 +33,7 @@ from mcp_context_proxy.results import json_values
 from mcp_context_proxy.results.json_values import NoSmallerCopyError, character_start, cut
 from mcp_context_proxy.results.result_store import PAGE_BYTES, KeptResults, KeptText, line_count, new_id
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread, in_thread_if
 
 logger = logging.getLogger(__name__)
 
@@ -151,8 +151,8 @@ class LargeResults(Struct, eq=False):
             return result if mark is None else mark(result)
         schema = _output_schema(call.tool) if call.direct else None
         if drops:
-            compare = partial(without_duplicate, result, schema is not None)
-            result = compare() if len(result) <= COMPARED_AT_ONCE else await in_thread(compare)
+            large = len(result) > COMPARED_AT_ONCE
+            result = await in_thread_if(large, without_duplicate, result, schema is not None)
         shortened = None
         if most is not None and len(result) > most:
             shortened = await in_thread(shorten, result, most, schema, self.kept.new_id)

@@ -317,10 +317,8 @@ def embedded(
     """Yield the index, which has every item of its snapshot, with more and more vectors until it is complete.
 
     ``pace`` is a factor of the time between two unfinished indexes. ``ahead`` has rows of the index's pool
-    that searches fill meanwhile (`with_likely`), by text.
-
-    Raises:
-        EmbeddingCancelledError: ``cancelled()`` returned true.
+    that searches fill meanwhile (`with_likely`), by text. Raises `EmbeddingCancelledError` if ``cancelled()``
+    returned true.
     """
     waiting = [part for part in index.parts.values() if not part.complete]
     missing, start = _missing_texts(waiting, calls), 0
@@ -404,10 +402,8 @@ def with_likely(
     """Return the index with the vectors of some items, embedded at once, ahead of their turn.
 
     It counts as complete if that took no longer than ``seconds``: what is unlikely has no vectors, as if it
-    meant nothing. ``rows`` has those that were embedded before, and gets the new ones.
-
-    Raises:
-        ModelError: the model failed.
+    meant nothing. ``rows`` has those that were embedded before, and gets the new ones. Raises `ModelError` if
+    the model failed.
     """
     until = time.perf_counter() + seconds
     waiting = sorted(

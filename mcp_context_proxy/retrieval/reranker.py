@@ -100,8 +100,7 @@ class RerankerModel(Protocol):
     async def order(self, query: str, candidates: Sequence[CandidateItem]) -> Sequence[int]:
         """Return positions of candidates, best first; the caller sets the time limit.
 
-        Raises:
-            RerankError: there is no answer, or no usable one.
+        Raises `RerankError` if there is no answer, or no usable one.
         """
 
     async def aclose(self) -> None:

@@ -85,6 +85,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return name_within(tool, self.name_room) if tool.wider_names else tool.exposed_name
 
     @property
+    def shows_apps(self) -> bool:
+        """True if the client shows the pages of MCP Apps."""
+        return eras.shows_apps(self.capabilities)
+
+    @property
     def owner(self) -> str:
         """The key of things kept for the caller alone: of its session, or of its principal without one."""
         return f"principal {self.principal}" if self.session is None else self.session.id
@@ -122,10 +127,10 @@ class Profiles:
         self._tables: Mapping[str, ClientConfig] = config.clients
         self._profiles = {name: profile_of(name, table) for name, table in config.clients.items()}
         self._bound = {token: name for name, table in config.clients.items() for token in table.tokens}
-        self._roots = tuple(dict.fromkeys(root for folder in config.documents for root in folder.roots))
+        self.roots = tuple(dict.fromkeys(root for folder in config.documents for root in folder.roots))
         """Folders of projects that documents are bound to."""
         self._found: dict[tuple[object, ...], Principal] = {}
-        self.active = bool(self._profiles or self._roots)
+        self.active = bool(self._profiles or self.roots)
         """Whether clients differ at all."""
 
     def named(self, principal: Principal, name: str) -> Principal:
@@ -153,8 +158,7 @@ class Profiles:
     def of_request(self, principal: Principal, wanted: str | None, agent: str | None) -> Principal:
         """Return the principal of an HTTP request, by its token, its address, or its agent.
 
-        Raises:
-            UnknownProfileError: there is no such profile, or its token is bound to another.
+        Raises `UnknownProfileError` if there is no such profile, or its token is bound to another.
         """
         bound = None if principal.name is None else self._bound.get(principal.name)
         if wanted is not None and wanted not in self._profiles:
@@ -182,14 +186,13 @@ class Profiles:
     async def admit(self, caller: Caller) -> Caller:
         """Return a caller with the limits of its profile and of its projects; its session keeps them.
 
-        Raises:
-            RequestError: its profile does not exist.
+        Raises `RequestError` if its profile does not exist.
         """
         rights = self.of_client(caller.rights, caller.client_info)
         if rights.profile is not None and rights.profile.name not in self._profiles:
             raise RequestError(INVALID_REQUEST, _unknown(rights.profile.name))
         session = caller.session
-        if self._roots and session is not None:
+        if self.roots and session is not None:
             if session.folders is None:
                 session.folders = await _roots(caller)
             if session.folders:
@@ -209,7 +212,7 @@ class Profiles:
 
     def in_folder(self, principal: Principal, folder: str) -> Principal:
         """Return a principal with the documents of the projects around a folder, of those that it has."""
-        if not self._roots:
+        if not self.roots:
             return principal
         around = self._projects((folder,))
         if principal.projects is not None:
@@ -222,7 +225,7 @@ class Profiles:
             principal = replace(principal, profile=self._profiles.get(name) or _nothing(name))
         elif (matching := self._matching("client", said)) is not None:
             principal = principal.within(self._profiles[matching])
-        if self._roots:
+        if self.roots:
             folders = () if principal.launched is None else (principal.launched,)
             principal = replace(principal, projects=self._projects(folders))
         return principal
@@ -230,7 +233,7 @@ class Profiles:
     def _projects(self, folders: Iterable[str]) -> tuple[str, ...]:
         """Return those of the folders that documents are bound to which are, or contain, some folders."""
         return tuple(
-            str(root) for root in self._roots if any(Path(one).is_relative_to(root) for one in folders)
+            str(root) for root in self.roots if any(Path(one).is_relative_to(root) for one in folders)
         )
 
     def _matching(self, key: str, name: str | None) -> str | None:

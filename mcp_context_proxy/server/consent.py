@@ -22,7 +22,6 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -53,7 +52,7 @@ from mcp_context_proxy.server.questions import (
     input_required,
     names_secret,
 )
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread, in_thread_if
 from mcp_context_proxy.trust import ACTING, person_in
 
 HANDLE_BYTES = 24
@@ -99,14 +98,12 @@ async def _identity(params: Members) -> Any:
 async def _answers(params: Members) -> Members:
     """Return the client's answers by the keys of the questions.
 
-    Raises:
-        RequestError: they are no object.
+    Raises `RequestError` if they are no object.
     """
     given = params.get("inputResponses", Raw(b"{}"))
     try:
         # They may carry images, and have as many members as the client likes.
-        large = len(given) > envelope.TAKEN_APART_BYTES
-        return await in_thread(envelope.members, given) if large else envelope.members(given)
+        return await in_thread_if(len(given) > envelope.TAKEN_APART_BYTES, envelope.members, given)
     except msgspec.DecodeError:
         raise RequestError(INVALID_PARAMS, "inputResponses must be an object") from None
 
@@ -280,19 +277,12 @@ class Consent(Struct, frozen=True, kw_only=True, eq=False):
     ) -> Members | bytes:
         """Return the params to go on with, or the result of the call if it must not or cannot yet be made.
 
-        Args:
-            tool: A tool that demands consent.
-            params: Params of the call, as the server would get them.
-            caller: The client.
-            session: Session or handle whose tool list gets the tool, where the host has to call it itself.
-            through: Name that was called, if it is not the listed one of the tool.
-
-        Raises:
-            RequestError: the call continues one that nobody knows; it was not sent.
+        The list of `session` gets the tool where the host has to call it itself; `through` is the name that
+        was called, if it is not the listed one. Raises `RequestError` if the call continues one that nobody
+        knows; it was not sent.
         """
         raw = params.get("arguments", Raw(b"{}"))
-        large = len(raw) > BLOCKING_BYTES
-        if (name := await in_thread(repeated_name, raw) if large else repeated_name(raw)) is not None:
+        if (name := await in_thread_if(len(raw) > BLOCKING_BYTES, repeated_name, raw)) is not None:
             shown = quoted(one_line(self.redact(name), NAME_CHARACTERS))
             why = (
                 f"its arguments name {shown} twice, so a person would be shown one value, and another may run"
@@ -339,8 +329,7 @@ class Consent(Struct, frozen=True, kw_only=True, eq=False):
 
     async def _question(self, tool: Tool, params: Members) -> Members:
         raw = params.get("arguments", Raw(b"{}"))
-        describe = partial(described_arguments, raw, self.redact)
-        lines = await in_thread(describe) if len(raw) > BLOCKING_BYTES else describe()
+        lines = await in_thread_if(len(raw) > BLOCKING_BYTES, described_arguments, raw, self.redact)
         name = one_line(self.redact(tool.name), NAME_CHARACTERS)
         destroys = tool.tool_class is ToolClass.DESTRUCTIVE
         harm = f" It may delete or overwrite something: {tool.class_reason}." if destroys else ""

@@ -39,7 +39,8 @@ from mcp_context_proxy.server import Caller, questions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.questions import ClientQuestions, Requests, ask_for_input, url_elicitation
 from mcp_context_proxy.system import Bucket
-from mcp_context_proxy.system.threads import in_task, in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if
+from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.audit import AuditLog
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class _Request(Outgoing):
             if level is not None:
                 self.log_level = envelope.raw(level)
             return
-        self.party, meta = Party(caller.principal), caller.meta
+        self.party = Party(caller.principal, sees_all=caller.rights.may(Role.VIEW))
+        meta = caller.meta
         declared, info = meta.get(eras.CLIENT_CAPABILITIES_KEY), meta.get(eras.CLIENT_INFO_KEY)
         self.is_modern = declared is not None and self.capabilities is declared and self.client_info is info
         if eras.LOG_LEVEL_KEY in meta:
@@ -300,7 +302,7 @@ class Forwarder:
         parts, required = await _requests_in(client.name, result, client.limits)
         if required is None:
             return result
-        checked = await questions.checked_requests(client, parts, required)
+        checked = await questions.checked_requests(client, parts, required, request.caller)
         for method in questions.asked_by(checked):
             self._noting(request)(method, "asked by the result of the call")
         return checked
@@ -316,15 +318,11 @@ class Forwarder:
 async def _requests_in(server: str, result: bytes, limits: Limits) -> tuple[Members, Requests | None]:
     """Return the members of a result, and the requests in it; None if it requires no input.
 
-    Raises:
-        InputMissingError: there are too many.
-        BadAnswerError: they cannot be read.
+    Raises `InputMissingError` if there are too many, and `BadAnswerError` if they cannot be read.
     """
     large = len(result) > envelope.TAKEN_APART_BYTES
     try:
-        if large:
-            return await in_thread(_requests, server, result, limits.questions_per_call)
-        return _requests(server, result, limits.questions_per_call)
+        return await in_thread_if(large, _requests, server, result, limits.questions_per_call)
     except msgspec.DecodeError as error:
         raise BadAnswerError(server, "with requests for input that cannot be read") from error
 
@@ -363,8 +361,7 @@ def _asks_meanwhile(request: _Request) -> bool:
 def _in_place_of(error: RemoteError, request: _Request) -> bytes:
     """Return the result by which a modern client is sent to a URL, instead of the error of an older server.
 
-    Raises:
-        RemoteError: it is any other error.
+    Raises `RemoteError` if it is any other error.
     """
     if request.caller.era is MODERN and _asks_meanwhile(request):
         asks = url_elicitation(error, request.params, request.caller)

@@ -38,13 +38,13 @@ from mcp_context_proxy.protocol.eras import LOG_LEVELS, MODERN, most_verbose
 from mcp_context_proxy.protocol.strangers import quoted
 from mcp_context_proxy.server import Caller, Profiles, meta_definitions
 from mcp_context_proxy.server.meta_tools import MetaTools
-from mcp_context_proxy.server.notifications import OpenSessions, Send
+from mcp_context_proxy.server.notifications import RESOURCES_CHANGED, OpenSessions, Send
 from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system import Bucket, keep_latest
-from mcp_context_proxy.system.threads import Cancellable, in_task, in_thread
+from mcp_context_proxy.system.threads import Cancellable, in_task, in_thread, in_thread_if
 from mcp_context_proxy.trust import ACTING, Principal
 
 if TYPE_CHECKING:
@@ -236,6 +236,8 @@ class Gateway:
         if method not in RELAYED_NOTIFICATIONS:
             return
         session.folders = None  # asked again with the next request
+        if self.profiles.roots:
+            self._open_sessions.notify(session, RESOURCES_CHANGED, {})
         if key in self._announcing:
             self._announcing[key] = True
             return
@@ -294,9 +296,8 @@ class Gateway:
             if self._page_size:
                 page = await in_thread(_page, result[member], cursor, self._page_size)
                 result = {**result, **dict(zip((member, "nextCursor"), page, strict=False))}
-            if len(result[member]) > envelope.LARGE_MESSAGE_BYTES:
-                return await in_thread(eras.fit_own_to_client, method, result, caller.era)
-            return eras.fit_own_to_client(method, result, caller.era)
+            large = len(result[member]) > envelope.LARGE_MESSAGE_BYTES
+            return await in_thread_if(large, eras.fit_own_to_client, method, result, caller.era)
 
         return listed
 

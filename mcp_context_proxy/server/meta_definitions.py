@@ -317,17 +317,10 @@ def instructions(
     whole: bool = False,
     most: int = INSTRUCTIONS_BYTES,
 ) -> str:
-    """Return the server instructions for the host's model.
+    """Return the server instructions for the host's model, in `most` bytes.
 
-    The proxy's own part comes first, then one line for each server that gives instructions itself; where
-    room is short, the longest are left out.
-
-    Args:
-        setup: The facts of the configuration.
-        words_only: True if there is no embedding model.
-        said: The instructions of servers, by name.
-        whole: True if every tool is listed, and the search is not.
-        most: Bytes of the whole text.
+    The proxy's own part comes first, for one that lists the `whole` catalog or searches by `words_only`; then
+    one line for each server that gives instructions itself. Where room is short, the longest are left out.
     """
     hint = (
         f" The embedding model cannot be used, so {SEARCH} goes by words alone: use words that the names and "

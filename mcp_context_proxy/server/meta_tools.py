@@ -33,8 +33,7 @@ from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, T
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
-from mcp_context_proxy.protocol.strangers import mark_untrusted
-from mcp_context_proxy.results import FAILED, outcome_of
+from mcp_context_proxy.results import FAILED, mark_untrusted, outcome_of
 from mcp_context_proxy.results.result_store import ReadError, read
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
@@ -136,11 +135,11 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 search = partial(self._search, wanted, params, caller)
                 return await self._with_sampling(params, caller, search)
             if name == MANAGE:
-                return await self._manage(_arguments(raw, ManageArguments), params, caller)
+                return await self._manage(_arguments(raw, ManageArguments), caller)
             if name == READ_DOCUMENT:
-                return await self._read(_arguments(raw, ReadArguments), params, caller)
+                return await self._read(_arguments(raw, ReadArguments), caller)
             if name == RECALL:
-                return await self._recall(_arguments(raw, RecallArguments), params, caller)
+                return await self._recall(_arguments(raw, RecallArguments), caller)
             return await self._read_result(_arguments(raw, ReadResultArguments), caller)
         except _UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
@@ -172,7 +171,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         except _UnusableArgumentsError as error:
             return eras.fit_result_to_client("tools/call", failure(f"{through}: {error}"), caller.era)
         try:
-            tool = self.calls.known(wanted.name, sent, caller) or await self.calls.resolve(
+            tool = self.calls.known(wanted.name, caller) or await self.calls.resolve(
                 wanted.name, sent, caller
             )
             if through == CALL_READ_ONLY:
@@ -334,7 +333,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         """Return the figures of all calls; none for principals who may not see the calls of others."""
         return self.figures() if caller.rights.may(Role.VIEW) else NO_FIGURES
 
-    async def _manage(self, wanted: ManageArguments, params: Members, caller: Caller) -> bytes:
+    async def _manage(self, wanted: ManageArguments, caller: Caller) -> bytes:
         if not self.manage():
             return failure(f"{MANAGE} is switched off; [context] manage_tool switches it on")
         session: SessionContext = (
@@ -370,7 +369,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         self.contexts.presets.begin(handle, caller.rights.all_presets)
         return handle
 
-    async def _read(self, wanted: ReadArguments, params: Members, caller: Caller) -> bytes:
+    async def _read(self, wanted: ReadArguments, caller: Caller) -> bytes:
         """Return a part of a document; one that is read whole is not given again in this session."""
         session: SessionContext | None = self._handle(wanted.context_id, caller) or caller.session
         most, snapshot = self.document_bytes(), self.calls.catalog.snapshot
@@ -390,7 +389,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         facts = {"uri": part.uri, "section": part.section, "page": part.page, "pages": part.pages}
         return _data({**facts, "text": part.text, "outline": part.outline, "folder": part.folder})
 
-    async def _recall(self, wanted: RecallArguments, params: Members, caller: Caller) -> bytes:
+    async def _recall(self, wanted: RecallArguments, caller: Caller) -> bytes:
         everybody = caller.rights.may(Role.VIEW)
         if not everybody and caller.rights.profile is None:
             return failure(

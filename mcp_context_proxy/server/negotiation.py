@@ -95,10 +95,8 @@ class Subscriptions:
     async def listen(self, request_id: RequestId, params: Members, rights: Principal, send: Send) -> bytes:
         """Serve one stream by `send`, which waits while the client does not read, until `close`.
 
-        Returns the result that tells the client that the stream has ended on purpose.
-
-        Raises:
-            RequestError: there is no such stream for this client.
+        Returns the result that tells the client that the stream has ended on purpose. Raises `RequestError`
+        if there is no such stream for this client.
         """
         wanted = _filter(params)
         uris = tuple(wanted.resourceSubscriptions or ())
@@ -184,11 +182,19 @@ _CAPABILITIES: Final[Mapping[str, Any]] = {
     "tools": _CHANGING,
     "completions": {},
 }
-_DECLARED: Final = {
-    # The handshake era knows no extensions, only experiments.
-    Era.HANDSHAKE: envelope.raw({**_CAPABILITIES, "experimental": EXTENSIONS}),
-    Era.MODERN: envelope.raw({**_CAPABILITIES, "extensions": {**EXTENSIONS, **SKILLS}}),
+_DECLARED: Final[Mapping[Era, Mapping[str, Any]]] = {
+    # The handshake era knows no extensions but MCP Apps, only experiments.
+    Era.HANDSHAKE: {**_CAPABILITIES, "experimental": EXTENSIONS},
+    Era.MODERN: {**_CAPABILITIES, "extensions": {**EXTENSIONS, **SKILLS}},
 }
+
+
+def _declared(era: Era, client: Raw | None) -> Raw:
+    """Return our capabilities, with MCP Apps for a client that shows them: some hosts show none without."""
+    ours = _DECLARED[era]
+    if not eras.shows_apps(client):
+        return envelope.raw(ours)
+    return envelope.raw({**ours, "extensions": {**ours.get("extensions", {}), **eras.APPS}})
 
 
 class Negotiation:
@@ -214,8 +220,7 @@ class Negotiation:
     def initialize(self, params: Members, rights: Principal) -> tuple[bytes, Session]:
         """Return the result of ``initialize``, and the session that it opens, which knows the rules in it.
 
-        Raises:
-            RequestError: the params are not those of the method.
+        Raises `RequestError` if the params are not those of the method.
         """
         hello = _hello(params)
         rights = self.gateway.profiles.of_client(rights, hello.client_info)
@@ -250,8 +255,7 @@ class Negotiation:
     def era_of(self, method: str, params: Members, meta: Members, session: Session | None) -> Era:
         """Return the era of a request, whose ``_meta`` is decoded, of a client with this session, if any.
 
-        Raises:
-            RequestError: it is made in none that is served, or too early.
+        Raises `RequestError` if it is made in none that is served, or too early.
         """
         version = meta.get(eras.VERSION_KEY)
         if version is None:
@@ -268,11 +272,11 @@ class Negotiation:
         return Era.MODERN
 
     def discover(self, params: Members, rights: Principal) -> bytes:
-        client_info = eras.meta_of(params).get(eras.CLIENT_INFO_KEY)
-        introduction = self._introduction_to(self._rights_of(params, rights), client_info)
+        meta = eras.meta_of(params)
+        introduction = self._introduction_to(self._rights_of(params, rights), meta.get(eras.CLIENT_INFO_KEY))
         members: Members = {
             "supportedVersions": envelope.raw([eras.MODERN_VERSION]),
-            "capabilities": _DECLARED[Era.MODERN],
+            "capabilities": _declared(Era.MODERN, meta.get(eras.CLIENT_CAPABILITIES_KEY)),
             "instructions": envelope.raw(introduction.text),
         }
         return eras.fit_own_to_client(DISCOVER, members, Era.MODERN)
@@ -280,8 +284,7 @@ class Negotiation:
     def answer(self, method: str, params: Members, era: Era, rights: Principal) -> bytes | None:
         """Return the result of a method that needs no more than this; None if it is not one of those.
 
-        Raises:
-            RequestError: the params are not those of the method.
+        Raises `RequestError` if the params are not those of the method.
         """
         own = (DISCOVER, LISTEN) if era is Era.MODERN else (PING,)
         if method not in own:
@@ -298,7 +301,7 @@ def _introduced(hello: Hello, instructions: str) -> bytes:
     return envelope.encode(
         {
             "protocolVersion": hello.version,
-            "capabilities": _DECLARED[Era.HANDSHAKE],
+            "capabilities": _declared(Era.HANDSHAKE, hello.capabilities),
             "serverInfo": eras.SERVER_INFO,
             "instructions": instructions,
         }
@@ -306,11 +309,7 @@ def _introduced(hello: Hello, instructions: str) -> bytes:
 
 
 def check_version(version: str) -> None:
-    """Refuse a version that is not one of the modern era.
-
-    Raises:
-        RequestError: it is none.
-    """
+    """Refuse a version that is not one of the modern era; raises `RequestError` if it is none."""
     if version != eras.MODERN_VERSION:
         data = {"supported": [eras.MODERN_VERSION], "requested": version}
         raise RequestError(eras.UNSUPPORTED_VERSION, "Unsupported protocol version", data)

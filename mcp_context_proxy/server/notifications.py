@@ -522,9 +522,9 @@ class ChangeNotifier:
 
     async def _visible(self, snapshot: Snapshot) -> dict[str, bytes]:
         """Return a digest of each list, as seen without a query, by the method that announces it."""
-        names = self._tools.base_names(snapshot)
-        own = self._tools.meta_tools(snapshot, names)
-        return await in_thread(self._digests, snapshot, own, names)
+        base = self._tools.base_of(snapshot)
+        own = self._tools.meta_tools(snapshot, base.names)
+        return await in_thread(self._digests, snapshot, own, (*base.names, *base.pages, *base.of_pages))
 
     def _digests(self, snapshot: Snapshot, own: Sequence[Raw], names: Iterable[str]) -> dict[str, bytes]:
         tools = [snapshot.tools[name].fingerprint for name in names]

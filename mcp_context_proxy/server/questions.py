@@ -52,7 +52,7 @@ from mcp_context_proxy.protocol.strangers import (
 )
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread_if
 
 logger = logging.getLogger(__name__)
 
@@ -112,28 +112,39 @@ class ClientQuestions(Struct, eq=False):
 async def ask_client(caller: Caller, ask: Ask, method: str, params: Members) -> bytes:
     """Make a request of the client by `ask`, within the capabilities that it declared.
 
-    Raises:
-        RequestError: the client did not declare the capability, or refuses.
+    Raises `RequestError` if the client did not declare the capability, or refuses.
     """
+    lacking = _lacking(caller, method, params)
+    if lacking is not None:
+        missing = next((part for parts in lacking.values() for part in parts), None)
+        if missing is None:
+            raise RequestError(METHOD_NOT_FOUND, f"the client does not support {method}")
+        part = f"mode {missing!r}" if method == ELICITATION else missing
+        raise RequestError(INVALID_PARAMS, f"the client does not support {method} with {part}")
+    return await ask(method, params)
+
+
+def _lacking(caller: Caller, method: str, params: Members) -> dict[str, Any] | None:
+    """Return the capabilities that a client did not declare and that a request needs; None if it has all."""
     declared = client_capabilities(caller.capabilities)
     name = CAPABILITY_OF.get(method, "")
     if name not in declared:
-        raise RequestError(METHOD_NOT_FOUND, f"the client does not support {method}")
-    capability, missing = declared[name], None
+        return {name: {}}
+    part, parts = None, declared[name]
     if method == ELICITATION:
-        mode = envelope.text(params.get("mode")) or "form"
+        part = envelope.text(params.get("mode")) or "form"
         # Declared without parts, as before there were any, it means forms.
-        modes = capability if {"form", "url"} & set(capability) else {"form": {}}
-        missing = None if mode in modes else f"mode {mode!r}"
+        parts = parts if {"form", "url"} & set(parts) else {"form": {}}
     elif method == SAMPLING and {"tools", "toolChoice"} & set(params):
-        missing = None if "tools" in capability else "tools"
-    if missing is not None:
-        raise RequestError(INVALID_PARAMS, f"the client does not support {method} with {missing}")
-    return await ask(method, params)
+        part = "tools"
+    return None if part is None or part in parts else {name: {part: {}}}
 
 
 ROLES: Final = ("user", "assistant")
 """Roles that messages of a server may have, in a sampling request and in a prompt."""
+
+_PARTS: Final = ("form", "url", "tools")
+"""Parts of capabilities that a request of a server may need."""
 
 ANSWERS: Final = ("accept", "decline", "cancel")
 """What a person may do with an elicitation."""
@@ -163,8 +174,7 @@ def answers_in(params: Members) -> list[str]:
 
 async def input_required(result: bytes) -> Members | None:
     """Return the members of a result that requires input, if it does; a large one is read in a thread."""
-    large = len(result) > BLOCKING_BYTES
-    return await in_thread(_input_required, result) if large else _input_required(result)
+    return await in_thread_if(len(result) > BLOCKING_BYTES, _input_required, result)
 
 
 def _input_required(result: bytes) -> Members | None:
@@ -192,24 +202,35 @@ async def ask_for_input(ask: Ask | None, required: Members, params: Members) -> 
     return await ask(envelope.text(required.get("method")) or "", params)
 
 
-async def checked_requests(client: DownstreamClient, parts: Members, required: Requests) -> bytes:
+async def checked_requests(
+    client: DownstreamClient, parts: Members, required: Requests, caller: Caller
+) -> bytes:
     """Return a result with its requests as they may reach a modern client.
 
-    Raises:
-        InputMissingError: a request was refused.
+    Raises `InputMissingError` if a request was refused, and `RequestError` if the client did not declare
+    that it can be asked so.
     """
     shown: dict[str, Members] = {}
+    lacking: dict[str, Any] | None = None
     try:
         for key, (each, asked) in required.items():
             method = envelope.text(each.get("method")) or ""
             if method not in CAPABILITY_OF:
                 raise RequestError(METHOD_NOT_FOUND, f"the proxy does not pass on {quoted(clean(method))}")
+            lacking = lacking or _lacking(caller, method, asked)
             # What stands beside the request reaches nobody, and the key of an answer is not changed.
             shown[_unchanged(key, "a key")] = {"method": each["method"]}
             if params := await _checked(client, method, asked):
                 shown[key]["params"] = envelope.raw(params)
     except RequestError as error:
         raise InputMissingError(client.name, error.message) from error
+    if lacking is not None:
+        message = f"server {client.name!r} asks for what the client did not declare: {', '.join(lacking)}"
+        # A mode that nobody knows would be a text of the server without its name.
+        known = {
+            of: {part: dict[str, Any]() for part in told if part in _PARTS} for of, told in lacking.items()
+        }
+        raise RequestError(eras.MISSING_CAPABILITY, message, {"requiredCapabilities": known})
     if required:
         parts["inputRequests"] = envelope.raw(shown)
     return envelope.encode(parts)
@@ -246,10 +267,8 @@ def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> byte
     """Turn the error by which a handshake-era server sends a person to a URL into a modern result.
 
     The error has been checked. The call has not run, so the client repeats it when the person has been there;
-    nothing waits meanwhile. Returns None if the error is another one, or if the person has declined.
-
-    Raises:
-        RequestError: the client did not declare that it can be asked so.
+    nothing waits meanwhile. Returns None if the error is another one, or if the person has declined. Raises
+    `RequestError` if the client did not declare that it can be asked so.
     """
     elicitations = None
     if error.code == eras.URL_ELICITATION_REQUIRED and isinstance(error.data, Raw):
@@ -290,9 +309,7 @@ async def _checked(client: DownstreamClient, method: str, params: Members) -> Me
     try:
         if method == ELICITATION and size > ELICITATION_BYTES:
             raise RequestError(INVALID_PARAMS, f"an elicitation may have {ELICITATION_BYTES:,} bytes")
-        if size > BLOCKING_BYTES:
-            return await in_thread(checked, client, method, params)
-        return checked(client, method, params)
+        return await in_thread_if(size > BLOCKING_BYTES, checked, client, method, params)
     except RequestError as error:
         logger.warning("%s: %s was not passed on: %s", client.name, quoted(clean(method)), error.message)
         raise
@@ -320,7 +337,7 @@ def checked(client: DownstreamClient, method: str, params: Members) -> Members:
     if method in (ELICITATION, SAMPLING):
         meta[eras.SERVER_KEY] = server
     if method == ELICITATION:
-        _check_elicitation(asked)
+        _check_elicitation(asked, client.config.url)
         message = asked.get("message")
         asked["message"] = named(server, message if isinstance(message, str) else "", "asks")
     elif method == SAMPLING:
@@ -374,8 +391,8 @@ def _check_roles(messages: Any) -> None:
 def check_prompt(server: str, result: bytes) -> None:
     """Refuse a prompt with a message that some hosts would give a model as that of its system.
 
-    Raises:
-        BadAnswerError: there is one, perhaps under a name that comes twice or is spelled in another way.
+    Raises `BadAnswerError` if there is one, perhaps under a name that comes twice or is spelled in another
+    way.
     """
     # As pairs: of a name that comes twice, some readers take the first value, and some the last.
     for name, messages in json.loads(result, object_pairs_hook=_Pairs):
@@ -400,10 +417,10 @@ def _bound_sampling(asked: dict[str, Any], most: int) -> None:
     asked["maxTokens"] = wanted if usable else most
 
 
-def _check_elicitation(asked: dict[str, Any]) -> None:
+def _check_elicitation(asked: dict[str, Any], sender: str | None) -> None:
     if asked.get("mode") == "url" or "url" in asked:
         url = asked.get("url")
-        refusal = url_refusal(url) if isinstance(url, str) else "it is no text"
+        refusal = url_refusal(url, sender) if isinstance(url, str) else "it is no text"
         if refusal:
             raise RequestError(INVALID_PARAMS, f"the URL {quoted(str(url))} is not passed on: {refusal}")
     message = asked.get("message")

@@ -282,13 +282,7 @@ def overview_text(
 ) -> str:
     """Return an overview of the items in the scope of a search, by server, within the budget of an answer.
 
-    Args:
-        snapshot: Everything that the caller may reach.
-        scope: Kinds and filters.
-        figures: How earlier calls went, for the filters.
-        notes: Sentences about servers that are missing.
-        count: Counts the tokens of a text.
-        name_of: Returns the name under which the caller gets a tool.
+    ``figures`` are for the filters by earlier calls, ``notes`` about servers that are missing.
     """
     filters, by_server = engine_filters(scope.filters, figures), dict[str, list[str]]()
     tools = snapshot.tools.values() if scope.kinds is None or Kind.TOOL in scope.kinds else ()

@@ -23,6 +23,7 @@ from msgspec import Raw, Struct
 
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.definitions import is_page
 from mcp_context_proxy.catalog.document_reading import uris_meant
 from mcp_context_proxy.catalog.uri_owners import OF_TWO, URI_BYTES, is_own
 from mcp_context_proxy.context import as_data
@@ -44,7 +45,7 @@ from mcp_context_proxy.server.notifications import LIVE, Watches
 from mcp_context_proxy.server.questions import check_prompt
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread, in_thread_if
 from mcp_context_proxy.trust import reaches
 
 COMPLETIONS, COMPLETION_CHARACTERS = 100, 1_000
@@ -134,7 +135,7 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         if document is not None and not document.server:
             read: tuple[str, str] | None = "text/markdown", document.text
         else:
-            read = await self._read_context(uri, params, caller) if uri.startswith(SCHEME) else None
+            read = await self._read_context(uri, caller) if uri.startswith(SCHEME) else None
         if read is not None:
             content = {"uri": uri, "mimeType": read[0], "text": read[1]}
             body = envelope.encode({"contents": [content]})
@@ -144,7 +145,7 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         with _refusing(caller.era, uri):
             return await self.forwarder.forward(client, "resources/read", params, caller, subject, judge)
 
-    async def _read_context(self, uri: str, params: Members, caller: Caller) -> tuple[str, str] | None:
+    async def _read_context(self, uri: str, caller: Caller) -> tuple[str, str] | None:
         """Return media type and text of a ``context://`` resource; None if there is no such resource."""
         session = handle_of(caller.meta, self.handles, caller.principal) or caller.session
         if uri == CURRENT:
@@ -229,8 +230,7 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
     def owner(self, uri: str, era: Era, reader: str | None = None) -> DownstreamClient:
         """Return the client of the server that has a resource, or has linked to it for its reader.
 
-        Raises:
-            RequestError: nobody has it.
+        Raises `RequestError` if nobody has it.
         """
         if (size := len(uri.encode("utf-8", "surrogatepass"))) > URI_BYTES:
             raise RequestError(
@@ -254,11 +254,27 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         return client
 
     def _linking(self, uri: str, reader: str) -> DownstreamClient | None:
-        """Return the client of the server that has linked to a resource, if it says that it has any."""
-        server = self.links.server_of(uri, reader)
-        client = self.fleet.clients.get(server) if server is not None and reaches(server) else None
-        introduction = None if client is None else client.introduction
-        return client if introduction is not None and introduction.offers("resources") else None
+        """Return the client of the server that has linked to a resource, if it says that it has any.
+
+        A page is never linked to: the tool names it.
+
+        Raises:
+            RequestError: two of them have.
+        """
+        found = [
+            client
+            for server in self.links.servers_of(uri, reader)
+            if not is_page(uri)
+            and (client := self.fleet.clients.get(server)) is not None
+            and client.introduction is not None
+            and client.introduction.offers("resources")
+            and reaches(server)
+        ]
+        if len(found) > 1:
+            names = " and ".join(repr(client.name) for client in found[:2])
+            told = f"servers {names} have both linked to it, and one would answer for the other"
+            raise RequestError(INVALID_PARAMS, f"resource {uri!r} is withheld: {told}")
+        return found[0] if found else None
 
     def raise_if_other(self, uri: str, server: str, era: Era, reader: str | None = None) -> None:
         """Raise `RequestError` unless a URI, or that of a template, still leads to this server."""
@@ -333,21 +349,19 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
             return eras.fit_result_to_client(
                 "prompts/get", await self._with_context(params, caller), caller.era
             )
-        prompt = await self._resolve(name, params, caller)
+        prompt = await self._resolve(name, caller)
         client = self.fleet.clients[prompt.server]
         if client.connected is None:
             # It is known from before, and may not be what it was.
             await client.wait_connected(partial(tell_waiting, params, caller.notify))
-            prompt = await self._resolve(name, params, caller)
+            prompt = await self._resolve(name, caller)
         sent = {**params, "name": envelope.raw(prompt.name)}
         judge = partial(self._raise_if_other, prompt)
         subject = f"prompt {prompt.name!r}"
         result = await self._forward(prompt.server, "prompts/get", sent, caller, subject, judge)
         with downstream_errors(caller.era):
-            if len(result) > envelope.TAKEN_APART_BYTES:
-                await in_thread(check_prompt, prompt.server, result)
-            else:
-                check_prompt(prompt.server, result)
+            large = len(result) > envelope.TAKEN_APART_BYTES
+            await in_thread_if(large, check_prompt, prompt.server, result)
         return result
 
     async def complete(self, params: Members, caller: Caller) -> bytes:
@@ -363,7 +377,7 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
             return eras.fit_result_to_client("completion/complete", result, caller.era)
         judge: Callable[[], None]
         if of_prompt:
-            prompt = await self._resolve(name, params, caller)
+            prompt = await self._resolve(name, caller)
             server, reference = prompt.server, {**reference, "name": envelope.raw(prompt.name)}
             judge = partial(self._raise_if_other, prompt)
         else:
@@ -374,9 +388,7 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
         sent = {**params, "ref": envelope.raw(reference)}
         result = await self._forward(server, "completion/complete", sent, caller, "a completion", judge)
         redact = self.fleet.clients[server].redact.json
-        if len(result) > envelope.TAKEN_APART_BYTES:
-            return await in_thread(shown_completions, result, redact)
-        return shown_completions(result, redact)
+        return await in_thread_if(len(result) > envelope.TAKEN_APART_BYTES, shown_completions, result, redact)
 
     async def _with_context(self, params: Members, caller: Caller) -> bytes:
         """Return the query's rules and references, one message each, then its tools, then the query."""
@@ -405,7 +417,7 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
         messages = [{"role": "user", "content": {"type": "text", "text": text}} for text in (*texts, query)]
         return envelope.encode({"description": f"Context for: {query}", "messages": messages})
 
-    async def _resolve(self, name: str, params: Members, caller: Caller) -> Prompt:
+    async def _resolve(self, name: str, caller: Caller) -> Prompt:
         """Return the prompt that a request names; `catalog.names` tells which names a prompt has."""
         snapshot = self.catalog.snapshot
         prompt = names.by_full_name(snapshot.prompts, name, snapshot.servers)

@@ -152,13 +152,9 @@ def search_notes(
 ) -> list[Note]:
     """Return the limits of an answer: items over budget and servers that were not searched, by name.
 
-    Args:
-        answer: Results of the search.
-        fleet: The servers.
-        noted: What notes of earlier answers said; it is kept up to date. It is not said again that indexing
-            goes on, where the likeliest were compared. Servers are not named again, except those not
-            searched where what is looked for may be theirs: nothing fits well, or the query names them.
-        name_of: Returns the name under which the caller gets a tool.
+    `noted` has what notes of earlier answers said, and is kept up to date. It is not said again that indexing
+    goes on, where the likeliest were compared. Servers are not named again, except those not searched where
+    what is looked for may be theirs: nothing fits well, or the query names them.
     """
     found = answer.found
     noted = {} if noted is None else noted
@@ -224,16 +220,14 @@ def _is_named(server: str, asked: Set[str]) -> bool:
 
 def _standing(client: DownstreamClient, *, whole: bool = False) -> str:
     """Return the state of a server that is not connected, with the reason; if `whole`, with its remedy."""
-    # The seconds of a download are in parentheses, as the whole will be.
-    standing = client.standing.replace("(", "").replace(")", "")
     if not client.cause:
-        return standing
+        return client.standing
     again = " again; before that" if client.state is ServerState.STARTING else ""
     # After the first clause there is advice for a person, who may ask what became of a server.
     cause = "; ".join(filter(None, (client.cause, client.remedy)))
     if not whole:
         cause = cause.partition("; ")[0]
-    return f"{standing}{again}: {one_line(cause, REMEDY_CHARACTERS if whole else CAUSE_CHARACTERS)}"
+    return f"{client.standing}{again}: {one_line(cause, REMEDY_CHARACTERS if whole else CAUSE_CHARACTERS)}"
 
 
 def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
@@ -249,11 +243,8 @@ def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor
 def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
     """Return a line for each server that connected after a session had begun, once in the session.
 
-    Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows.
-
-    Args:
-        said: The instructions of these servers, by name, the best first.
-        introduced: Servers of which the session was told before; those that are told now are added.
+    Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows,
+    the best first. Servers that are told now are added to those `introduced` before.
     """
     left, told = SAID_LATER_BYTES, []
     for server, words in said.items():
@@ -287,16 +278,9 @@ def search_text(
 ) -> str:
     """Return the answer to a search as a model reads it. Blocks for about half a millisecond.
 
-    Args:
-        answer: Results of the search.
-        notes: Sentences about it, from `search_notes`.
-        count: Counts the tokens of a text.
-        whole: Tell every tool whole, whatever it costs.
-        tokens: Budget; without effect on documents told whole.
-        name_of: Returns the name under which the caller gets a tool.
-        about: Returns a line about a tool that is told whole, such as its figures; None for none.
-        searched: Number of tools and documents that were searched for an answer of former times, in which no
-            further tools of a server are named; by default those of today.
+    With `whole` every tool is told whole, whatever it costs, with a line from `about`; else `tokens` is the
+    budget, but for documents. `searched` is the number of tools and documents that were searched for an
+    answer of former times, in which no further tools of a server are named.
     """
     found = answer.found
     more = _others_of_server(answer, name_of) if searched is None else []

@@ -303,12 +303,8 @@ MISFITS: Final = 8
 def misfit(tool: Tool, name: str, arguments: bytes) -> str:
     """Return how arguments differ from the schema of a tool, and its signature; empty if nothing is seen.
 
-    Only names, types and values at the top are compared, for a model whose call its server has refused.
-
-    Args:
-        tool: The tool.
-        name: Name under which the caller has it.
-        arguments: A JSON object.
+    Only names, types and values at the top are compared, for a model whose call its server has refused;
+    ``name`` is that under which the model has the tool.
     """
     try:
         given = envelope.members(arguments)

@@ -45,7 +45,7 @@ from mcp_context_proxy.items import Skill, Snapshot
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, RESOURCE_NOT_FOUND, SERVER_KEY, SKILLS_EXTENSION, Era
-from mcp_context_proxy.protocol.strangers import compact, named, one_line
+from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
 from mcp_context_proxy.server.tools_list import encoded_list
@@ -172,8 +172,7 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
     async def read(self, uri: str, params: Members, caller: Caller) -> bytes | None:
         """Return the result of ``resources/read`` of a file of a skill; None if it is not one.
 
-        Raises:
-            RequestError: the file does not exist, or does not match the manifest of its skill.
+        Raises `RequestError` if the file does not exist, or does not match the manifest of its skill.
         """
         owner = _owner_of(uri)
         if owner == OWN_SKILLS:
@@ -190,23 +189,6 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
             if uri.startswith(f"{_source_root(skill)}/")
         ]
         return await self._read(held, uri, uri, params, caller) if held else None
-
-    async def text(self, uri: str, params: Members, caller: Caller) -> str:
-        """Return a file of a skill for a model: clean, and under the name of the server whose words they are.
-
-        Raises:
-            RequestError: there is no such file, it is refused, or it is no text.
-        """
-        result = await self.read(uri, params, caller)
-        if result is None:
-            raise _not_found(uri, caller.era)
-        contents = (envelope.value_or_none(result) or {}).get("contents")
-        first = contents[0] if isinstance(contents, list) and contents else None
-        text = first.get("text") if isinstance(first, dict) else None
-        if not isinstance(text, str):
-            raise RequestError(INVALID_PARAMS, f"{uri!r} is no text; read it as a resource", {"uri": uri})
-        owner = _owner_of(uri)
-        return text if owner == OWN_SKILLS else named(owner, compact(text.replace("\r\n", "\n")))
 
     async def _read(
         self, held: Sequence[tuple[Skill, str]], uri: str, source: str, params: Members, caller: Caller
@@ -356,8 +338,7 @@ def _source_root(skill: Skill) -> str:
 def _content_of(result: Members) -> tuple[Members, bytes]:
     """Return the one content of a result, and the bytes of the file in it.
 
-    Raises:
-        UnverifiedError: There is none, or more than one.
+    Raises `UnverifiedError` if there is none, or more than one.
     """
     try:
         (content,) = map(envelope.members, envelope.elements(result.get("contents", Raw(b"[]"))))

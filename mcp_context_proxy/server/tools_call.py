@@ -19,6 +19,7 @@ from functools import lru_cache, partial
 from typing import Final
 
 from msgspec import Raw, Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -40,14 +41,15 @@ from mcp_context_proxy.errors import (
     TurnedOffError,
     UnknownItemError,
 )
-from mcp_context_proxy.interactions import CALL, SEARCH, InteractionRecorder, call_content
+from mcp_context_proxy.interactions import CALL, InteractionRecorder, call_content
+from mcp_context_proxy.interactions.index import SEARCH
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import HANDSHAKE
 from mcp_context_proxy.protocol.framing import after_step
-from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
+from mcp_context_proxy.protocol.strangers import bounded
 from mcp_context_proxy.results import (
     ASKS,
     FAILED,
@@ -56,6 +58,7 @@ from mcp_context_proxy.results import (
     ResourceLinks,
     ending_of,
     links_in,
+    mark_untrusted,
     outcome_of,
 )
 from mcp_context_proxy.results.shortening import SMALL_BYTES, Call, LargeResults
@@ -373,14 +376,11 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         """Return the result of ``tools/call`` for a downstream tool by this name, fitted to the caller's era.
 
         Failures on the way are results that the model can read and act on; so is an unknown name, as the
-        SDKs' own servers answer it.
-
-        Raises:
-            RequestError: the server answered with an error of its own.
+        SDKs' own servers answer it. Raises `RequestError` if the server answered with an error of its own.
         """
         try:
             name = name or ""
-            tool = self.known(name, params, caller) or await self.resolve(name, params, caller)
+            tool = self.known(name, caller) or await self.resolve(name, params, caller)
             # A host decides by what it has listed, and under this name only.
             listed = caller.name_of(tool) if tool.wider_names else tool.exposed_name
             through = None if name == listed else name
@@ -395,9 +395,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
     async def resolve(self, name: str, params: Members, caller: Caller) -> Tool:
         """Look for the tool that a request names; `catalog.names` tells which names a tool has.
 
-        Raises:
-            UnknownItemError: no tool has that name, it is turned off, or it cannot be told which is meant.
-            ServerUnavailableError: the name belongs to a server of which nothing is known yet.
+        Raises `UnknownItemError` if no tool has that name, it is turned off, or it cannot be told which is
+        meant, and `ServerUnavailableError` if the name belongs to a server of which nothing is known yet.
         """
         await in_task()
         # A host may remember a tool from last time and call it before its server is up.
@@ -413,18 +412,18 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         except TurnedOffError as error:
             self.ended.turned_off(error, caller)
             raise
-        self._note_meant(name, tool, params, caller)
+        self._note_meant(name, tool, caller)
         return tool
 
-    def known(self, name: str, params: Members, caller: Caller) -> Tool | None:
+    def known(self, name: str, caller: Caller) -> Tool | None:
         """Return the tool that a request names just as it is listed; None if it has to be looked for."""
         snapshot = (self.catalog if caller.rights.limited else self.catalog.whole).snapshot
         tool = snapshot.tools.get(name) or snapshot.wider.get(name)
         if tool is not None and SEPARATOR not in name:
-            self._note_meant(name, tool, params, caller)
+            self._note_meant(name, tool, caller)
         return tool
 
-    def _note_meant(self, name: str, tool: Tool, params: Members, caller: Caller) -> None:
+    def _note_meant(self, name: str, tool: Tool, caller: Caller) -> None:
         if SEPARATOR not in name and (session := self._session_of(caller)) is not None:
             session.means(Kind.TOOL, name, tool.server)
 
@@ -451,6 +450,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         client = self.fleet.clients[tool.server]
         if client.connected is None:
             tool = await self.as_listed(tool, params, caller)
+        if caller.shows_apps and (through in meta_definitions.CALLS or not tool.page):
+            caller = _without_page(caller)
         encoded, subject = _names_of(tool.name)
         sent = {**params, "name": encoded}
         arguments = params.get("arguments")
@@ -501,7 +502,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         if session is not None:
             session.called(tool, result, self.contexts.result_reading)
         if uris := links_in(result):
-            self.links.note(caller.owner, tool.server, uris)
+            self.links.note(caller.owner, caller.rights.person, tool.server, uris)
         (outcome, structured), size = ending_of(result), len(result)
         # When the answer is written: its caller does not wait for what follows.
         after_step(
@@ -515,8 +516,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
     async def as_listed(self, tool: Tool, params: Members, caller: Caller) -> Tool:
         """Wait for the server of a tool that is known from before, and return the tool as it is now.
 
-        Raises:
-            UnknownItemError: the tool is gone, or waits for a person's approval, because it has changed.
+        Raises `UnknownItemError` if the tool is gone, or waits for a person's approval, because it has
+        changed.
         """
         client = self.fleet.clients[tool.server]
         is_connected = client.connected is not None
@@ -560,6 +561,16 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             return handle_of(caller.meta, self.handles, caller.principal) or caller.session
         except RequestError:  # an expired handle is no reason to fail the call
             return caller.session
+
+
+def _without_page(caller: Caller) -> Caller:
+    """Return a caller that shows no pages, as its host shows none for a call of this kind.
+
+    A server that believes in a page may leave the work to it, and only tell the model that it is shown.
+    """
+    assert caller.capabilities is not None
+    declared = eras.without_extension(envelope.members(caller.capabilities), eras.APPS_EXTENSION)
+    return replace(caller, capabilities=envelope.raw(declared))
 
 
 @lru_cache(maxsize=NAMES_KNOWN)

@@ -8,6 +8,7 @@ and calls through the proxy, which then bring nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -49,6 +50,9 @@ LISTED_AT_ONCE = 1_000
 BASES_KEPT = 32
 """Base lists that are kept: as many as parts of the catalog."""
 
+MODEL, PAGES = "model", "app"
+"""Those whom a tool is visible to, as MCP Apps call them."""
+
 TOOL_ONLY = frozenset({Kind.TOOL})
 
 T = TypeVar("T")
@@ -75,6 +79,12 @@ class BaseList(Struct, frozen=True):
     """The ``always`` tools and the working set, which are listed whatever else is."""
     own: Mapping[bool, tuple[Raw, ...]]
     """Definitions of the proxy's own tools that are listed; by whether nothing else is hidden."""
+    pages: tuple[str, ...] = ()
+    """Tools with a page of an MCP App. A host shows it only for a tool that it has listed."""
+    of_pages: tuple[str, ...] = ()
+    """Tools that pages may call, by a name that no other tool has."""
+    paged: frozenset[str] = frozenset()
+    """Servers with a page."""
 
 
 class _Query(Struct, frozen=True):
@@ -121,7 +131,7 @@ class ToolList:
         self._meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
         self._bases: dict[int, BaseList] = {}
         """Base lists by generation: of the whole catalog, and of the parts of it that clients see."""
-        self._cached: dict[tuple[int, Principal], tuple[object, Raw]] = {}
+        self._cached: dict[tuple[int, Principal, bool], tuple[object, Raw]] = {}
 
     @property
     def _mode(self) -> ExposeMode:
@@ -134,21 +144,31 @@ class ToolList:
         if query is None or not query.text:
             # Many clients never list again. A search waits by itself.
             await self._wait_for_first_lists(lambda: not self.lists_all(self._catalog.snapshot))
-        snapshot, names, request_id = await self._names(query, caller.principal)
+        snapshot, names, request_id = await self._names(query, caller)
         state = snapshot.generation, names, self.hides_nothing(snapshot, names)
         room = caller.name_room if snapshot.wider else 0
-        known, tools = self._cached.get((room, caller.rights), (None, Raw(b"")))
+        base = self.base_of(snapshot)
+        apps = bool(base.paged) and caller.shows_apps
+        known, tools = self._cached.get((room, caller.rights, apps), (None, Raw(b"")))
         if known != state:
 
             def define(tool: Tool) -> Raw:
                 name = caller.name_of(tool) if tool.wider_names else tool.exposed_name
-                return definitions.tool_definition(tool, name)
+                defined = definitions.tool_definition(tool, name)
+                # To a host all tools are those of one server, all of which its pages may call.
+                closed = apps and tool.server not in base.paged
+                return definitions.visible_to(defined, MODEL) if closed else defined
 
+            first: Iterable[Raw] = self.meta_tools(snapshot, names)
+            last: list[Raw] = []
+            if apps:
+                first = [definitions.visible_to(one, MODEL) for one in first]
+                last = [_for_pages(snapshot.tools[name]) for name in base.of_pages]
             listed = [snapshot.tools[name] for name in names]
-            tools = await encoded_list(self.meta_tools(snapshot, names), define, listed)
+            tools = await encoded_list(first, define, listed, last)
             if len(self._cached) >= BASES_KEPT:
                 self._cached.clear()
-            self._cached[room, caller.rights] = state, tools
+            self._cached[room, caller.rights, apps] = state, tools
         told = caller.session is None and self._results.listed_for_all
         if told or (self._results.by_id and self._results.owns(caller.owner)):
             # At the end, so that what a prompt cache has of the list stays.
@@ -168,7 +188,9 @@ class ToolList:
         """
         meta, session = caller.meta, caller.session
         text = envelope.text(meta.get(eras.QUERY_KEY)) or ""
-        handle = handle_of(meta, self._handles, caller.principal)
+        handle = None
+        if eras.CONTEXT_KEY in meta:
+            handle = handle_of(meta, self._handles, caller.principal)
         if text.strip():
             return _Query(text[:QUERY_CHARACTERS], handle or session)
         if handle is not None:
@@ -178,46 +200,52 @@ class ToolList:
         return None
 
     async def _names(
-        self, query: _Query | None, owner: str | None
+        self, query: _Query | None, caller: Caller
     ) -> tuple[Snapshot, tuple[str, ...], str | None]:
         """Return the snapshot that is listed, the exposed names out of it, and the id of the request.
 
         The id is None where no query has filtered the list.
         """
-        snapshot = self._catalog.snapshot
+        snapshot, apps = self._catalog.snapshot, caller.shows_apps
         if query is None or self._mode == "all":
-            return snapshot, self.base_names(snapshot), None
+            return snapshot, self._standing(snapshot, self.base_names(snapshot), apps), None
         if not query.text:
             assert query.session is not None
-            return snapshot, self._of_session(snapshot, query.session, query.explicit), None
+            return snapshot, self._of_session(snapshot, query.session, apps, query.explicit), None
         selected = await self._contexts.select(
             query.text,
             query.session,
             origin="list",
             scope=Scope(kinds=TOOL_ONLY),
             listed=() if isinstance(query.session, Session) else None,
-            owner=owner,
+            owner=caller.principal,
         )
         context = selected.context
         if context.failure is not None:
             session = query.session
-            names = self._of_session(snapshot, session) if session else self.base_names(snapshot)
-            return snapshot, names, context.id
+            names = self._standing(snapshot, self.base_names(snapshot), apps)
+            return snapshot, self._of_session(snapshot, session, apps) if session else names, context.id
         tools = (*context.of(Kind.TOOL), *(item for item in context.near_misses if item.type is Kind.TOOL))
         first = [item.name for item in tools if item.include_mode in SESSION_MODES]
         # The others by name, never by score: the same tools make the same list, which prompt caches need.
         more = sorted(item.name for item in tools if item.include_mode not in SESSION_MODES)
-        return selected.found.snapshot, _in_catalog(selected.found.snapshot, first, more), context.id
+        snapshot = selected.found.snapshot
+        return snapshot, _in_catalog(snapshot, self._standing(snapshot, first, apps), more), context.id
+
+    def _standing(self, snapshot: Snapshot, names: Iterable[str], apps: bool) -> tuple[str, ...]:
+        """Return what is listed in any case, with the tools that have a page for a host that shows it."""
+        return tuple(dict.fromkeys((*names, *self.base_of(snapshot).pages))) if apps else tuple(names)
 
     def _of_session(
-        self, snapshot: Snapshot, session: SessionContext, explicit: bool = False
+        self, snapshot: Snapshot, session: SessionContext, apps: bool, explicit: bool = False
     ) -> tuple[str, ...]:
         """Return the tools of a session; a connection's own list only grows at its end."""
         base = self.base_of(snapshot)
         whole = base.everything and not explicit
         added = [name for kind, name in session.added if kind is Kind.TOOL]
         shown = [] if whole else sorted(session.shown) if explicit else session.shown
-        names = _in_catalog(snapshot, base.names if whole else base.standing, (*added, *shown))
+        standing = self._standing(snapshot, base.names if whole else base.standing, apps)
+        names = _in_catalog(snapshot, standing, (*added, *shown))
         if not session.removed:
             return names
         return tuple(name for name in names if (Kind.TOOL, name) not in session.removed)
@@ -248,11 +276,38 @@ class ToolList:
             # They name servers, and say whether all tools are listed.
             meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
         own = {whole: _with_result_size(tools, snapshot) for whole, tools in meta_tools.items()}
-        base = BaseList(everything, names, standing, own)
+        base = BaseList(everything, names, standing, own, *self._for_apps(snapshot))
         if len(self._bases) >= BASES_KEPT:
             self._bases.clear()
         self._bases[snapshot.generation] = base
         return base
+
+    def _for_apps(
+        self, snapshot: Snapshot
+    ) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]] | tuple[()]:
+        """Return the tools with pages, those that pages may call, and the servers with pages."""
+        with_page = [tool for tool in snapshot.tools.values() if tool.page]
+        if not with_page:
+            return ()
+        paged = frozenset(tool.server for tool in with_page)
+        left, pages = self._expose.found_tokens * BYTES_PER_TOKEN, []
+        for tool in with_page:
+            if tool.include is not IncludeMode.MANUAL and len(tool.written) <= left:
+                left -= len(tool.written)
+                pages.append(tool.exposed_name)
+        shared = Counter(tool.name for tool in snapshot.tools.values())
+        called = (
+            name
+            for name, tool in snapshot.tools.items()
+            if tool.server in paged
+            and shared[tool.name] == 1
+            and tool.name not in snapshot.tools
+            and tool.name not in meta_definitions.RESERVED
+            and definitions.is_plain_name(tool.name)
+            and definitions.is_for_apps(tool)
+        )
+        # An own name leads nowhere as long as a server is not known that may have it, too.
+        return tuple(pages), () if snapshot.unlisted else tuple(called), paged
 
     def setup_of(self, snapshot: Snapshot) -> meta_definitions.Setup:
         """Return the facts of the configuration that a client is told with this catalog."""
@@ -296,10 +351,8 @@ class ToolList:
     def header_schema(self, name: str, listed: bool) -> dict[str, Any] | None:
         """Return the input schema of a tool whose calls repeat arguments in HTTP headers; None for any other.
 
-        Args:
-            name: Name of the tool.
-            listed: Whether only names in the base list count: a client that was never shown a tool cannot
-                know its headers.
+        If ``listed``, only names in the base list count: a client that was never shown a tool cannot know its
+        headers.
         """
         snapshot = self._catalog.snapshot
         tool = snapshot.tools.get(name) or snapshot.wider.get(name)
@@ -328,13 +381,19 @@ class ToolList:
 
     def visible(self, session: Session) -> tuple[str, ...]:
         """Return the exposed names that a session's list shows now, beside the proxy's own tools."""
+        apps = session.hello is not None and eras.shows_apps(session.hello.capabilities)
         with assigned(ACTING, session.rights):
-            return self._of_session(self._catalog.snapshot, session)
+            return self._of_session(self._catalog.snapshot, session, apps)
 
 
 def _in_catalog(snapshot: Snapshot, first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
     """Join two lists of names in order, each name once, without those that are no longer in the catalog."""
     return tuple(name for name in dict.fromkeys((*first, *more)) if name in snapshot.tools)
+
+
+def _for_pages(tool: Tool) -> Raw:
+    """Return the definition of a tool for the pages of its server, which know no name but its own."""
+    return definitions.visible_to(definitions.tool_definition(tool, tool.name), PAGES)
 
 
 def _with_result_size(own: Iterable[Raw], snapshot: Snapshot) -> tuple[Raw, ...]:

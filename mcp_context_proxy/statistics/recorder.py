@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.items import Document, Item, Snapshot, Snapshots, ToolKey
+from mcp_context_proxy.items import Document, IncludeMode, Item, Snapshot, Snapshots, ToolKey
 from mcp_context_proxy.statistics import Batch, EndedCall, ToolFigures
 from mcp_context_proxy.store.statistics import (
     DAY,
@@ -376,12 +376,15 @@ class Inventory:
                 tokens = self._tokens(tool)
                 time.sleep(PAUSE_SECONDS)
             rows[tool.server].append(DefinitionRow(tool.server, tool.name, tool.fingerprint, tokens, now))
-        of_documents = rows[DOCUMENTS]
+        of_documents, by_hand = rows[DOCUMENTS], 0
         for document in snapshot.documents.values():
             check()
             name, tokens = f"{document.kind}/{document.name}", self._tokens(document)
-            of_documents.append(DefinitionRow(DOCUMENTS, name, document.fingerprint, tokens, now))
-        everything = sum(row.tokens for of_server in rows.values() for row in of_server)
+            if document.include is IncludeMode.MANUAL:  # no request finds it, and nobody can say it is unused
+                by_hand += tokens
+            else:
+                of_documents.append(DefinitionRow(DOCUMENTS, name, document.fingerprint, tokens, now))
+        everything = by_hand + sum(row.tokens for of_server in rows.values() for row in of_server)
         self.behind = None if self._listed_whole(snapshot) else everything
         self._counted = snapshot
         for server, of_server in rows.items():

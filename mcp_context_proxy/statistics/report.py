@@ -55,11 +55,7 @@ DAILY_AT_MOST: Final = 14 * DAY
 def arm_of(share: float, session: str | None, query: str, now: float) -> Arm | None:
     """Return the arm of a request; None where nothing is compared.
 
-    Args:
-        share: Share of the sessions in the arm without learned pairs; 0 compares nothing.
-        session: Public id of the session of the request, if it has one.
-        query: Words of the request.
-        now: Seconds since 1970.
+    ``share`` is that of the sessions in the arm without learned pairs; 0 compares nothing.
     """
     if share <= 0:
         return None
@@ -287,7 +283,7 @@ class DocumentStatistics(Struct, frozen=True, kw_only=True):
     last_used: float
     """Seconds since 1970."""
     tokens: int | None
-    """Tokens of its text; None if it is not in the catalog any more."""
+    """Tokens of its text; None if no search can find it, or it is not in the catalog any more."""
 
 
 class UnusedDocument(Struct, frozen=True):

@@ -227,11 +227,7 @@ class SharedCredentials:
             return {name: found for (of_kind, name), found in self._known.items() if of_kind == kind}
 
     def read(self, kind: str, name: str) -> Credential:
-        """Return a credential as it is in the store now.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
+        """Return a credential as it is in the store now; raises `StoreError` if the store cannot be read."""
         self._write_unwritten()
         row = self._store.get(kind, name)
         found = NEVER if row is None else self._credential(row)
@@ -294,8 +290,7 @@ class SharedCredentials:
 def shared_credentials(config: Config, store: Store) -> SharedCredentials | None:
     """Return the credentials that replicas share; None where there is no key, or nothing is kept.
 
-    Raises:
-        ConfigError: the file with the key cannot be used.
+    Raises `ConfigError` if the file with the key cannot be used.
     """
     keys = keys_of(config.cluster)
     if not keys or store.place is None:

@@ -579,8 +579,7 @@ class Upkeep:
     def take_over(self) -> None:
         """Do the job from now on, and have whoever did it before refused.
 
-        Raises:
-            StoreError: the store cannot be written.
+        Raises `StoreError` if the store cannot be written.
         """
         with self._asking:
             self._lease, self._asked = self._leases.take(UPKEEP, UPKEEP_SECONDS, over=True), self._clock()

@@ -86,8 +86,7 @@ OWN_BYTES: Final = 64 * 1024 * 1024
 def open_regular(path: Path) -> IO[bytes]:
     """Open a file to read. A pipe in its place keeps nobody waiting for its other end.
 
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
+    Raises `OSError` if it cannot be opened, or is no regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -99,8 +98,7 @@ def open_regular(path: Path) -> IO[bytes]:
 def read_own(path: Path) -> bytes:
     """Return the content of a file that the proxy keeps.
 
-    Raises:
-        OSError: it cannot be read, is no regular file, or is larger than the proxy writes any.
+    Raises `OSError` if it cannot be read, is no regular file, or is larger than the proxy writes any.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > OWN_BYTES:
@@ -191,9 +189,8 @@ LOCK_PAUSE_SECONDS: Final = 0.01
 def locked(path: str | os.PathLike[str], seconds: float = LOCK_SECONDS) -> Iterator[int]:
     """Hold the lock of a file, which is made where there is none; provide its descriptor.
 
-    Raises:
-        TimeoutError: another process has held it for too long, such as one that is stopped.
-        OSError: the file cannot be made or locked.
+    Raises `TimeoutError` if another process has held it for too long, such as one that is stopped, and
+    `OSError` if the file cannot be made or locked.
     """
     until = time.monotonic() + seconds
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
@@ -302,6 +299,21 @@ def keep_latest(kept: dict[K, V], key: K, value: V, most: int) -> V:
     if len(kept) > most:
         del kept[next(iter(kept))]
     return value
+
+
+def drop_of_largest(kept: dict[K, V], most: int, group_of: Callable[[K], str | None], least: int = 0) -> None:
+    """Drop entries beyond `most`: each time the oldest of the group that has most.
+
+    So no group pushes out the entries of another, and the last `least` of each stay in any case.
+    """
+    while len(kept) > most:
+        sizes: dict[str | None, int] = {}
+        for key in kept:
+            sizes[group_of(key)] = sizes.get(group_of(key), 0) + 1
+        largest = max(sizes, key=sizes.__getitem__)
+        if sizes[largest] <= least:
+            return
+        del kept[next(key for key in kept if group_of(key) == largest)]
 
 
 class Bucket:

@@ -4,8 +4,8 @@ The system may have no thread left: a limit on processes, for a user or a contai
 servers that start may take the last of them. The work then waits and is tried again; an error would end the
 owner of the work, at worst the proxy, although a thread may be free a moment later.
 
-Two slow, process-wide loads are here as well, each done once and in a thread: the import of the MCP SDK and
-the trusted certificates.
+Two slow, process-wide loads are here as well, each done once and in a thread: the import of large modules
+and the trusted certificates.
 
 A task is started and resumed by the event loop, each time in a step of its own, and every scope within it is
 kept in tables of the loop: for a call that is passed on, that costs more than all else. A `Flight` runs its
@@ -78,6 +78,11 @@ async def in_thread(
             if begun or not _is_shortage(error):
                 raise
         await _wait()
+
+
+async def in_thread_if(large: bool, function: Callable[[*Args], T], *arguments: *Args) -> T:
+    """Call a function in a thread if it has to do with something large, and else at once."""
+    return await in_thread(function, *arguments) if large else function(*arguments)
 
 
 @asynccontextmanager
@@ -160,24 +165,16 @@ async def _wait() -> None:
 _lock = threading.Lock()
 
 
-async def load_sdk() -> None:
-    """Import the MCP SDK, if it is not imported yet; modules that need it can be imported afterwards.
+async def load(name: str) -> None:
+    """Import a module that takes long, such as one with the MCP SDK, so that importing it anew takes nothing.
 
-    The import takes half a second. A process that only lists or checks does not pay it, and servers use the
-    time to start.
+    The packages of the SDK import each other in a circle, so an import in two threads at once would fail.
     """
-    await in_thread(_load, "mcp.server.lowlevel")
-
-
-async def load_oauth() -> None:
-    """Import the SDK's OAuth client, too: it takes as long again and is seldom needed."""
-    await in_thread(_load, "mcp.client.auth.extensions.client_credentials")
+    await in_thread(_load, name)
 
 
 def _load(name: str) -> None:
-    # The packages of the SDK import each other in a circle, so an import in two threads at once fails.
     with _lock:
-        importlib.import_module("mcp")
         importlib.import_module(name)
 
 

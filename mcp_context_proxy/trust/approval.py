@@ -275,9 +275,7 @@ class Approvals:
     def take(self, decide: Callable[[], list[ApprovalRow]]) -> list[ApprovalRow]:
         """Have a person's decision written, and tell the observers; return its rows.
 
-        Raises:
-            ApprovalError: ``decide`` refuses.
-            StoreError: nothing was written.
+        Raises `ApprovalError` if ``decide`` refuses, and `StoreError` if nothing was written.
         """
         with self._deciding:
             rows = decide()

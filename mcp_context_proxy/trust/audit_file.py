@@ -83,10 +83,7 @@ class AuditFile:
         """Append lines, each without its end; return how many of them were written whole.
 
         That may be fewer than were given, one at least; the others are to be given again, and so is a line
-        that was torn.
-
-        Raises:
-            OSError: not even the first line could be written whole.
+        that was torn. Raises `OSError` if not even the first line could be written whole.
         """
         block = self._block(lines)
         with os.fdopen(self._open(), "r+b", buffering=0) as file:
@@ -173,8 +170,7 @@ class AuditFile:
     def key(self) -> bytes:
         """Return the key of the hashes in this folder; it is made at the first use.
 
-        Raises:
-            OSError: it cannot be read or made.
+        Raises `OSError` if it cannot be read or made.
         """
         path = self.folder / f"{self._name}.key"
         with contextlib.suppress(FileNotFoundError):
@@ -247,8 +243,7 @@ def _id(status: os.stat_result) -> tuple[int, int]:
 def _append(file: IO[bytes], block: bytes, size: int) -> int:
     """Write lines at the end of a file of some size; return the number of those that are there whole.
 
-    Raises:
-        OSError: there is none.
+    Raises `OSError` if there is none.
     """
     if size:
         file.seek(size - 1)

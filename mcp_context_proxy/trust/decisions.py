@@ -274,10 +274,8 @@ def changes(
 ) -> list[Change]:
     """Return the definitions of a server that wait, then those that changed in the last days. Blocking.
 
-    Long differences are shortened unless they are to be `whole`; `most` is the number of definitions.
-
-    Raises:
-        StoreError: the store cannot be read.
+    Long differences are shortened unless they are to be `whole`; `most` is the number of definitions. Raises
+    `StoreError` if the store cannot be read.
     """
     rows = store.approvals.record(server).rows
     since = time_of_day() - days * DAY

@@ -150,11 +150,7 @@ class Hints(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def read(cls, text: str) -> Hints:
-        """Return the hints that a text from `str` stands for.
-
-        Raises:
-            ValueError: it stands for none.
-        """
+        """Return the hints that a text from `str` stands for; raises `ValueError` if it stands for none."""
         name, _, asks = text.partition(" ")
         return cls(ToolClass(name), bool(asks))
 

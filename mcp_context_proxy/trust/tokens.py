@@ -107,16 +107,14 @@ class NamedTokens(ABC):
     def read(self) -> tuple[NamedToken, ...]:
         """Return the tokens, those that have expired among them.
 
-        Raises:
-            TokenError: they cannot be read.
+        Raises `TokenError` if they cannot be read.
         """
 
     @abstractmethod
     def _changing(self) -> AbstractContextManager[list[NamedToken]]:
         """Give the tokens to be changed inside, and keep the rest.
 
-        Raises:
-            TokenError: they cannot be read or written, or somebody else changes them.
+        Raises `TokenError` if they cannot be read or written, or somebody else changes them.
         """
 
     def add(
@@ -131,8 +129,8 @@ class NamedTokens(ABC):
     ) -> str:
         """Add a token and return it: nobody can tell it again.
 
-        Raises:
-            TokenError: the name cannot be used or is taken, there are too many, or nothing can be written.
+        Raises `TokenError` if the name cannot be used or is taken, there are too many, or nothing can be
+        written.
         """
         _check(name, admin, servers, classes)
         token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -155,11 +153,7 @@ class NamedTokens(ABC):
         return token
 
     def revoke(self, name: str) -> None:
-        """Remove a token.
-
-        Raises:
-            TokenError: there is none of that name, or nothing can be written.
-        """
+        """Remove a token; raises `TokenError` if there is none of that name, or nothing can be written."""
         with self._changing() as tokens:
             kept = [one for one in tokens if one.name != name]
             if len(kept) == len(tokens):
@@ -180,10 +174,8 @@ class TokenFile(NamedTokens):
     def read(self) -> tuple[NamedToken, ...]:
         """Return the tokens, those that have expired among them; none if there is no file.
 
-        Entries that `add` would not have written are left out, each with a message in the log.
-
-        Raises:
-            TokenError: the file cannot be read.
+        Entries that `add` would not have written are left out, each with a message in the log. Raises
+        `TokenError` if the file cannot be read.
         """
         return self._read()[0]
 
@@ -326,11 +318,7 @@ def tokens_of(config: Config, shared: SharedCredentials | None) -> NamedTokens:
 def _check(
     name: str, admin: bool, servers: Sequence[str] | None, classes: Sequence[ToolClass] | None
 ) -> None:
-    """Check the name and the limits of a token.
-
-    Raises:
-        TokenError: there is no such token.
-    """
+    """Check the name and the limits of a token; raises `TokenError` if there is no such token."""
     if not NAME.fullmatch(name) or name == OWNER:
         raise TokenError(
             f"a token cannot be named {name[:NAME_SHOWN]!r}: write 1 to 64 letters, digits, '_', '.' or '-', "
@@ -445,11 +433,8 @@ def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.enviro
     """Return the token that a front requires.
 
     The token comes from the environment, else from the configured file, else from a file in the user's data
-    folder. A file that does not exist is created with a new token.
-
-    Raises:
-        ConfigError: the front would be open to other machines, the token can be guessed, or the file cannot
-            be read or created.
+    folder. A file that does not exist is created with a new token. Raises `ConfigError` if the front would be
+    open to other machines, the token can be guessed, or the file cannot be read or created.
     """
     if problem := open_front(settings):
         raise ConfigError([problem])

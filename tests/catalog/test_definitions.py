@@ -1,7 +1,5 @@
 """Definitions of untrusted servers: bounded, readable, and otherwise unchanged bytes."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from typing import Any

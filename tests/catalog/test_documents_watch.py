@@ -5,6 +5,8 @@ import logging
 import os
 import shutil
 import sys
+import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,8 +22,6 @@ from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.config.reload import Looks
 from mcp_context_proxy.items import Kind
-
-pytestmark = pytest.mark.anyio
 
 Write = Callable[[dict[str, str | bytes]], Path]
 
@@ -232,6 +232,31 @@ def test_a_watching_thread_looks_once_a_second_however_often_it_asks() -> None:
     looks = Looks(anyio.Event(), lambda: bool(looked.append(1)))
     assert not any(looks.is_set() for _ in range(1_000))
     assert len(looked) < 10
+
+
+async def test_a_reload_that_waits_for_others_does_not_put_off_the_next_one(write: Write) -> None:
+    waits = 0.5
+
+    class Waiting(DocumentLibrary):
+        def reload(self) -> DocumentChanges:
+            threading.Event().wait(waits)  # as beside programs that take all processors, or on a slow disk
+            return DocumentChanges(changed=("rule://a",))
+
+    async def twice(
+        *_paths: str, **_options: Any
+    ) -> AsyncGenerator[set[tuple[watchfiles.Change, str]], None]:
+        for _ in range(2):
+            yield {(watchfiles.Change.modified, "a.md")}
+        await anyio.sleep_forever()
+
+    folder = write({"a.md": "one"})
+    library = Waiting([DocumentsConfig(kind=Kind.RULE, path=folder)], Limits())
+    async with watching(library, watch_paths=twice) as changes:
+        await changes.receive()
+        first = time.monotonic()
+        await changes.receive()
+
+    assert time.monotonic() - first < 3 * waits
 
 
 async def test_without_folders_nothing_is_watched() -> None:

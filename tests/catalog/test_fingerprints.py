@@ -6,7 +6,6 @@ from random import Random
 from typing import Any
 
 import anyio
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.ledger import until
@@ -17,8 +16,6 @@ from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import fingerprint
 from mcp_context_proxy.downstream.lifecycle import ServerState
-
-pytestmark = pytest.mark.anyio
 
 PLAIN = tool("send", "Send a mail")
 CHANGED: list[dict[str, Any]] = [

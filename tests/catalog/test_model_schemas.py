@@ -1,7 +1,5 @@
 """Schemas that an API of models refuses are listed in another form, and all others as they came."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

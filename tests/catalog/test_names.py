@@ -1,7 +1,5 @@
 """Names of tools and prompts while servers come, go, and call their own things like those of others."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The command as a child process, with a home of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable

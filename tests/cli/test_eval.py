@@ -1,7 +1,5 @@
 """``mcp-context-proxy eval``: from files, from running servers, and two runs side by side."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Secrets in the keyring: set, listed and removed, and never shown."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

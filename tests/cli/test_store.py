@@ -1,7 +1,5 @@
 """``store`` checks, copies and prunes the store of the configuration."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A replica that is killed, drained, replaced or has another key costs the clients of others nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from contextlib import AsyncExitStack, ExitStack
@@ -36,7 +34,7 @@ from support.replicas import (
     until_ready,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 async def test_a_session_goes_on_at_another_replica_when_its_home_is_killed(

@@ -1,7 +1,5 @@
 """A database that dies, stalls or restarts costs no call, no search and nothing that was counted."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -37,7 +35,7 @@ from mcp_context_proxy.store.tables import UPKEEP_SECONDS, RequestRow, Upkeep
 psycopg = pytest.importorskip("psycopg")
 from mcp_context_proxy.store.migrations import POSTGRES_VERSION  # noqa: E402 - an extra
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 NOW = 1.7e9
 SLOT = UsageSlot.of(NOW)

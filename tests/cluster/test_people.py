@@ -1,7 +1,5 @@
 """People at several replicas: their tokens are renewed, and nobody sees anything of another anywhere."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -20,7 +18,7 @@ from support.raw_client import OWN, RawClient, RpcError
 from support.replicas import NOTE, Cluster, balanced, ping, session_at, text_of
 from support.servers import Workshop, tool
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 SECRET = "the-query-of-ben-alone"
 

@@ -1,7 +1,5 @@
 """Three replicas behind a balancer without affinity serve their clients as one proxy does."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -36,7 +34,7 @@ from mcp_context_proxy.cluster.member import COMPLAINTS
 from mcp_context_proxy.cluster.replicas import Signer
 from mcp_context_proxy.front.http_sessions import GUESSES
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 async def test_a_session_is_served_by_its_home_wherever_its_requests_arrive(cluster: Cluster) -> None:

@@ -1,7 +1,5 @@
 """A replica writes back the fields that a newer version has put into a row, though it cannot read them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

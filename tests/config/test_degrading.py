@@ -1,7 +1,5 @@
 """A mistake costs the part it stands in and no more; protections of the proxy never fall back to less."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Variables that servers inherit: those that programs need on this machine and in its network, no more."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """``config.example.toml`` works as it is pasted, and names every key with its default."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Environment variables in values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from support.tables import each

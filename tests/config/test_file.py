@@ -1,7 +1,5 @@
 """The file itself: one that is missing is told with how to begin, one that others may change is refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whatever is in the file, loading gives a configuration or a `ConfigError`, never anything else."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

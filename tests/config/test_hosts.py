@@ -1,7 +1,5 @@
 """Hosts' own files work as they are."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """On which line a key stands: `tomllib` and `json` do not tell."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from typing import Any

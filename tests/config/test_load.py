@@ -1,7 +1,5 @@
 """A valid configuration, and the values that it loads as."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

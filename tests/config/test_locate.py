@@ -1,7 +1,5 @@
 """The configuration is the named file, else the user's own; never one in the working directory."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every mistake is reported at once, with file, line and key, in words that name the remedy."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

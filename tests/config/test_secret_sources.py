@@ -1,7 +1,5 @@
 """Values of the configuration from the keyring and from commands."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The place of the store: a file, or a database whose password nobody sees."""
 
-from __future__ import annotations
-
 import pytest
 
 from mcp_context_proxy.config.programs import all_secrets_of

@@ -1,7 +1,5 @@
 """Words of queries are configured with their meanings, and words that could never match are refused."""
 
-from __future__ import annotations
-
 import pytest
 
 SERVER = "[servers.good]\ncommand = 'x'\n"

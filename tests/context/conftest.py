@@ -1,7 +1,5 @@
 """A proxy in front of tools that are near to each other, and documents of every mode."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path

@@ -15,8 +15,6 @@ from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.eras import Hello
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(scope="module")
 async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy]:

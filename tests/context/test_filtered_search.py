@@ -18,8 +18,6 @@ from mcp_context_proxy.items import Kind, SearchFilters
 
 from .conftest import document
 
-pytestmark = pytest.mark.anyio
-
 READS = {"readOnlyHint": True, "openWorldHint": False}
 
 

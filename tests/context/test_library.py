@@ -20,8 +20,6 @@ from mcp_context_proxy import (
     tool,
 )
 
-pytestmark = pytest.mark.anyio
-
 TOOLS = [
     tool("send_mail", "Send an email message to a recipient"),
     tool("read_file", "Read the contents of a file from disk"),

@@ -1,7 +1,5 @@
 """Documents bring the tools that they name or describe, and only documents that are meant are shown."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -29,8 +27,6 @@ from mcp_context_proxy.library import (
 )
 from mcp_context_proxy.retrieval.links import files_named, is_for, mentions
 from mcp_context_proxy.retrieval.next_steps import CallResult, steps_by_name
-
-pytestmark = pytest.mark.anyio
 
 FETCH = tool("fetch_website", "Fetch a website and return its content as markdown", server="web")
 TWIN = tool("fetch_website", "Fetch a website and return its content as markdown text", server="copy")

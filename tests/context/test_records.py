@@ -4,14 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import pytest
 from support.proxies import inside
 from support.raw_client import PATIENCE
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.context import RequestContext
-
-pytestmark = pytest.mark.anyio
 
 
 def config(workshop: Workshop, store: Path | str, **more: Any) -> Path:

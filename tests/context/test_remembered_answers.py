@@ -18,8 +18,6 @@ from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import SearchFilters
 from mcp_context_proxy.learning import Signal, Use
 
-pytestmark = pytest.mark.anyio
-
 
 class Clock:
     """Shows the text that it is told."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from anyio import to_thread
 from numpy.typing import NDArray
 from support.proxies import Host
@@ -36,8 +35,6 @@ from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
-
-pytestmark = pytest.mark.anyio
 
 ONE_TOOL = Overrides(tools=DomainOverrides(top_n=1))
 READ = "read the contents of a file from disk"

@@ -1,7 +1,5 @@
 """What hosts and registries install: built by one script, and valid by each format's own means."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib.util

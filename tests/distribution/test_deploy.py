@@ -1,7 +1,5 @@
 """The files in deploy/ fit each other and the proxy; .ci/deploy renders the chart, too."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The documentation as it stands, and the blocks of code in it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

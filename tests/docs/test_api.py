@@ -1,7 +1,5 @@
 """The API takes and answers the examples of docs/api.md."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

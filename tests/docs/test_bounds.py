@@ -1,7 +1,5 @@
 """docs/bounds.md states the figures that are in force."""
 
-from __future__ import annotations
-
 import importlib
 import re
 

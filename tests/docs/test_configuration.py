@@ -1,7 +1,5 @@
 """docs/configuration.md names every key with its default, and no other."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """docs/hosts.md agrees with the profile of each host."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

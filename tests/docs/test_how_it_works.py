@@ -1,7 +1,5 @@
 """docs/how-it-works.md, ranking.md and eras.md describe the code as it is."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Dockerfile, which CI carries out step by step: facts that only reading it can tell."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

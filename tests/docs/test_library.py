@@ -1,7 +1,5 @@
 """docs/library.md: its example runs as it stands, and its names can be imported."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every page is right: links lead somewhere, snippets load, commands exist."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

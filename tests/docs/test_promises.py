@@ -1,7 +1,5 @@
 """The promises of SECURITY.md and README.md are those of `promises`, and each has tests."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

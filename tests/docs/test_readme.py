@@ -1,7 +1,5 @@
 """The README is right about hosts, commands and names."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The recipes are what the installation writes, and every link of the built site leads somewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """docs/search.md has the filters, verbs and numbers of the code."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -18,8 +16,6 @@ from mcp_context_proxy.protocol import eras
 from mcp_context_proxy.retrieval.item_metadata import VERBS
 from mcp_context_proxy.server import meta_definitions, search_answers
 from mcp_context_proxy.web.search import SearchWanted
-
-pytestmark = pytest.mark.anyio
 
 PAGE = Path(__file__).parents[2] / "docs" / "search.md"
 NOT_FOR_MODELS = {"max_latency_ms", "min_success_rate", "min_calls", "strict"}

@@ -1,7 +1,5 @@
 """The parts of the image and of a release are locked: packages by hash, images and actions by digest."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

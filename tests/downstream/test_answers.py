@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import PREFIX, RpcError
 from support.servers import Workshop, tool
 from support.tables import each
@@ -19,8 +19,6 @@ from mcp_context_proxy.errors import (
     RemoteError,
     ServerUnavailableError,
 )
-
-pytestmark = pytest.mark.anyio
 
 LIMITS = {"message_bytes": 100_000}
 
@@ -95,8 +93,7 @@ async def test_an_unusable_response_fails_its_call_and_no_other(workshop: Worksh
 async def test_a_usable_response_is_accepted_however_it_is_framed(workshop: Workshop) -> None:
     calls = named(USABLE)
     workshop.server("odd", tools=[tool(name) for name in (*calls, "good")], calls=calls)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         results = {name: (await host.call(f"odd__{name}"), await host.call("odd__good")) for name in calls}
 
     assert {name: odd for name, (odd, _) in results.items()} == dict.fromkeys(calls, json.loads(RESULT))
@@ -155,8 +152,7 @@ async def test_a_number_that_hosts_cannot_read_costs_its_own_result(
             "fail": [{"raw": FAILED.replace("NUMBER", number)}, {"answered": True}],
         },
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         odd, passed = await host.call("odd__odd"), await host.call("odd__calm")
         await host.call("odd__log", **({} if era == "handshake" else {PREFIX + "logLevel": "debug"}))
         with pytest.raises(RpcError) as failed:
@@ -179,8 +175,7 @@ async def test_a_lone_surrogate_escaped_in_a_result_does_no_harm(workshop: Works
         "\\\\", "\\"
     )
     workshop.server("odd", tools=[tool("odd"), tool("good")], calls={"odd": [{"raw_result": raw}]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         odd = await host.call("odd__odd")
         good = await host.call("odd__good")
 
@@ -197,8 +192,7 @@ async def test_a_malformed_error_is_still_an_error(workshop: Workshop) -> None:
         for number, error in enumerate(errors)
     }
     workshop.server("odd", tools=[tool(name) for name in calls], calls=calls)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         for name in calls:
             with pytest.raises(Exception, match="malformed error"):
                 await host.call(f"odd__{name}")

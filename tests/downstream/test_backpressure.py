@@ -1,7 +1,5 @@
 """While the gate is closed, nothing that servers send is taken; when it opens, nothing is missing."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator
@@ -17,8 +15,6 @@ from mcp_context_proxy.protocol import framing
 from mcp_context_proxy.protocol.framing import Backpressure, PipeReader
 
 from .conftest import text
-
-pytestmark = pytest.mark.anyio
 
 LAST = '{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"last"}]}}'
 

@@ -9,14 +9,12 @@ from typing import Any
 import anyio
 import pytest
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.downstream.lifecycle import ServerState
 
 from .conftest import text, works
-
-pytestmark = pytest.mark.anyio
 
 QUICK = {"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.02, "probe_seconds": 0.3}
 
@@ -56,8 +54,7 @@ async def test_a_crash_fails_every_pending_call_once(workshop: Workshop) -> None
         "frail", tools=[tool("hang"), tool("die")], calls={"hang": [{"silent": True}], "die": [{"exit": 1}]}
     )
     results = []
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
 
         async def hang() -> None:
             results.append(await host.call("frail__hang"))
@@ -78,8 +75,7 @@ async def test_a_call_over_the_limit_fails_as_busy_at_once_and_affects_no_other(
     calls = {"wait": [{"wait": str(flag)}, {"result": {"content": []}}]}
     server = workshop.server("slow", tools=[tool("wait")], calls=calls)
     results: list[Any] = []
-    async with inside(workshop.config(limits={"in_flight_per_server": 2})) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(limits={"in_flight_per_server": 2}), "modern") as host:
 
         async def call() -> None:
             results.append(await host.call("slow__wait"))
@@ -107,8 +103,7 @@ async def test_a_call_without_a_response_ends_at_its_timeout_and_is_cancelled(
         calls={"hang": [{"wait_cancelled": True}]},
         settings={"call_timeout": 0.5},
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         result = await host.call("slow__hang")
         (cancelled,) = await server.ledger.until(lambda ledger: ledger.messages("notifications/cancelled"))
         fine = await host.call("slow__fine")
@@ -124,8 +119,7 @@ async def test_progress_restarts_the_timeout(workshop: Workshop) -> None:
     flags = [workshop.flag(str(number)) for number in range(6)]
     steps = [step for at, flag in enumerate(flags) for step in ({"progress": [at]}, {"wait": str(flag)})]
     workshop.server("slow", tools=[tool("work")], calls={"work": steps}, settings={"call_timeout": 3.0})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         results = []
 
         async def call() -> None:
@@ -145,8 +139,7 @@ async def test_no_progress_extends_a_call_beyond_the_longest_timeout(workshop: W
     flags = [workshop.flag(str(number)) for number in range(50)]
     steps = [step for at, flag in enumerate(flags) for step in ({"progress": [at]}, {"wait": str(flag)})]
     workshop.server("slow", tools=[tool("work")], calls={"work": steps}, settings={"call_timeout": 0.5})
-    async with inside(workshop.config(limits={"call_max_seconds": 1.0})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(limits={"call_max_seconds": 1.0}), "handshake") as host:
 
         async def go_on() -> None:
             for number, flag in enumerate(flags):
@@ -165,8 +158,7 @@ async def test_no_progress_extends_a_call_beyond_the_longest_timeout(workshop: W
 
 async def test_a_flood_of_progress_is_thinned_and_its_end_is_passed_on(workshop: Workshop, era: str) -> None:
     workshop.server("eager", tools=[tool("work")], calls={"work": [{"progress": 5000}]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         await host.call("eager__work", progressToken="t")
 
     told = [params["progress"] for method, params in host.notifications if method.endswith("progress")]
@@ -181,12 +173,10 @@ async def test_the_latest_progress_is_passed_on_even_if_it_came_too_fast_and_not
 ) -> None:
     flag = workshop.flag("go")
     workshop.server("eager", tools=[tool("work")], calls={"work": [{"progress": 100}, {"wait": str(flag)}]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
-        async with anyio.create_task_group() as group:
-            group.start_soon(partial(host.call, "eager__work", progressToken="t"))
-            await until(lambda: host.notifications and host.notifications[-1][1]["progress"] == 100)
-            flag.touch()
+    async with host_of(workshop.config(), era) as host, anyio.create_task_group() as group:
+        group.start_soon(partial(host.call, "eager__work", progressToken="t"))
+        await until(lambda: host.notifications and host.notifications[-1][1]["progress"] == 100)
+        flag.touch()
 
     assert len(host.notifications) < 100
 
@@ -200,8 +190,7 @@ async def test_a_flood_of_log_messages_is_thinned_and_reveals_no_secret(workshop
         capabilities={"tools": {}, "logging": {}},
     )
     server.settings["env"] = {"API_KEY": "s3cr3t-value"}
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         await host.call("eager__work")
 
     told = [params["data"] for method, params in host.notifications if method == "notifications/message"]
@@ -212,8 +201,7 @@ async def test_a_flood_of_log_messages_is_thinned_and_reveals_no_secret(workshop
 async def test_the_progress_of_a_call_reveals_no_secret(workshop: Workshop) -> None:
     server = workshop.server("eager", tools=[tool("work")], calls={"work": [{"progress": 1}]})
     server.settings["env"] = {"API_KEY": "step 1"}
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         await host.call("eager__work", progressToken="t")
 
     assert [params["message"] for _, params in host.notifications] == ["[redacted API_KEY]"]
@@ -234,8 +222,7 @@ async def test_a_server_that_stops_reading_delays_only_its_own_calls(
 ) -> None:
     stop = [{"kill": 19}, {"silent": True}]
     workshop.server("stuck", tools=[tool("stop")], calls={"stop": stop}, settings={"call_timeout": 0.5})
-    async with inside(workshop.config(limits={"stop_seconds": 0.2})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(limits={"stop_seconds": 0.2}), "handshake") as host:
         results = []
 
         async def call() -> None:
@@ -301,8 +288,7 @@ async def test_requests_that_a_server_does_not_read_are_bounded_in_bytes(
     settings = {"call_timeout": 5.0, "era": spoken}
     make("stuck", era=spoken, tools=[tool("stop")], calls={"stop": stop}, settings=settings)
     limits = {"stop_seconds": 0.2, "message_bytes": 1 << 20}
-    async with inside(workshop.config(limits=limits)) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(limits=limits), "handshake") as host:
         told: list[str] = []
 
         async def call() -> None:
@@ -355,11 +341,9 @@ async def test_a_server_that_asks_but_does_not_read_leaves_no_tasks_behind(
 
 async def test_the_ledger_of_a_server_shows_each_call_once(workshop: Workshop) -> None:
     server = workshop.server("plain", tools=[tool("go")])
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
-        async with anyio.create_task_group() as group:
-            for number in range(200):
-                group.start_soon(host.call, "plain__go", {"n": number})
+    async with host_of(workshop.config(), "handshake") as host, anyio.create_task_group() as group:
+        for number in range(200):
+            group.start_soon(host.call, "plain__go", {"n": number})
 
     numbers = [params["arguments"]["n"] for params in server.ledger.calls()]
     assert sorted(numbers) == list(range(200))

@@ -14,8 +14,6 @@ from mcp_context_proxy.downstream.era_negotiation import UNPROBED_SECONDS
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.protocol.eras import Era
 
-pytestmark = pytest.mark.anyio
-
 SOON = {"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.02}
 QUICK = SOON | {"probe_seconds": 0.3}
 """Probe timeout in tests where the probe is not answered."""

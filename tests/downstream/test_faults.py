@@ -11,8 +11,6 @@ from support.servers import Workshop
 from mcp_context_proxy.downstream.connections import describe
 from mcp_context_proxy.errors import Fault
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def places(workshop: Workshop) -> dict[str, Path]:

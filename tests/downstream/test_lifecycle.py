@@ -9,14 +9,12 @@ import anyio
 import pytest
 from msgspec.structs import replace
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.downstream.lifecycle import ServerState
 
 from .conftest import text, works
-
-pytestmark = pytest.mark.anyio
 
 LISTED_TOOLS = [tool("die"), tool("live")]
 LISTED = [{"result": {"tools": LISTED_TOOLS}}]
@@ -227,8 +225,7 @@ async def test_a_server_that_is_killed_repeatedly_is_ready_for_the_next_call(wor
     workshop.server("frail", tools=[tool("pid")], calls={"pid": [{"pid": True}]})
     pids = []
     limits = {"backoff_first_seconds": 9000.0, "backoff_max_seconds": 9000.0, "breaker_seconds": 9000.0}
-    async with inside(workshop.config(limits=limits)) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(limits=limits), "handshake") as host:
         for _ in range(12):
             while (result := await host.call("frail__pid")).get("isError"):  # noqa: ASYNC110 - another process
                 await anyio.sleep(0.01)
@@ -367,8 +364,7 @@ async def test_a_server_that_never_works_is_tried_rarely_whoever_calls_it(
 ) -> None:
     limits = {**QUICK, "breaker_failures": 3, "breaker_seconds": 3600.0}
     server = workshop.server("dying", on={"initialize": [{"exit": 3}]}, settings={"era": "handshake"})
-    async with inside(workshop.config(limits=limits)) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(limits=limits), "modern") as host:
         await server.ledger.until(lambda ledger: len(ledger.entries("start")) == 3)
         told = [await host.call("dying__anything") for _ in range(20)]
 

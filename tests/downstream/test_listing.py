@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.ledger import until
-from support.proxies import Host, command, inside
+from support.proxies import Host, command, host_of, inside
 from support.servers import Workshop, tool
 from support.wires import stdio
 
@@ -19,8 +19,6 @@ from mcp_context_proxy.downstream.era_negotiation import Introduction
 from mcp_context_proxy.downstream.listing import FILED_BYTES, ListingCache, ServerListing, filed
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.store.opening import open_store
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_changed_list_is_fetched_again(workshop: Workshop, era: str) -> None:
@@ -78,8 +76,7 @@ async def test_a_changed_list_that_cannot_be_fetched_leaves_the_old_one(workshop
         on={"tools/list": [{"once": [str(once), [{"result": {"tools": [tool("go")]}}]]}, {"error": {}}]},
         calls={"go": [{"announce": {"method": "notifications/tools/list_changed"}}]},
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         await host.call("odd__go")
         await server.ledger.until(lambda ledger: len(ledger.messages("tools/list")) == 2)
         await host.call("odd__go")
@@ -91,7 +88,8 @@ async def test_a_list_that_cannot_be_fetched_costs_a_new_server_none_of_the_othe
     workshop: Workshop,
 ) -> None:
     refusal = {"error": {"message": "no index for s3cr3t-value"}}
-    broken = [{"once": [str(workshop.flag("asked")), [refusal]]}]
+    mended = workshop.flag("mended")
+    broken = [{"once": [str(workshop.flag("asked")), [refusal]]}, {"wait": str(mended)}]
     server = workshop.server(
         "odd",
         tools=[tool("go")],
@@ -105,6 +103,7 @@ async def test_a_list_that_cannot_be_fetched_costs_a_new_server_none_of_the_othe
         called = await host.call("odd__go")
         prompts = await host.request("prompts/list")
         missing = list(proxy.fleet.clients["odd"].listing.remarks)
+        mended.touch()
         await until(lambda: proxy.fleet.clients["odd"].listing.resources)
 
         assert "isError" not in called

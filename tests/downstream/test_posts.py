@@ -1,7 +1,5 @@
 """A message posted to a server over HTTP+SSE fails or waits without affecting any other."""
 
-from __future__ import annotations
-
 import json
 import queue
 import socket
@@ -17,8 +15,6 @@ from support.proxies import Host, inside
 from support.servers import Workshop
 
 from .conftest import text
-
-pytestmark = pytest.mark.anyio
 
 CROWD = 20
 

@@ -10,8 +10,6 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.config.programs import INHERITED
 
-pytestmark = pytest.mark.anyio
-
 
 def alive(pid: int) -> bool:
     try:

@@ -4,14 +4,11 @@ import math
 from collections.abc import Callable
 
 import anyio
-import pytest
 from support.ledger import until
 from support.proxies import inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.downstream.fleet import DOWNLOADS_AT_ONCE, StartLimiter
-
-pytestmark = pytest.mark.anyio
 
 
 class Starting:

@@ -15,15 +15,13 @@ from typing import Any
 import anyio
 import pytest
 from support.ledger import until
-from support.proxies import Host, command, inside
+from support.proxies import Host, command, host_of, inside
 from support.raw_client import RpcError
 from support.servers import Server, Workshop
 from support.tables import each
 from support.wires import stdio
 
 from mcp_context_proxy.downstream.http_client import KEPT_ALIVE_SECONDS
-
-pytestmark = pytest.mark.anyio
 
 ERAS = [pytest.param(era, marks=pytest.mark.either("odd")) for era in ("modern", "handshake")]
 FAULTY = "odd__faulty"
@@ -159,8 +157,7 @@ async def test_an_endless_stream_without_a_response_ends_at_the_timeout(
     packed = gzip.compress(b":\n" * (64 << 20), 1)
     odd.settings["call_timeout"] = 0.3
     told: dict[str, str] = {}
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
 
         async def call(kind: str) -> None:
             told[kind] = await said(host)
@@ -220,8 +217,7 @@ async def test_interim_responses_without_end_end_the_call_and_not_the_connection
             handler.close_connection = True
 
     odd.fault = answer
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         refused = await host.call(FAULTY)
         beside = await host.call("good__fine")
 
@@ -455,8 +451,7 @@ async def test_a_call_avoids_a_connection_that_its_server_may_be_closing(
     odd.fault = lambda handler, reply: handler.begin(
         200, reply.encode(), {"content-type": "application/json"}
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         await host.call(FAULTY)
         connected = odd.connections
         await host.call(FAULTY)

@@ -6,10 +6,8 @@ from typing import Any
 import anyio
 import pytest
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.servers import Server, Workshop, tool
-
-pytestmark = pytest.mark.anyio
 
 UPDATED = "notifications/resources/updated"
 CAPABILITIES = {"tools": {"listChanged": True}, "resources": {"subscribe": True}, "logging": {}}
@@ -67,8 +65,7 @@ async def test_a_restarted_server_is_sent_log_level_and_subscriptions_again(work
     server = workshop.server(
         "frail", tools=[tool("work"), tool("die")], calls={"die": [{"exit": 1}]}, capabilities=CAPABILITIES
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         await set_level(host, "notice")
         await until_level(server, "notice")
         await host.call("frail__die")
@@ -137,8 +134,7 @@ async def test_a_new_subscription_replaces_the_old_one_only_when_acknowledged(
         resources=[{"uri": uri, "name": uri} for uri in uris],
         on={"subscriptions/listen": [{"if": [str(held), [{"wait": str(go)}]]}]},
     )
-    async with inside(workshop.config(limits={"probe_seconds": 600.0})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(limits={"probe_seconds": 600.0}), "handshake") as host:
         await host.request("resources/subscribe", {"uri": uris[0]})
         await server.ledger.until(lambda ledger: listens_to(server, uris[0]) and quiet(server))
         held.touch()

@@ -15,16 +15,15 @@ import anyio
 import httpx2
 import pytest
 from support.ledger import until
-from support.proxies import Host, HttpProxy, http_proxy, inside
+from support.proxies import Host, HttpProxy, host_of, http_proxy, inside, real_command
 from support.raw_client import OWN
 from support.servers import Server, Workshop, tool
 from support.tables import each
+from support.wires import stdio
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.downstream.http_client import without_message
 from mcp_context_proxy.downstream.lifecycle import ServerState
-
-pytestmark = pytest.mark.anyio
 
 EXACT = (
     '{"content":[{"type":"text","text":"a\u2028b","x-more":{"n":null}}],"structuredContent":'
@@ -259,8 +258,7 @@ async def test_a_redirect_to_another_origin_is_not_followed(workshop: Workshop, 
         for name, settings in SPOKEN.items():
             url, asked[name] = stack.enter_context(redirecting(status, there))
             workshop.server(name).settings = {"url": url, "headers": {"Authorization": "ours"}, **settings}
-        async with inside(workshop.config(limits={"connect_seconds": 5.0})) as proxy:
-            host = Host(proxy, "modern")
+        async with host_of(workshop.config(limits={"connect_seconds": 5.0}), "modern") as host:
             told = {name: await host.call(f"{name}__echo") for name in SPOKEN}
         with pytest.raises(BlockingIOError):
             canary.accept()
@@ -319,8 +317,7 @@ async def test_calls_with_an_expired_session_each_run_once_in_a_new_one(
     server = workshop.http_server(
         "work", tools=[tool("echo")], forgets=str(expired), settings={"isolation": isolation}
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         await host.call("work__echo", {"n": -1})
         opened = len(server.ledger.lines("initialize"))
         expired.touch()
@@ -471,10 +468,27 @@ async def test_the_cookies_of_a_server_are_sent_back_and_bounded(workshop: Works
         threading.Thread(target=baker.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{baker.server_port}/mcp"
         workshop.server("baker").settings = {"url": url, "era": "handshake"}
-        async with inside(workshop.config()) as proxy:
-            host = Host(proxy, "handshake")
+        async with host_of(workshop.config(), "handshake") as host:
             sent = [(await host.call("baker__bake"))["content"][0]["text"] for _ in range(60)]
         baker.shutdown()
 
     assert all("affinity=one" in cookies for cookies in sent)
     assert max(map(len, sent)) < 33 * 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell what a process has loaded")
+async def test_servers_at_urls_are_served_without_loading_the_sdk(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_CONTEXT_PROXY_DEBUGGABLE", "1")
+    for era in DOWNSTREAM:
+        workshop.http_server(era, era=era, tools=[tool("echo")])
+    workshop.sse_server("sse", tools=[tool("echo")])
+    async with stdio(real_command(workshop.config())) as client:
+        await client.until_listed("modern__echo", "handshake__echo", "sse__echo")
+        for server in (*DOWNSTREAM, "sse"):
+            await client.call(f"{server}__echo")
+        assert client.process is not None
+        loaded = await anyio.Path(f"/proc/{client.process.pid}/maps").read_text("utf-8")
+
+    assert "pydantic_core" not in loaded

@@ -14,8 +14,6 @@ from mcp_context_proxy.config import load
 from mcp_context_proxy.config.programs import folder_of
 from mcp_context_proxy.config.settings import ServerConfig
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -1,7 +1,5 @@
 """A model behind an HTTP endpoint: the requests, the usable responses, and the text of each failure."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Folders of other models, as sentence-transformers and optimum export them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Embeddings for programs without a proxy: shapes, units, order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

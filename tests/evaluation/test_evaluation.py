@@ -1,7 +1,5 @@
 """From a corpus and queries to a report, through the engine that the proxy uses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Corpora, queries and runs as files: their meaning, and the error about a line that cannot be used."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Means and their intervals."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """Every measure, computed by hand for small rankings and by a slow second implementation for random ones."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The written requests of the benchmarks name tools that the lists beside them have."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The servers behind the proxy, with their questions, notifications and answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SERVERS = {

@@ -11,7 +11,7 @@ from support.tables import each
 
 from mcp_context_proxy.front.conversation import MOST_VALUES
 
-pytestmark = [pytest.mark.anyio, pytest.mark.each_value(cross=2)]
+pytestmark = pytest.mark.each_value(cross=2)
 
 ARGUMENTS = {
     "big": 123456789012345678901234567890,

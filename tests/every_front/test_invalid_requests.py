@@ -14,8 +14,6 @@ from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Workshop, tool
 from support.tables import each
 
-pytestmark = pytest.mark.anyio
-
 INVALID = [
     pytest.param("tools/call", {"name": 42}, id="a name that is a number"),
     pytest.param("tools/call", {}, id="no name"),

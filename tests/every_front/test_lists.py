@@ -7,7 +7,7 @@ from every_front.cases import SERVERS
 from support.raw_client import PREFIX, RawClient, RpcError
 from support.servers import Server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.each_value(cross=2)]
+pytestmark = pytest.mark.each_value(cross=2)
 
 
 async def test_the_proxy_introduces_itself_with_its_capabilities_and_the_names_of_its_servers(

@@ -11,7 +11,7 @@ from support.questions import as_shown
 from support.raw_client import MODERN, PREFIX, RawClient
 from support.servers import Server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.each_value(cross=2)]
+pytestmark = pytest.mark.each_value(cross=2)
 
 
 @pytest.fixture(**EVERY_FRONT_AND_REPLICAS)

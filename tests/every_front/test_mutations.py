@@ -4,11 +4,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import pytest
 from support.raw_client import RawClient, RpcError
 from support.tables import each
-
-pytestmark = pytest.mark.anyio
 
 VALUES: tuple[Any, ...] = (None, True, -1, 10**30, "", [None], {"a": [{}]})
 

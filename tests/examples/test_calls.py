@@ -4,8 +4,6 @@ import anyio
 import pytest
 from support.tables import each
 
-pytestmark = pytest.mark.anyio
-
 
 async def call(client, tool, **arguments):
     result = await client.call_tool(tool, arguments)

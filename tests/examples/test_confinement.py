@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from support.tables import each
 
-pytestmark = pytest.mark.anyio
-
 OUTSIDE = ["../secret.txt", "a/../../secret.txt", "/etc/hostname", "nul\0byte"]
 
 

@@ -5,14 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 from jsonschema import Draft202012Validator
 from support.tables import each
 
 from mcp_context_proxy.examples import SERVERS, documents, servers
-
-pytestmark = pytest.mark.anyio
 
 PACKAGE = "mcp_context_proxy.examples"
 MODES = {"always", "agent", "manual"}

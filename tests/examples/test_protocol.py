@@ -14,8 +14,6 @@ from support.tables import each
 
 from mcp_context_proxy.examples import servers
 
-pytestmark = pytest.mark.anyio
-
 MODERN = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientCapabilities": {},

@@ -1,7 +1,5 @@
 """Expectations of the proxy in each fault mode, as data: one row for each mode and transport."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any

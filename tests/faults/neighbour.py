@@ -5,8 +5,6 @@ times as JSON. A caller that shared its interpreter with the soak's load would m
 would wait for their own client.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

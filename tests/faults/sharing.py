@@ -1,7 +1,5 @@
 """Clients over the bridge: hosts that share one proxy, and the rest when the last one has gone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

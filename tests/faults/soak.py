@@ -12,8 +12,6 @@ Its times are by the clock, whatever else the machine does; how long the proxy i
 beside them, by processor time.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

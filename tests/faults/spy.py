@@ -1,7 +1,5 @@
 """A server that spies on the process that started it: ``python spy.py FILE`` writes its finds to FILE."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Lists of hostile servers: good tools are listed, bad ones are withheld, nothing is fetched or expanded."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -17,14 +15,12 @@ import pytest
 from faults.harness import SAFE, Ledger, faulty, nonce
 from support.ledger import PATIENCE, until
 from support.listings import approve_in
-from support.proxies import Host, command, inside
+from support.proxies import Host, command, host_of, inside
 from support.servers import Workshop
 from support.wires import stdio
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.protocol.strangers import clean
-
-pytestmark = pytest.mark.anyio
 
 GOOD = {"tool_000", "tool_001", "tool_002", SAFE}
 VALID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -188,8 +184,7 @@ async def test_links_in_a_result_are_passed_on_and_never_followed(
 ) -> None:
     workshop = Workshop(tmp_path)
     workshop.server("odd").settings = faulty("hostile-result", tmp_path / "ledger")
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(), "modern") as host:
         result = await host.call("odd__tool_000", {"nonce": "n"})
         for uri in ("file:///etc/passwd", f"http://127.0.0.1:{canary.getsockname()[1]}/"):
             with pytest.raises(Exception, match=r"-32602: .*unknown resource"):

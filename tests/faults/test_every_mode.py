@@ -5,8 +5,6 @@ healthy server that is called all the while. Most faults never touch the front: 
 front and era, and in the full cross each of them meets every front and both eras, but not every pair.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -31,7 +29,7 @@ from support.wires import http, stdio
 
 from mcp_context_proxy.config.programs import INHERITED
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SECRET = "s3cr3t value+123"
 CASES = [*(("stdio", case) for case in STDIO), *(("http", case) for case in HTTP)]

@@ -1,7 +1,5 @@
 """A server that sends one kind of message as fast as it can fills no memory and disturbs nobody."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from support.wires import http
 from mcp_context_proxy.catalog.skills import SKILLS_PER_SERVER
 from mcp_context_proxy.downstream.listing import UNVERIFIED_KEPT
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 KINDS = (
     "log",

@@ -1,7 +1,5 @@
 """Messages of a single server cost the proxy no more memory than is promised, however large they are."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from support.raw_client import RawClient
 from support.servers import Workshop
 from support.wires import http
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 LARGE_BYTES = 15 << 20
 """Just below what a message may have by default."""

@@ -3,8 +3,6 @@
 The seed that is printed repeats a run.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 from faults.soak import soak
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow(times=10)]
+pytestmark = pytest.mark.slow(times=10)
 
 SECONDS = [pytest.param(5.0, marks=pytest.mark.smaller), pytest.param(10.0, marks=pytest.mark.full_cross)]
 CALLS = 101

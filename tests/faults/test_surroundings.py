@@ -1,7 +1,5 @@
 """The proxy goes on serving without a disk, a home, a model or descriptors, and beside another proxy."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -29,7 +27,7 @@ from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.trust.decisions import decide
 from mcp_context_proxy.trust.fingerprints import State
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 NAMESPACES = (
     sys.platform == "linux"

@@ -3,8 +3,6 @@
 On the way out it writes to REPORT, as JSON, the longest stall of its loop in seconds.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

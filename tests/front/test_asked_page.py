@@ -22,7 +22,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front import http
 from mcp_context_proxy.trust.tokens import BearerToken
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
 
 NOBODY_THERE = {"port": 9}
 """The port "discard", at which nobody serves pages; a person may have a proxy at the usual one."""

@@ -6,15 +6,12 @@ from typing import Any
 
 import anyio
 import httpx2
-import pytest
 from support.proxies import http_proxy
 from support.raw_client import MODERN, PATIENCE, PREFIX
 from support.servers import Server, Workshop, tool
 from support.wires import http, sse
 
 from mcp_context_proxy.front.http_requests import SMALL_BYTES, TOGETHER_BYTES, BodyBudget
-
-pytestmark = pytest.mark.anyio
 
 LARGE = (4 << 20) - 1000
 """Bytes of a body of almost the largest size."""

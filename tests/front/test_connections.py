@@ -1,7 +1,5 @@
 """Requests are answered alike however they arrive, and nothing is kept for a client that has gone."""
 
-from __future__ import annotations
-
 import gc
 import json
 import socket
@@ -21,8 +19,6 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front import http
 from mcp_context_proxy.front.http_connections import BoundedConnection
-
-pytestmark = pytest.mark.anyio
 
 CLIENTS = 20
 RESET = struct.pack("ii", 1, 0)

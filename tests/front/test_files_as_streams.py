@@ -1,6 +1,7 @@
 """A person at a shell connects files and the null device where a host connects pipes."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -39,3 +40,16 @@ def test_an_empty_input_ends_the_proxy(proxy: list[str]) -> None:
     done = subprocess.run(proxy, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=True)
 
     assert done.stdout == b""
+
+
+def test_a_person_at_a_terminal_is_answered_while_the_input_is_open(proxy: list[str]) -> None:
+    ours, terminal = os.openpty()
+    with subprocess.Popen(proxy, stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL) as running:
+        os.close(terminal)
+        with os.fdopen(ours, "r+b", 0) as shell:
+            shell.write(json.dumps(INITIALIZE).encode() + b"\n")
+            said = b""
+            while b'"result"' not in said:
+                said += shell.read(4096)
+            shell.write(b"\x04")  # the end of the input
+            assert running.wait(timeout=30) == 0

@@ -11,8 +11,6 @@ from support.tables import each
 from mcp_context_proxy.front.auth import Guard, Policy, policy
 from mcp_context_proxy.protocol.strangers import is_loopback
 
-pytestmark = pytest.mark.anyio
-
 LOCAL = policy("127.0.0.1", 8765, (), None)
 Headers = list[tuple[str, str]]
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import anyio
 import httpx2
-import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -14,8 +13,6 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy.front import auth
 from mcp_context_proxy.front.auth import Guard, Guesses, policy
-
-pytestmark = pytest.mark.anyio
 
 TOKEN = "correct-horse-battery"
 

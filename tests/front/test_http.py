@@ -17,8 +17,6 @@ from support.raw_client import HANDSHAKE, MODERN, PREFIX
 from support.servers import Server, Workshop, tool
 from support.wires import http
 
-pytestmark = pytest.mark.anyio
-
 INITIALIZE = {
     "jsonrpc": "2.0",
     "id": 1,

@@ -19,8 +19,6 @@ from support.servers import Server, Workshop, tool
 from mcp_context_proxy.front.auth import WRONG_AT_ONCE
 from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
 
-pytestmark = pytest.mark.anyio
-
 ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 WHO = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
 META = {

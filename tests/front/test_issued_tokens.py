@@ -32,8 +32,6 @@ from mcp_context_proxy.front.issuer import (
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.trust import NOTHING, Principal, Reach, Role
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def issuer() -> Iterator[Issuer]:

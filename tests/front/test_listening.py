@@ -14,8 +14,6 @@ from support.proxies import command, http_proxy
 from support.servers import Workshop
 from support.wires import http
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_port_in_use_is_reported_without_a_traceback(workshop: Workshop) -> None:
     with socket.socket() as taken:

@@ -21,8 +21,6 @@ from support.shop import TOKEN, environment
 
 from mcp_context_proxy.front.http_sessions import GUESSES
 
-pytestmark = pytest.mark.anyio
-
 ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 ALICE, MALLORY = ({"authorization": f"Bearer {name}"} for name in ("alice", "mallory"))
 WHO = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}

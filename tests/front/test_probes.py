@@ -23,8 +23,6 @@ from mcp_context_proxy.front.http import Readiness
 from mcp_context_proxy.server.gateway import Quota
 from mcp_context_proxy.trust import Principal
 
-pytestmark = pytest.mark.anyio
-
 ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 
 

@@ -1,7 +1,5 @@
 """The rate of calls of a person holds for all replicas, profiles and ways of calling together."""
 
-from __future__ import annotations
-
 import httpx2
 import pytest
 from support.proxies import http_proxy
@@ -11,8 +9,6 @@ from support.shop import TOKEN, environment
 
 from mcp_context_proxy.server.gateway import Quota
 from mcp_context_proxy.trust import THE_USER, Principal, Profile, Role
-
-pytestmark = pytest.mark.anyio
 
 META = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
 CALL = {

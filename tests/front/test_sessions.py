@@ -1,7 +1,5 @@
 """Sessions over HTTP: room for the next one, nobody's calls, guesses, and requests that are none."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -21,8 +19,6 @@ from support.wires import http, sse
 
 from mcp_context_proxy.front.conversation import MOST_VALUES, PROTOCOL_BYTES
 from mcp_context_proxy.front.http_sessions import GUESSES
-
-pytestmark = pytest.mark.anyio
 
 ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 STREAM = {"accept": "text/event-stream"}

@@ -20,10 +20,7 @@ from support.wires import full_pipe, stdio
 from mcp_context_proxy.bridge import folders
 from mcp_context_proxy.bridge.meeting import Meeting, meeting
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
 async def test_hosts_of_both_eras_use_one_proxy_and_one_copy_of_each_server(

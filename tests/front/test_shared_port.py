@@ -17,7 +17,7 @@ from support.servers import Server
 from mcp_context_proxy.bridge import ask, running
 from mcp_context_proxy.bridge.meeting import NONCE_BYTES, PORT_VARIABLE, PROOF_BYTES, meeting
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
 AT_PORT = {PORT_VARIABLE: "1"}

@@ -23,10 +23,7 @@ from mcp_context_proxy.bridge import ask
 from mcp_context_proxy.bridge.session import HELD_BYTES
 from mcp_context_proxy.system import locked
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
 def planted(folder: Path, how: str) -> None:

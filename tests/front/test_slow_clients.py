@@ -1,7 +1,5 @@
 """Over HTTP nobody has unlimited time, and no crowd of slow ones keeps out who behaves."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import select
@@ -28,8 +26,6 @@ from mcp_context_proxy.front.http_connections import (
     WriteBacklog,
     connection_class,
 )
-
-pytestmark = pytest.mark.anyio
 
 WHOLE = {"max_tokens": 0}
 """Results are passed on whole, however large."""

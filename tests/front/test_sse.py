@@ -10,8 +10,6 @@ from support.raw_client import HANDSHAKE
 from support.servers import Workshop, tool
 from support.wires import sse
 
-pytestmark = pytest.mark.anyio
-
 FOREVER = 600.0
 """Time to drain that no test outlasts."""
 

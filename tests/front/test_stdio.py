@@ -16,8 +16,6 @@ from support.wires import StdioWire, stdio
 
 from mcp_context_proxy.front.conversation import COMPLAINTS
 
-pytestmark = pytest.mark.anyio
-
 ECHO = '{"jsonrpc":"2.0","id":%s,"method":"tools/call","params":{"name":"work__echo","arguments":%s}}'
 
 

@@ -17,8 +17,6 @@ from support.raw_client import PREFIX, RawClient
 from support.servers import Workshop, tool
 from support.wires import StdioWire, full_pipe, stdio
 
-pytestmark = pytest.mark.anyio
-
 HASTY = {"drain_seconds": 0.5, "stop_seconds": 0.5}
 """For what is never finished: how long its end is waited for is tested elsewhere."""
 

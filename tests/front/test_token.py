@@ -1,7 +1,5 @@
 """The file with the bearer token: nobody else may have read it, nobody else may have written it."""
 
-from __future__ import annotations
-
 import logging
 import stat
 from pathlib import Path

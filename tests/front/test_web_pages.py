@@ -21,8 +21,6 @@ from support.tables import each
 
 from mcp_context_proxy.front.auth import Guard, policy
 
-pytestmark = pytest.mark.anyio
-
 OPEN = policy("127.0.0.1", 8765, (), None)
 LOCKED = policy("127.0.0.1", 8765, (), "correct-horse-battery")
 

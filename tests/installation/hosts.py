@@ -1,7 +1,5 @@
 """Settings of each host as its documents show them: with a program, with a URL, and with other entries."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """A memory whose vectors and clock a test can read."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Embeddings for interactions that have none: batch by batch, resumable, with errors counted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

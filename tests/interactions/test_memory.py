@@ -1,13 +1,12 @@
 """Recall of interactions: their order, their owner, and the ones that are forgotten."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_context_proxy.errors import ModelError, StoreError
 from mcp_context_proxy.interactions import CALL, Interaction, InteractionMemory, Recall
+from mcp_context_proxy.interactions.index import SEARCH
 from mcp_context_proxy.store.learned import InteractionScope
 from mcp_context_proxy.store.opening import Store, open_store
 
@@ -62,6 +61,41 @@ def test_top_k_limits_the_results(memory: InteractionMemory) -> None:
 
     assert len(memory.semantic_search_interactions(QUERY).results) == 10
     assert contents(memory.semantic_search_interactions(QUERY, top_k=2)) == ["0.39", "0.38"]
+
+
+def test_interactions_that_differ_only_in_an_id_leave_places_to_others(memory: InteractionMemory) -> None:
+    calls = [said(f"0.{n}", kind=CALL) for n in range(70, 80)]
+    remembered(memory, *calls, said("0.6"), said("0.5"), said("0.4", kind="note"))
+
+    assert contents(memory.semantic_search_interactions(QUERY, top_k=6)) == [
+        *("0.79", "0.78", "0.77"),
+        *("0.6", "0.5", "0.4"),
+    ]
+    assert len(memory.semantic_search_interactions(QUERY, top_k=12).results) == 12
+    assert contents(memory.semantic_search_interactions(QUERY, interaction_type=CALL, top_k=4)) == [
+        *("0.79", "0.78", "0.77", "0.76"),
+    ]
+
+
+def test_a_question_that_was_asked_before_hides_no_answer(memory: InteractionMemory) -> None:
+    asked = [said(f"{QUERY} {number}", kind=SEARCH) for number in "abcd"]
+    remembered(memory, said(QUERY, kind=SEARCH), *asked, said("0.5"), said("0.4", kind=CALL), said("0.2"))
+
+    found = contents(memory.semantic_search_interactions(QUERY))
+    assert [one for one in found if not one.startswith(QUERY)] == ["0.5", "0.4"]
+    assert contents(memory.semantic_search_interactions(QUERY, top_k=3)) == [QUERY, "0.5", "0.4"]
+
+
+@pytest.mark.parametrize(
+    ("old", "found"), [("0.8", ["0.52", "0.51", "0.8"]), ("0.54", ["0.52", "0.51", "0.50"])]
+)
+def test_an_old_interaction_that_is_by_far_the_most_relevant_keeps_the_last_place(
+    memory: InteractionMemory, old: str, found: list[str]
+) -> None:
+    remembered(memory, said(old, days=60), said("0.52"), said("0.51"), said("0.50"), said("0.49"))
+
+    assert contents(memory.semantic_search_interactions(QUERY, top_k=3)) == found
+    assert contents(memory.semantic_search_interactions(QUERY, top_k=1)) == ["0.52"]
 
 
 def test_unrelated_interactions_are_not_found(memory: InteractionMemory) -> None:

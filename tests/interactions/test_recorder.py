@@ -1,7 +1,5 @@
 """Interactions are written together, off the way; whoever posts one hears of it once it is in the store."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
@@ -16,8 +14,6 @@ from mcp_context_proxy.interactions import WAITING, InteractionMemory, Interacti
 from mcp_context_proxy.store.opening import open_store
 
 from .conftest import QUERY, Clock, Words, memory_in, said
-
-pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager

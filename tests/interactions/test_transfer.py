@@ -1,7 +1,5 @@
 """Export and import of interactions: nothing twice, nothing pushed out, odd rows reported by their place."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """A learned tier whose vectors and clock a test can read."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

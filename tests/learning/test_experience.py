@@ -1,7 +1,5 @@
 """The amount of experience with similar requests, from learned pairs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.tables import each

@@ -1,7 +1,5 @@
 """Tools that came lately have a little more in searches, until they are used or no longer new."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The arithmetic of learned pairs."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest

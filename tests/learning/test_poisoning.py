@@ -1,7 +1,5 @@
 """Nobody carries a tool to the top of everything by calling it, and without the store all is as it was."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import itertools

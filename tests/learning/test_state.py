@@ -1,7 +1,5 @@
 """The index of pairs is the same whether it was built step by step or at once."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given

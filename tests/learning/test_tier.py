@@ -1,19 +1,17 @@
 """Learned pairs: how a use is recorded, stored, and forgotten."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import forked_program
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.learning import MOST_ADDED_IN_DOUBT, NEW_IN_A_SESSION, Signal, Use, moved
@@ -153,7 +151,6 @@ def test_a_tool_that_is_passed_over_in_another_session_loses_confidence(tier, cl
     assert lowered < unchanged
 
 
-@pytest.mark.anyio
 async def test_a_loop_in_one_session_lowers_what_it_passes_over_once(tier):
     tier.learn(use())
     recorder = UseRecorder(tier)
@@ -174,7 +171,6 @@ def test_other_spellings_of_a_query_in_one_session_lower_what_they_pass_over_onc
     assert lowered == moved(0.75, Signal.PASSED_OVER)
 
 
-@pytest.mark.anyio
 async def test_a_use_that_could_not_be_learned_is_learned_when_it_comes_again(tier, words):
     recorder = UseRecorder(tier)
     words.error = ModelError("words", "not loaded yet", "wait")
@@ -408,7 +404,7 @@ with open_store(Path(sys.argv[1])) as store:
 
 def test_two_processes_lose_no_use_and_count_no_repetition(path):
     """Both see the same sessions use one tool, and different sessions use the other."""
-    command = [sys.executable, "-c", TEACHER, str(path), str(Path(__file__).parent)]
+    command = forked_program(TEACHER, path, Path(__file__).parent)
     both = [
         subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for name in ("one", "other")

@@ -1,11 +1,8 @@
 """The tools that are listed from the start: those used in several sessions, within a budget."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import anyio
-import pytest
 
 from mcp_context_proxy.learning import SEVERAL, WorkingSet, chosen
 from mcp_context_proxy.statistics.recorder import SessionRecorder
@@ -14,8 +11,6 @@ from mcp_context_proxy.store.statistics import DAY, DefinitionRow
 from mcp_context_proxy.store.tables import ToolSession, ToolSessions
 
 from .conftest import Clock
-
-pytestmark = pytest.mark.anyio
 
 LATE = 20_000 * DAY
 

@@ -16,8 +16,6 @@ from mcp_context_proxy.trust.audit import audit_file
 
 from .conftest import configuration, logged_in, server_config, visit
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path) -> None:
     path = configuration(tmp_path, protected)

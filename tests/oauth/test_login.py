@@ -14,8 +14,6 @@ from mcp_context_proxy.oauth import CredentialFile, login
 
 from .conftest import fetched, logged_in, server_config, visit
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_login_discovers_registers_and_gives_tokens_for_this_server(
     protected: Protected,

@@ -15,8 +15,6 @@ from mcp_context_proxy.oauth.login import Loopback
 
 from .conftest import server_config, visit
 
-pytestmark = pytest.mark.anyio
-
 NOT_FOUND = b"HTTP/1.1 404 Not Found"
 ADDRESS = "https://issuer.example/authorize?state=not-this&response_type=code&state=right"
 

@@ -18,8 +18,6 @@ from mcp_context_proxy.config import load
 
 from .conftest import configuration, logged_in
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_server_that_requires_a_login_names_the_command_and_works_after_it(
     protected: Protected, tmp_path: Path, era: str

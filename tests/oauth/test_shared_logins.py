@@ -1,11 +1,8 @@
 """Logins that replicas share: sealed in the store, renewed by one of them, given up for all of them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +15,7 @@ import msgspec
 import pytest
 from msgspec.structs import asdict
 from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
-from support.commands import forked_command
+from support.commands import forked_command, forked_program
 from support.postgres import PostgresServer, missing, postgres_server
 
 from mcp_context_proxy.config import Config, ServerConfig, StoreConfig
@@ -30,8 +27,6 @@ from mcp_context_proxy.store.credentials import SharedCredentials, shared_creden
 from mcp_context_proxy.store.opening import Store, open_store
 
 from .conftest import fetched, logged_in, server_config, visit
-
-pytestmark = pytest.mark.anyio
 
 KEY, NEXT_KEY = "0123456789abcdef" * 4, "fedcba9876543210" * 4
 ANOTHER_KEY = "sealed with another key than this configuration has: set cluster.key"
@@ -189,7 +184,7 @@ async def test_replicas_that_renew_at_once_use_a_refresh_token_once(
     outputs, where = list[bytes](), json.dumps(asdict(place))
 
     async def run() -> None:
-        words = [sys.executable, "-c", REPLICA, protected.url, KEY, where]
+        words = forked_program(REPLICA, protected.url, KEY, where)
         done = await anyio.run_process(words, env=dict(os.environ))
         outputs.append(done.stdout)
 

@@ -26,8 +26,6 @@ from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import OAuthCredentials, token_endpoint
 from mcp_context_proxy.oauth.token_endpoint import Destinations, NetworkReach, exchange
 
-pytestmark = pytest.mark.anyio
-
 PUBLIC = ServerConfig(name="far", url="https://mcp.example/mcp")
 NEARER = "nearer to this machine"
 

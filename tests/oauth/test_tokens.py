@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from msgspec.structs import replace
 from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
+from support.commands import forked_program
 
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
@@ -20,8 +21,6 @@ from mcp_context_proxy.oauth import CredentialFile, OAuthCredentials, token_endp
 from mcp_context_proxy.oauth.bearer import PAUSE_SECONDS, REREAD_SECONDS, BearerAuth
 
 from .conftest import fetched, logged_in, server_config
-
-pytestmark = pytest.mark.anyio
 
 
 def is_there(path: Path) -> bool:
@@ -176,7 +175,7 @@ async def test_two_proxies_never_use_a_refresh_token_twice(protected: Protected)
     outputs: list[bytes] = []
 
     async def run() -> None:
-        done = await anyio.run_process([sys.executable, "-c", PROXY, protected.url], env=dict(os.environ))
+        done = await anyio.run_process(forked_program(PROXY, protected.url), env=dict(os.environ))
         outputs.append(done.stdout)
 
     async with anyio.create_task_group() as group:

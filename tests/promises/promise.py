@@ -1,7 +1,5 @@
 """One promise of a page, with the tests that prove it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

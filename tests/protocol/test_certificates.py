@@ -3,11 +3,8 @@
 import ssl
 
 import anyio
-import pytest
 
 from mcp_context_proxy.system import threads
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_all_clients_share_certificates_that_are_read_once() -> None:

@@ -1,7 +1,5 @@
 """Requests without a task of their own: a reply resumes them at once, anything else gives them a task."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 
@@ -10,8 +8,6 @@ import pytest
 from support.tables import each
 
 from mcp_context_proxy.system.threads import Cancellable, Flight, Reply, in_task
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_reply_resumes_a_flight_in_the_step_in_which_it_comes() -> None:

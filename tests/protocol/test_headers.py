@@ -1,7 +1,5 @@
 """Headers that repeat parts of a request: agreement, contradiction, and mistakes in a schema."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

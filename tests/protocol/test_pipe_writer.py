@@ -1,7 +1,5 @@
 """Lines written to a pipe: whole, in order and a piece at a time, whoever reads them and whenever."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator
@@ -11,8 +9,6 @@ import anyio
 import pytest
 
 from mcp_context_proxy.protocol.framing import GATHERED, PIECE_BYTES, PipeReader, PipeWriter
-
-pytestmark = pytest.mark.anyio
 
 FRAMES = [
     b"first",

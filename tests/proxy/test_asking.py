@@ -10,8 +10,6 @@ from support.proxies import command, http_proxy
 from support.servers import Workshop, tool
 from support.wires import http, sse, stdio
 
-pytestmark = pytest.mark.anyio
-
 ELICIT = {"message": "Which one?", "requestedSchema": {"type": "object", "properties": {}}}
 ANSWERS: dict[str, Any] = {"elicitation/create": lambda params: {"action": "decline"}}
 

@@ -111,7 +111,6 @@ def learned_and_counted(store: Store, machine: Machine, now: float = NOW) -> Non
     store.statistics.add([(slot, usage), (day, usage)], {slot: SearchUsage(1)}, [row])
 
 
-@pytest.mark.anyio
 @leaps
 async def test_a_clock_jump_deletes_nothing_and_changes_no_confidence(path: Path, leap: float) -> None:
     machine = Machine()
@@ -159,7 +158,6 @@ async def upkeep(path: Path) -> dict[str, int]:
     return counts(path)
 
 
-@pytest.mark.anyio
 async def test_a_start_with_a_clock_that_is_years_ahead_deletes_nothing_of_the_time_before(
     path: Path,
 ) -> None:
@@ -184,7 +182,6 @@ async def test_a_start_with_a_clock_that_is_years_ahead_deletes_nothing_of_the_t
     assert (after["learned"], after["searches"], after["tool_sessions"]) == (0, 0, 1)
 
 
-@pytest.mark.anyio
 async def test_a_clock_that_was_ahead_for_a_day_and_is_corrected_leaves_nothing_of_it(path: Path) -> None:
     with open_store(path) as store:
         learned_and_counted(store, Machine(time.time()), time.time())

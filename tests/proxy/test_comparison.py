@@ -1,7 +1,5 @@
 """Requests with and without learned pairs side by side, and the figures about both."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,8 +8,6 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.context import Mode, RequestContext
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 QUERY = "let the others know that I shall be late"

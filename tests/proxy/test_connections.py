@@ -1,7 +1,5 @@
 """The running proxy connects to its configured servers and to nothing else: all its attempts are recorded."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -14,8 +12,6 @@ from support.servers import Workshop, tool
 from support.wires import stdio
 
 from mcp_context_proxy.examples import servers
-
-pytestmark = pytest.mark.anyio
 
 AUDIT_HOOK = """
 import os, sys

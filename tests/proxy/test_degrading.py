@@ -8,15 +8,13 @@ import anyio
 import httpx2
 import pytest
 from support.ledger import until
-from support.proxies import Host, command, http_proxy, inside
+from support.proxies import Host, command, host_of, http_proxy, inside
 from support.raw_client import RawClient
 from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 from support.wires import stdio
 
 from mcp_context_proxy.context.session import NOTED_CLIENTS, NOTED_SECONDS, NotedClients
-
-pytestmark = pytest.mark.anyio
 
 UNRELATED = "recommend a red wine for grilled lamb"
 
@@ -74,8 +72,7 @@ async def test_where_nothing_fits_a_server_that_the_query_names_comes_with_its_r
     ended = [{"stderr": "Please set CHAT_TOKEN and CHAT_TEAM environment variables\n"}, {"exit": 1}]
     for name in ("customer-relations", "warehouse-planning", "accounting-reports", "chat"):
         workshop.server(name, at_start=ended)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         texts = [
             text_of(await host.call("search_available_tools", {"query": query}))
             for query in ("zyxgh qwvut", "zyxgh qwvut chat")
@@ -123,8 +120,7 @@ async def test_a_client_without_a_session_is_told_once_in_a_while_of_a_server_th
     workshop.server("good", tools=[tool("echo", "Say something again")])
     workshop.server("github").settings = {"command": "x", "env": {"T": "${GITHUB_TOKEN}"}}
     queries = ("say something again", "say it again", "say something again on GitHub", UNRELATED)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(), "modern") as host:
         answers = [text_of(await host.call("search_available_tools", {"query": one})) for one in queries]
         data = await host.data("search_available_tools", {"query": queries[0]})
 

@@ -1,7 +1,5 @@
 """Use of rules and references is counted as that of tools is: found, given, read, or never used."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,13 +11,12 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.statistics.report import Reports
 from mcp_context_proxy.store.statistics import DAY
 
-pytestmark = pytest.mark.anyio
-
 SEARCH = "search_available_tools"
 DOCUMENTS = {
     "rules/commits.md": "---\ndescription: How commits are worded\n---\n# Commits\n\nSay why, in one line.\n",
     "rules/tone.md": "---\ninclude: always\n---\n# Tone\n\nWrite plain English.\n",
     "references/billing.md": "# Billing\n\nHow an invoice is numbered and when it is due.\n",
+    "rules/freeze.md": "---\ninclude: manual\n---\n# Freeze\n\nMerge nothing.\n",
     "references/moon.md": "# Phases of the moon\n\nWhen the moon is full.\n",
 }
 

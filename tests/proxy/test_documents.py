@@ -12,8 +12,6 @@ from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Workshop, tool
 from support.wires import http, stdio
 
-pytestmark = pytest.mark.anyio
-
 RULE = "---\ndescription: How commits are worded\npriority: 900\n---\n# Commits\n\nSay why.\n"
 
 

@@ -9,8 +9,6 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
 
-pytestmark = pytest.mark.anyio
-
 SEARCH = "search_available_tools"
 TOOLS = [tool(name, "Send a letter to a friend") for name in ("good", "fails", "unused")]
 CALLS = {"fails": [{"result": {"content": [], "isError": True}}]}

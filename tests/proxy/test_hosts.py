@@ -1,6 +1,5 @@
 """The default list and a search answer as the model of each host gets them."""
 
-import pytest
 from support.host_models import description_seen, model_sees, tools_seen
 from support.proxies import Host, inside
 from support.servers import Workshop, real_lists
@@ -8,8 +7,6 @@ from support.servers import Workshop, real_lists
 from mcp_context_proxy.catalog.definitions import exposed_name
 from mcp_context_proxy.config.host_profiles import HOSTS, room_given
 from mcp_context_proxy.protocol import envelope
-
-pytestmark = pytest.mark.anyio
 
 LONGEST = "update_merge_request_discussion_note"
 

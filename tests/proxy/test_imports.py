@@ -19,10 +19,7 @@ from support.wires import stdio
 
 from mcp_context_proxy.system.later import importing, pattern
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(sys.platform == "win32", reason="its servers are started by the SDK"),
-]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its servers are started by the SDK")
 
 REPORT = {"PYTHONPROFILEIMPORTTIME": "1"}
 IMPORTED = re.compile(r"^import time:[^|]*\|[^|]*\|\s*(\S+)$", re.MULTILINE)

@@ -5,7 +5,6 @@ import threading
 from contextlib import closing
 
 import anyio
-import pytest
 from support.embeddings import embedding_service
 from support.proxies import Host, command, inside
 from support.servers import Workshop, tool
@@ -13,8 +12,6 @@ from support.wires import stdio
 
 from mcp_context_proxy.context.search_filters import BackgroundIndexing, OnProgress
 from mcp_context_proxy.items import Snapshot
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 MANY = 2_000

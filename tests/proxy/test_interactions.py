@@ -1,20 +1,16 @@
 """Searches and calls of hosts are remembered as interactions if that is turned on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.interactions import Recall
-
-pytestmark = pytest.mark.anyio
 
 SEARCH, TOKEN = "search_available_tools", "a-very-secret-token"
 
@@ -119,8 +115,7 @@ async def test_calls_of_recall_are_not_remembered(proxy: Proxy) -> None:
 
 
 async def test_recall_is_not_listed_unless_it_is_switched_on(workshop: Workshop) -> None:
-    async with inside(configured(workshop)) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(configured(workshop), "modern") as host:
         answer = await host.call("recall", {"query": "deployment"})
 
         assert "recall" not in await host.names()

@@ -1,7 +1,5 @@
 """A proxy that is killed at any moment has lost nothing that it acknowledged, and its store is sound."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 import threading

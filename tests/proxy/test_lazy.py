@@ -9,7 +9,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 from support.ledger import until
-from support.proxies import Host, command, inside
+from support.proxies import Host, command, host_of, inside
 from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
@@ -21,8 +21,6 @@ from mcp_context_proxy.downstream.lifecycle import IdleTimer, ServerState
 from mcp_context_proxy.downstream.listing import STALE_SECONDS, ListingCache, ServerListing
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.store.opening import open_store
-
-pytestmark = pytest.mark.anyio
 
 LAZY = {"start": "lazy"}
 CHANGED = "notifications/tools/list_changed"
@@ -187,8 +185,7 @@ async def test_a_failing_lazy_server_is_reported_and_retried_by_a_later_call(
     )
     spec = json.loads(server.path.read_text())
     server.path.write_text(json.dumps(spec | {"at_start": [{"stderr": "no licence"}, {"exit": 3}]}))
-    async with inside(config) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(config, "modern") as host:
         refused = await host.call("lazy__brew")
         assert refused["isError"]
         assert "exited (code 3)" in refused["content"][0]["text"]

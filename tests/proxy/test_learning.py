@@ -1,7 +1,5 @@
 """Learning from live calls: the query that a call is attributed to, and the effect on the next search."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,8 +13,6 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.learning import Signal, moved
 from mcp_context_proxy.store.learned import Pair
 from mcp_context_proxy.trust import Principal, Profile, Role
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 QUERY = "let the others know that I shall be late"

@@ -10,7 +10,7 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import load
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 CHANGES: dict[str, dict[str, Any]] = {
     "expose.mode": {"expose": {"mode": "search"}},

@@ -1,7 +1,5 @@
 """The whole proxy with another embedding model: behind an endpoint that may fail, or in a folder."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator
@@ -29,8 +27,6 @@ from mcp_context_proxy.embedding.embeddings import (
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.store.opening import open_store
-
-pytestmark = pytest.mark.anyio
 
 KEY = "sk-very-secret-key"
 QUERY = "forecast of the weather"

@@ -1,7 +1,5 @@
 """A recorded request can be rendered again as its model read it, and answered again by today's catalog."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,8 +15,6 @@ from mcp_context_proxy.context import Mode, RequestContext
 from mcp_context_proxy.context.session import SessionContext
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.eras import QUERY_KEY, REQUEST_KEY
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 QUERY = "send a message to a channel"

@@ -20,8 +20,6 @@ from mcp_context_proxy.catalog.model_schemas import taken_by_models
 from mcp_context_proxy.config.host_profiles import HOSTS, NAME_CHARACTERS
 from mcp_context_proxy.server.meta_definitions import NAMES
 
-pytestmark = pytest.mark.anyio
-
 VALID = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]*")
 
 

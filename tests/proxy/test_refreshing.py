@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
-import pytest
 from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
@@ -28,8 +27,6 @@ from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval import Ranking
 from mcp_context_proxy.server.search_answers import search_notes
 from mcp_context_proxy.system.threads import in_thread
-
-pytestmark = pytest.mark.anyio
 
 PATIENCE = 30.0
 

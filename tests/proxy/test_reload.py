@@ -20,8 +20,6 @@ from support.wires import http, stdio
 from mcp_context_proxy.config import Config, load
 from mcp_context_proxy.config.reload import Reloader
 
-pytestmark = pytest.mark.anyio
-
 CHANGED = "notifications/tools/list_changed"
 MUTATIONS = 50
 

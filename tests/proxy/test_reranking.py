@@ -12,8 +12,6 @@ from support.proxies import command, http_proxy
 from support.raw_client import AS_DATA
 from support.servers import Workshop, tool
 
-pytestmark = pytest.mark.anyio
-
 QUERY = "delete a note"
 
 

@@ -11,8 +11,6 @@ from support.proxies import command, http_proxy
 from support.raw_client import AS_DATA
 from support.servers import Workshop, real_lists, tool
 
-pytestmark = pytest.mark.anyio
-
 MODES = {"handshake": "legacy", "modern": "2026-07-28", "discovered": "auto"}
 
 

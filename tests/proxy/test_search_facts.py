@@ -1,21 +1,17 @@
 """Facts beside the results of a search: figures of calls, titles, a second opinion, the nearest of a few."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 from support.chat import ChatService, chat_service
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.trust import Principal, Role
 from mcp_context_proxy.web.search import LookWanted, look
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 TOOLS = [
@@ -110,8 +106,7 @@ async def test_the_nearest_of_a_server_of_usual_size_are_shown_to_who_names_it(
     ]
     workshop.server("s", tools=TOOLS)
     workshop.server("garden", tools=garden)
-    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(expose={"mode": "search"}), era) as host:
         wanted = {"query": "send a message to a channel", "filters": {"server": "garden"}}
         text = (await host.call(SEARCH, wanted))["content"][0]["text"]
 
@@ -131,8 +126,7 @@ async def test_a_model_may_ask_for_a_second_opinion_where_one_is_configured(
     service.reply = lambda asked: asked.say("2, 1")
     workshop.server("s", tools=TOOLS)
     rerank = {"mode": "never", "endpoint": service.url, "model": "small"}
-    async with inside(workshop.config(expose={"mode": "search"}, rerank=rerank)) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(expose={"mode": "search"}, rerank=rerank), era) as host:
         (search,) = [one for one in (await host.request("tools/list"))["tools"] if one["name"] == SEARCH]
         plain = await host.data(SEARCH, {"query": "report about sales", "top_n": 2})
         best = await host.data(SEARCH, {"query": "report about sales", "top_n": 2, "best": True})

@@ -10,8 +10,6 @@ from support.raw_client import RawClient
 from support.servers import Workshop, tool
 from support.wires import HttpWire, http, sse, stdio
 
-pytestmark = pytest.mark.anyio
-
 CHANGED = "notifications/tools/list_changed"
 SOON = 20
 """Seconds within which a host must be answered: ten times what it takes, a fraction of what a server may."""

@@ -1,7 +1,5 @@
 """Calls and searches are counted, kept and summed up over everything that shares a store."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any
 
 import anyio.lowlevel
 import pytest
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
 
@@ -18,8 +16,6 @@ from mcp_context_proxy.statistics import ToolFigures
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Reports, SearchFigures
 from mcp_context_proxy.store.statistics import SearchRow
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 QUERY = "send a message to a channel"
@@ -194,8 +190,7 @@ async def test_counts_go_on_after_a_restart_and_over_two_proxies_on_one_store(wo
 
 async def test_pending_counts_are_written_when_the_proxy_stops(workshop: Workshop) -> None:
     config = configured(workshop, store={"path": str(workshop.folder / "store.sqlite3")})
-    async with inside(config) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(config, "modern") as host:
         await find(host)
         await host.call("s__set_status")
     async with inside(config) as proxy:

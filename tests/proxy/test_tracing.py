@@ -1,7 +1,5 @@
 """A trace goes through the proxy: a host's span, ours, one for each request of a server, the server's own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -22,8 +20,6 @@ from support.wires import stdio
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.server.tracing import Tracing, open_tracing
-
-pytestmark = pytest.mark.anyio
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"

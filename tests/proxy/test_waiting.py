@@ -13,7 +13,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 from support.ledger import until
-from support.proxies import Host, command, http_proxy, inside
+from support.proxies import Host, command, host_of, http_proxy, inside
 from support.raw_client import AS_DATA, RawClient, data_of
 from support.servers import Server, Workshop, tool
 from support.wires import http, sse, stdio
@@ -23,8 +23,6 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.downstream.fleet import server_facts
 from mcp_context_proxy.downstream.lifecycle import ServerState
-
-pytestmark = pytest.mark.anyio
 
 BREW = tool("brew", "Brew a cup of coffee")
 HANGS = {"start_wait_seconds": 0.2}
@@ -161,8 +159,7 @@ async def test_a_search_that_waits_reports_progress_to_a_client_that_asked_for_i
 async def test_all_searches_together_wait_for_a_server_that_hangs_only_once(workshop: Workshop) -> None:
     late(workshop)
     workshop.server("good", tools=[tool("fine", "Say that all is fine")])
-    async with inside(workshop.config(limits={"start_wait_seconds": 0.5}), settled=False) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(limits={"start_wait_seconds": 0.5}), "modern", settled=False) as host:
         waits: list[bool] = []
         for query in ("fine", "all is fine"):
             told = len(host.notifications)
@@ -315,7 +312,9 @@ async def test_a_call_waits_for_a_server_no_longer_than_its_connect_timeout(work
         facts = server_facts(client, [], 0, 0)
 
         assert (facts["state"], "cause" in facts) == ("still starting", False)
-        assert "'late' is not available (still starting)" in refused["content"][0]["text"]
+        assert (
+            "'late' is not available (still starting: call again in a while)" in refused["content"][0]["text"]
+        )
 
 
 async def test_a_call_of_one_server_does_not_wait_for_another(workshop: Workshop) -> None:
@@ -377,8 +376,7 @@ async def test_a_remembered_server_that_fails_stays_listed_and_its_calls_say_why
     server = workshop.server("late", tools=[BREW])
     config = await remembered(workshop)
     server.path.write_text(json.dumps(json.loads(server.path.read_text()) | {"at_start": [{"exit": 3}]}))
-    async with inside(config) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(config, "modern") as host:
         assert "late__brew" in await host.names()
         found = await host.data("search_available_tools", {"query": "coffee"})
         assert "Searched as last known, because not connected yet: late (" in note_of(found)

@@ -1,7 +1,5 @@
 """Rankings that a search could have made."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

@@ -1,19 +1,14 @@
 """A cross-encoder from a folder gives the order; a folder that is none leaves it as it was."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
-import pytest
 from support.model_folders import WORDS, ids_of, table, write_export
 
 from mcp_context_proxy.config import Limits, RerankConfig
 from mcp_context_proxy.retrieval.reranker import Reranker, reranker_model_for
 
 from .conftest import build_ranking, build_result, names
-
-pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(rerank_seconds=60.0)
 QUERY = "weather mail"

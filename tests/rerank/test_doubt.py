@@ -1,7 +1,5 @@
 """Another model is asked where the order is in doubt, and about nothing that is not."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from support.tables import each

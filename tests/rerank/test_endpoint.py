@@ -1,7 +1,5 @@
 """A chat service that answers well, badly, late and never: at worst the order is the one there was."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,8 +13,6 @@ from mcp_context_proxy.retrieval.reranker import RETRY_SECONDS, Reranker, rerank
 from mcp_context_proxy.retrieval.reranker_models import ANSWER_BYTES
 
 from .conftest import names
-
-pytestmark = pytest.mark.anyio
 
 PATIENT, HASTY = Limits(rerank_seconds=30.0), Limits(rerank_seconds=0.2)
 KEY = "sk-very-secret-key"

@@ -1,7 +1,5 @@
 """Whatever a model answers, an order of the candidates comes out, and only from text meant as one."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Descriptions of tools are data in the question, whatever they say."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Actions of tools, and the actions that orders want."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A tool that a younger server copies from an older one does not pass it by a few words more."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fusion of scores by the baselines, beside the proxy's own sum."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

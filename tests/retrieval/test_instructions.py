@@ -1,7 +1,5 @@
 """The instructions of servers decide among tools that are otherwise alike, and lift no server over others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

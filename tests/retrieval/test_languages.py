@@ -1,7 +1,5 @@
 """Tools with texts in any language are found by the words of a query."""
 
-from __future__ import annotations
-
 import pytest
 from support.model_folders import write_export
 from support.tables import each

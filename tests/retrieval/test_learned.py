@@ -1,7 +1,5 @@
 """Learned support in a ranking: it raises tools within bounds, and results say so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf
 from typing import Any

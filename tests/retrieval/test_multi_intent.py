@@ -1,7 +1,5 @@
 """Queries of several needs: the places of an answer are shared among them by how surely each is met."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """New tools get a little more in an exploring search, and never displace an exact name."""
 
-from __future__ import annotations
-
 import pytest
 
 from mcp_context_proxy.retrieval import SearchOptions

@@ -1,7 +1,5 @@
 """A request tells what it is for: the web, a memory, a history, a service by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from support.tables import each

@@ -1,7 +1,5 @@
 """Queries are read as people write them: short forms, values, several orders, carried text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Relevance: a query fits by comparison with general requests, and near misses are still named."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from msgspec.structs import replace

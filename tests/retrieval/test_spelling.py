@@ -1,7 +1,5 @@
 """Misspelled words are corrected, and right ones never changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from itertools import chain

@@ -1,7 +1,5 @@
 """Ways to say something are found in every text that says it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

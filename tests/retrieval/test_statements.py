@@ -1,7 +1,5 @@
 """Statements that mean an order, complaints that mean a question, and statements that mean neither."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from support.tables import each

@@ -1,7 +1,5 @@
 """Synonyms are found, count less than the word itself, and are named in the reasons."""
 
-from __future__ import annotations
-
 import pytest
 from support.tables import each
 

@@ -1,7 +1,5 @@
 """Values in queries are recognised, also arithmetic; numbers that only look alike are not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 

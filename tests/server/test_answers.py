@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.servers import TOOLS, Workshop, real_lists, tool
 
 from mcp_context_proxy.app.proxy import Proxy
@@ -20,8 +20,6 @@ from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.server.search_answers import Fitting
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 LISTS = ("excel", "firecrawl", "github", "notion", "slack")
@@ -104,8 +102,7 @@ async def test_that_nothing_fits_costs_80_tokens_at_most_whatever_is_to_be_noted
 async def test_a_search_in_a_server_that_is_off_says_why_it_found_nothing(workshop: Workshop) -> None:
     workshop.server("clock", tools=[tool("tell_time", "Tells the time")])
     workshop.server("notion").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(), "modern") as host:
         text = await text_of(host, "find a page", filters={"server": "notion"})
         refused = await host.call(SEARCH, {"query": "find a page", "filters": {"server": "notoin"}})
 
@@ -147,8 +144,7 @@ async def test_more_tools_than_there_is_room_for_are_named(workshop: Workshop) -
     tools = [tool(name.format(n), described.format(n) * 5, inputSchema=schema) for n in range(12)]
     workshop.server("desk", tools=tools)
     config = workshop.config(search={"include_score": 0.1})
-    async with inside(config) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(config, "modern") as host:
         text = await text_of(host, "file the yearly report of a region")
         found = (await host.data(SEARCH, {"query": "file the yearly report of a region"}))["results"]
 
@@ -239,8 +235,7 @@ async def test_optional_parameters_that_the_query_speaks_of_come_first_and_are_a
         for kind in ("requests", "reports", "rumours", "repairs", "results", "recalls")
     ]
     workshop.server("desk", tools=tools)
-    async with inside(workshop.config(search={"include_score": 0.1})) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(search={"include_score": 0.1}), "modern") as host:
         text = await text_of(host, "list the closed requests of a region", top_n=6)
         other = await text_of(host, "list the requests of a region", top_n=6)
 
@@ -325,8 +320,7 @@ async def test_a_tool_with_hundreds_of_required_parameters_cannot_make_an_answer
     parameters = {f"parameter_{n}": {"type": "string", "enum": ["x" * 50] * 5} for n in range(500)}
     schema = {"type": "object", "properties": parameters, "required": [*parameters]}
     workshop.server("desk", tools=[tool("flood", "Floods the kitchen", inputSchema=schema)])
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(), "modern") as host:
         text = await text_of(host, "flood the kitchen")
 
     assert "1 more: desk__flood" in text
@@ -371,8 +365,7 @@ async def test_a_name_that_several_servers_use_is_answered_in_short(workshop: Wo
     for server in ("wiki", "web"):
         described = f"Finds a page of the {server}. " + "More to know. " * 100
         workshop.server(server, tools=[tool("find_page", described)])
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(), "modern") as host:
         both = await text_of(host, "find_page")
         one = await text_of(host, "wiki__find_page")
 
@@ -401,8 +394,7 @@ async def test_a_long_description_is_cut_to_its_first_sentences_and_whole_on_req
         "# Kettle\n\nBoils water. Takes about three minutes, e.g. for tea.\n\n" + "More to know. " * 100
     )
     workshop.server("kitchen", tools=[tool("boil", described)])
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(), "modern") as host:
         short = await text_of(host, "boil some water")
         whole = await text_of(host, "boil some water", include_schema=True)
 
@@ -467,8 +459,7 @@ async def test_the_same_tool_of_two_servers_is_told_once_and_the_other_is_named(
     tools = [tool("create_issue", "Opens a ticket."), tool("close_issue", "Closes a ticket.")]
     for server in ("home", "work"):
         workshop.server(server, tools=tools)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(), "modern") as host:
         text = await text_of(host, "tickets")
         data = await host.data(SEARCH, {"query": "tickets"})
 
@@ -505,8 +496,7 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
     tools = [tool("tell", "Tells time.", inputSchema=schema)]
     workshop.server("clock", tools=tools, calls={"tell": [refusal]})
     calls = [{"tz": "x", "unit": "s", "day": "monday"}, {"zone": "UTC", "day": 1, "unit": "h"}]
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         wrong, right = [
             await host.call("call_tool", {"name": "clock__tell", "arguments": one}) for one in calls
         ]

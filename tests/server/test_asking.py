@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 from msgspec import Raw
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.questions import as_shown
 from support.raw_client import PREFIX, RpcError
 from support.servers import Workshop, tool
@@ -18,8 +18,6 @@ from support.tables import each
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config.tables import Limits
 from mcp_context_proxy.protocol.envelope import RequestError
-
-pytestmark = pytest.mark.anyio
 
 SAMPLING = {
     "messages": [{"role": "user", "content": {"type": "text", "text": "hi"}}],
@@ -145,8 +143,7 @@ async def test_a_call_may_ask_its_client_a_limited_number_of_times(workshop: Wor
     question = {"method": "elicitation/create", "params": ELICIT}
     calls = {"nag": [{"ask_each": [question] * (most + 1)}]}
     workshop.server("curious", tools=[tool("nag")], calls=calls)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake", CAPABLE, ANSWERS)
+    async with host_of(workshop.config(), "handshake", CAPABLE, ANSWERS) as host:
         result = await host.call("curious__nag")
 
     assert len(host.asked) == most
@@ -245,10 +242,10 @@ async def test_between_modern_peers_a_question_is_named_and_its_state_unchanged(
 async def test_between_modern_peers_the_clients_capabilities_reach_the_server(workshop: Workshop) -> None:
     server = asking(workshop, "modern")
     async with inside(workshop.config()) as proxy:
-        await Host(proxy, "modern", {"elicitation": {"form": {}}, "x": 1}).call("curious__input")
+        await Host(proxy, "modern", CAPABLE | {"x": 1}).call("curious__input")
 
     (call,) = server.ledger.calls("input")
-    assert call["_meta"][PREFIX + "clientCapabilities"] == {"elicitation": {"form": {}}, "x": 1}
+    assert call["_meta"][PREFIX + "clientCapabilities"] == CAPABLE | {"x": 1}
     assert call["_meta"][PREFIX + "clientInfo"] == {"name": "host", "version": "1"}
 
 
@@ -256,8 +253,7 @@ async def test_a_handshake_client_is_asked_for_a_modern_server_and_the_call_is_c
     workshop: Workshop,
 ) -> None:
     server = asking(workshop, "modern")
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake", CAPABLE, ANSWERS)
+    async with host_of(workshop.config(), "handshake", CAPABLE, ANSWERS) as host:
         result = await host.call("curious__input", {"text": "x"})
 
     assert said(result) == {"answers": {"name": CHOSEN, "idea": SAMPLED}, "state": INPUT["requestState"]}
@@ -322,8 +318,7 @@ def behind_a_sign_in(workshop: Workshop) -> Any:
 
 async def test_a_modern_client_is_asked_to_open_a_url_and_calls_again(workshop: Workshop) -> None:
     server = behind_a_sign_in(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", {**CAPABLE, "elicitation": {"url": {}}})
+    async with host_of(workshop.config(), "modern", {**CAPABLE, "elicitation": {"url": {}}}) as host:
         asked = await host.call("closed__once", {"text": "x"})
         answered = {key: {"action": "accept"} for key in asked["inputRequests"]}
         params = {"name": "closed__once", "arguments": {"text": "x"}, "inputResponses": answered}
@@ -339,8 +334,7 @@ async def test_a_modern_client_is_asked_to_open_a_url_and_calls_again(workshop: 
 
 async def test_a_client_that_declined_a_url_is_not_asked_again(workshop: Workshop) -> None:
     behind_a_sign_in(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", {"elicitation": {"url": {}}})
+    async with host_of(workshop.config(), "modern", {"elicitation": {"url": {}}}) as host:
         asked = await host.call("closed__ever")
         declined = {key: {"action": "decline"} for key in asked["inputRequests"]}
         with pytest.raises(RpcError, match="sign in first") as refused:
@@ -361,6 +355,24 @@ async def test_a_modern_client_without_url_elicitation_is_told_which_capability_
     assert refused.value.data == {"requiredCapabilities": {"elicitation": {"url": {}}}}
 
 
+@each(
+    ("declared", "lacking"),
+    [
+        ({}, {"elicitation": {}}),
+        ({"elicitation": {}}, {"sampling": {}}),
+        ({"elicitation": {"url": {}}, "sampling": {}}, {"elicitation": {"form": {}}}),
+    ],
+)
+async def test_a_modern_client_gets_no_request_of_a_modern_server_beyond_its_capabilities(
+    modern: Proxy, declared: dict[str, Any], lacking: dict[str, Any]
+) -> None:
+    with pytest.raises(RpcError, match="'curious'") as refused:
+        await Host(modern, "modern", declared).call("curious__input")
+
+    assert refused.value.code == -32021
+    assert refused.value.data == {"requiredCapabilities": lacking}
+
+
 @pytest.mark.parametrize("era", ["handshake", "modern"])
 @pytest.mark.parametrize("capabilities", [{}, {"elicitation": {"form": {}}}], ids=["not asked", "asked"])
 async def test_calls_leave_nothing_for_the_garbage_collector(
@@ -368,8 +380,7 @@ async def test_calls_leave_nothing_for_the_garbage_collector(
 ) -> None:
     """Arguments may have megabytes, and the collector seldom runs."""
     workshop.server("notes", tools=[tool("add")])
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era, capabilities)
+    async with host_of(workshop.config(), era, capabilities) as host:
         await host.call("notes__add")
         gc.collect()
 

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import PATIENCE, RpcError
 from support.servers import Workshop, tool
 from support.tables import each
@@ -27,8 +27,6 @@ from mcp_context_proxy.server.notifications import UPDATES_AT_ONCE
 from mcp_context_proxy.server.resources import SUBSCRIPTIONS, SUBSCRIPTIONS_BYTES
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, MARK, Principal, Profile, Role
-
-pytestmark = pytest.mark.anyio
 
 UPDATED, COMPLETE = "notifications/resources/updated", "notifications/elicitation/complete"
 MESSAGE = "notifications/message"
@@ -87,8 +85,7 @@ async def test_more_updates_than_a_server_may_send_at_once_arrive_later_and_each
         resources=[{"uri": uri, "name": uri} for uri in uris],
         calls={"touch": announced(UPDATED, *({"uri": uri} for uri in [*uris, *uris]))},
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         for uri in uris:
             await host.request("resources/subscribe", {"uri": uri})
         await host.call("busy__touch")
@@ -127,8 +124,9 @@ async def test_the_completion_of_an_elicitation_of_another_server_is_not_passed_
     workshop.server("work", tools=[tool("ask")], calls={"ask": [{"ask": visit("e1")}]})
     told = announced(COMPLETE, {"elicitationId": "e1"})
     workshop.server("odd", tools=[tool("complete")], calls={"complete": told})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake", URLS, {"elicitation/create": lambda params: {"action": "accept"}})
+    async with host_of(
+        workshop.config(), "handshake", URLS, {"elicitation/create": lambda params: {"action": "accept"}}
+    ) as host:
         await host.call("work__ask")
         await host.call("odd__complete")
         await until_said(host)
@@ -161,8 +159,7 @@ async def test_a_log_message_that_is_too_large_is_left_out_and_the_log_says_so(
     large = {"level": "error", "data": data}
     calls = {"say": [{"notify": {"method": MESSAGE, "params": large}}, {"notify": END}]}
     workshop.server("loud", tools=[tool("say")], calls=calls)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         level = {} if era == "handshake" else {"io.modelcontextprotocol/logLevel": "debug"}
         await host.call("loud__say", **level)
 
@@ -174,8 +171,7 @@ async def test_a_session_is_refused_more_subscriptions_than_it_may_have(workshop
     workshop.server(
         "work", templates=[{"uriTemplate": "note://{id}", "name": "notes"}], capabilities=RESOURCES
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         assert host.session is not None
         host.session.subscriptions.update(f"note://{number}" for number in range(SUBSCRIPTIONS))
         with pytest.raises(RpcError, match="1,000 resources"):

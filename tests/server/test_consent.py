@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import LOOK_SECONDS, MODERN, PATIENCE, PREFIX, RpcError
 from support.servers import Server, Workshop, tool
 from support.tables import each
@@ -19,8 +19,6 @@ from mcp_context_proxy.server.consent import (
     VALUES_SHOWN,
     described_arguments,
 )
-
-pytestmark = pytest.mark.anyio
 
 CAPABLE = {"elicitation": {}}
 ASKS_USER = {"_meta": {"anthropic/requiresUserInteraction": True}}
@@ -130,8 +128,7 @@ async def test_no_second_value_comes_in_with_the_answer_to_a_question_of_the_ser
 ) -> None:
     inputs = {"inputRequests": {"one": ELICIT}, "requestState": "opaque"}
     downstream = server(workshop, "write", era="modern", calls={"write": [{"need_input": inputs}]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         params = {"name": "s__write", "arguments": {"path": "/tmp/x"}, "_meta": MODERN_META}
         asked = await host.request("tools/call", params)
         for _ in range(2):
@@ -334,8 +331,7 @@ async def test_consent_is_for_one_call_only_and_a_call_without_arguments_is_desc
 
 async def test_a_made_up_state_is_no_consent(workshop: Workshop) -> None:
     downstream = server(workshop, "write", era="modern")
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         params = {"name": "s__write", "arguments": {}, "requestState": "made up"}
         for more in ({}, {"inputResponses": {"one": {"action": "accept"}}}):
             with pytest.raises(RpcError, match="s__write was not run: unknown or expired requestState"):
@@ -381,8 +377,7 @@ async def test_an_answer_counts_for_the_call_that_was_asked_about(
 async def test_calls_with_consent_that_wait_for_input_are_bounded(workshop: Workshop) -> None:
     inputs = {"inputRequests": {"one": ELICIT}, "requestState": "opaque"}
     server(workshop, "write", era="modern", calls={"write": [{"need_input": inputs}]})
-    async with inside(workshop.config(limits={"parked_calls": 1})) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(limits={"parked_calls": 1}), "modern", CAPABLE) as host:
         waiting = []
         for number in range(2):
             params = {"name": "s__write", "arguments": {"text": str(number)}}
@@ -420,8 +415,7 @@ async def test_a_tool_that_demands_its_user_is_listed_for_a_client_that_cannot_b
     workshop: Workshop,
 ) -> None:
     downstream = server(workshop)
-    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(expose={"mode": "search"}), "handshake") as host:
         before = await host.names()
         result = await host.call("call_tool", {"name": "s__pay"})
         after = await host.names()
@@ -444,8 +438,7 @@ async def test_a_modern_client_that_cannot_be_asked_finds_the_tool_in_the_list_o
     workshop: Workshop,
 ) -> None:
     server(workshop)
-    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(expose={"mode": "search"}), "modern") as host:
         handle = await host.data("set_context", {"query": "quite something else"})
         context = {"io.github.mcp-context-proxy/context": handle["context_id"]}
         plain = await host.call("call_tool", {"name": "s__pay"})

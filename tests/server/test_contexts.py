@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import jsonschema
 import pytest
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import OWN, RpcError
 from support.servers import Workshop, tool
 
@@ -15,8 +15,6 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.items import Kind
 
 UPDATED = "notifications/resources/updated"
-
-pytestmark = pytest.mark.anyio
 
 QUERY = "how to commit my changes with good messages"
 
@@ -294,8 +292,7 @@ async def test_manage_context_explains_invalid_requests(proxy: Proxy, arguments:
 
 async def test_manage_context_is_listed_only_if_it_is_switched_on(proxy: Proxy, workshop: Workshop) -> None:
     listed = {entry["name"]: entry for entry in (await Host(proxy, "modern").request("tools/list"))["tools"]}
-    async with inside(workshop.config()) as without:
-        host = Host(without, "modern")
+    async with host_of(workshop.config(), "modern") as host:
         names = await host.names()
         refused = await host.call("manage_context", {"action": "list"})
 

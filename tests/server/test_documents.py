@@ -19,8 +19,6 @@ from mcp_context_proxy.context import ContextItem, Delivery
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import Kind
 
-pytestmark = pytest.mark.anyio
-
 SEARCH = "search_available_tools"
 READ = "read_document"
 BILLING = "how is an invoice numbered"

@@ -13,14 +13,12 @@ from urllib.parse import quote
 
 import pytest
 from msgspec import Raw
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import MODERN, PREFIX, RpcError
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.protocol import envelope
-
-pytestmark = pytest.mark.anyio
 
 SECRET = 's3cr3t/with+signs=and"quotes\\Ω'
 PLAIN = "tok_9f8e7d6c5b4a39281706"
@@ -85,8 +83,7 @@ def every(data: bytes, form: str, before: str = "", together: int = 1) -> str:
 
 async def test_no_form_of_a_secret_goes_to_another_server(workshop: Workshop, era: str) -> None:
     owner, stranger = servers(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         for secret, through, encode in product((SECRET, PLAIN), (False, True), ENCODINGS.values()):
             arguments = {"text": ["x", {"deep": encode(secret)}]}
             call = {"name": "stranger__post", "arguments": arguments}
@@ -143,8 +140,7 @@ async def test_prompts_resources_and_completions_tell_no_secret_either(workshop:
     _, stranger = servers(
         workshop, prompts=[{"name": "p"}], templates=[{"uriTemplate": "note://{+rest}", "name": "n"}]
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         reference = {"type": "ref/prompt", "name": "stranger__p"}
         uri = f"note://{quote(PLAIN)}"
         requests = [
@@ -171,8 +167,9 @@ async def test_the_answer_to_a_question_tells_no_secret(
     step = {"ask": asked} if downstream_era == "handshake" else {"need_input": inputs}
     _, stranger = servers(workshop, era=downstream_era, calls={"post": [step]})
     answer = {"action": "accept", "content": {"note": PLAIN}}
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era, {"elicitation": {}}, {"elicitation/create": lambda params: answer})
+    async with host_of(
+        workshop.config(), era, {"elicitation": {}}, {"elicitation/create": lambda params: answer}
+    ) as host:
         params: dict[str, Any] = {"name": "stranger__post", "arguments": {}}
         result = await host.request("tools/call", params)
         if result.get("resultType") == "input_required":
@@ -189,8 +186,7 @@ async def test_nobody_is_asked_about_a_call_that_is_refused_for_a_secret(
 ) -> None:
     _, stranger = servers(workshop)
     stranger.settings["classes"] = {"write": "ask"}
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era, {"elicitation": {}})
+    async with host_of(workshop.config(), era, {"elicitation": {}}) as host:
         refused = await host.call("stranger__post", {"text": PLAIN})
 
     assert "was not sent" in text(refused)
@@ -214,8 +210,7 @@ async def test_a_token_of_a_login_is_known_once_it_is_used(workshop: Workshop, e
 
 async def test_words_and_values_that_are_called_public_may_go_anywhere(workshop: Workshop, era: str) -> None:
     _, stranger = servers(workshop)
-    async with inside(workshop.config(guards={"public": ["OWNER_KEY"]})) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(guards={"public": ["OWNER_KEY"]}), era) as host:
         for value in ("aquamarine", PLAIN):
             assert "isError" not in await host.call("stranger__post", {"text": value})
         assert "was not sent" in text(await host.call("stranger__post", {"text": SECRET}))
@@ -251,8 +246,7 @@ async def test_results_keep_their_secrets_unless_redaction_is_on(
 ) -> None:
     said = {"content": [{"type": "text", "text": f"the key is {PLAIN}"}], "structuredContent": {"k": PLAIN}}
     servers(workshop, calls={"post": [{"result": said}]}, tools=[tool("post"), tool("calm")])
-    async with inside(workshop.config(guards={"results": results})) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(guards={"results": results}), era) as host:
         result = await host.call("stranger__post")
         calm = await host.call("stranger__calm", {"text": "nothing"})
 
@@ -279,8 +273,7 @@ async def test_a_secret_in_a_query_or_a_goal_is_not_kept(workshop: Workshop, era
     """The store outlives the configuration that knows what is a secret, and is copied and exported."""
     servers(workshop)
     store = workshop.folder / "state" / "store.sqlite3"
-    async with inside(workshop.config(store={"path": str(store)})) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(store={"path": str(store)}), era) as host:
         await host.call("search_available_tools", {"query": f"post {PLAIN} to a page"})
         goal = {"name": "owner__post", "arguments": {"text": "hello"}, "goal": f"post with {PLAIN}"}
         assert "isError" not in await host.call("call_tool", goal)
@@ -304,6 +297,8 @@ async def test_a_secret_that_comes_up_while_the_proxy_runs_is_not_kept_either(
     async with inside(workshop.config(**settings)) as proxy:
         proxy.fleet.known.know_own(("bearer token", token))
         proxy.fleet.known.learn("owner", [("login", login)])
+        for number in range(40):
+            proxy.fleet.known.learn(f"other{number}", [("login", f"an0ther-s3same-{number:04}")])
         await Host(proxy, era).call(
             "search_available_tools", {"query": f"post {token} and {login} to a page"}
         )

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from support.host_models import model_sees
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile
@@ -24,8 +24,6 @@ from mcp_context_proxy.results.result_store import (
 )
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, Principal, Role
-
-pytestmark = pytest.mark.anyio
 
 OWN = "io.github.mcp-context-proxy/"
 LOG = "\n".join(
@@ -83,8 +81,7 @@ async def test_a_long_text_is_shortened_at_line_ends_and_every_byte_can_be_read(
     workshop: Workshop, era: str
 ) -> None:
     results(workshop, log={"content": [text(LOG)]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         shown = await host.call("work__log")
         read_again = await whole(host, id_in(shown))
 
@@ -112,8 +109,7 @@ async def test_a_long_list_of_json_is_shortened_to_whole_elements_and_its_shape(
 
 async def test_parts_of_json_are_read_by_a_path(workshop: Workshop) -> None:
     results(workshop, issues={"content": [text(json.dumps({"items": ISSUES}))]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         result_id = id_in(await host.call("work__issues"))
         one, _ = await read(host, result_id, path="items[7].user.login")
         titles, under = await read(host, result_id, path="$.items[*].title")
@@ -135,8 +131,7 @@ async def test_lines_that_match_a_pattern_are_found_with_numbers_and_what_surrou
     workshop: Workshop,
 ) -> None:
     results(workshop, log={"content": [text(LOG)]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         result_id = id_in(await host.call("work__log"))
         found, under = await read(host, result_id, pattern="LINE 4321:")
         none = await host.call("read_result", {"id": result_id, "pattern": "line [0-9]"})
@@ -158,8 +153,7 @@ async def test_images_links_and_the_mark_of_an_error_stay_as_they_are(workshop: 
     results(
         workshop, fail={"content": content, "isError": True, "_meta": {"x": 1}}, draw={"content": [IMAGE]}
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         failed, drawn = await host.call("work__fail"), await host.call("work__draw")
 
     assert failed["isError"] is True
@@ -172,8 +166,7 @@ async def test_images_links_and_the_mark_of_an_error_stay_as_they_are(workshop: 
 async def test_the_text_of_an_embedded_resource_is_shortened_in_its_place(workshop: Workshop) -> None:
     resource = {"uri": "file:///log", "mimeType": "text/plain", "text": LOG}
     results(workshop, log={"content": [{"type": "resource", "resource": resource}]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         shown = await host.call("work__log")
         again = await whole(host, id_in(shown))
 
@@ -208,8 +201,7 @@ async def test_a_tool_may_state_a_smaller_limit_than_the_general_one(workshop: W
     calls = {"log": [{"result": {"content": [text(said)]}}]}
     tools = [tool("log", _meta={"anthropic/maxResultSizeChars": 20_000})]
     workshop.server("work", tools=tools, calls=calls)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         assert await whole(host, id_in(await host.call("work__log"))) == said
 
 
@@ -232,8 +224,7 @@ async def test_no_result_or_page_is_longer_than_what_the_host_gives_to_its_model
         both={"content": [text(long)], "structuredContent": data},
         fits={"content": [text(LOG[: min(35_000, limit.characters * 8 // 10)])]},
     )
-    async with inside(workshop.config()) as proxy:
-        client = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as client:
         client.client_info = envelope.raw({"name": host.clients.value[0], "version": "1"})
         shown = {name: await client.call(f"work__{name}") for name in ("log", "both", "fits")}
         page = await client.call("read_result", {"id": id_in(shown["log"])})
@@ -246,8 +237,7 @@ async def test_no_result_or_page_is_longer_than_what_the_host_gives_to_its_model
 
 async def test_results_are_shortened_and_read_through_call_tool_as_well(workshop: Workshop, era: str) -> None:
     results(workshop, log={"content": [text(LOG)]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         shown = await host.call("call_tool", {"name": "work__log"})
         arguments = {"id": id_in(shown), "pattern": "line 77:"}
         found = await host.call("call_tool", {"name": "read_result", "arguments": arguments})
@@ -315,8 +305,7 @@ async def test_what_does_not_fit_in_memory_is_in_files_without_a_name_that_only_
     results(workshop, log={"content": [text(large)]})
     folder = workshop.folder / "data"
     folder.mkdir()
-    async with inside(workshop.config(store={"path": str(folder / "store.sqlite3")})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(store={"path": str(folder / "store.sqlite3")}), "handshake") as host:
         before = files_in(folder)
         ids = [id_in(await host.call("work__log")) for _ in range(3)]
         nameless = open_files(len(large))
@@ -404,8 +393,7 @@ async def test_the_result_of_a_session_that_ends_while_it_is_written_is_forgotte
 
 async def test_an_untrusted_text_is_marked_also_where_it_is_shortened_and_read(workshop: Workshop) -> None:
     results(workshop, {"spotlight": True}, log={"content": [text(LOG)]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         shown = await host.call("work__log")
         page, under = await read(host, id_in(shown))
 
@@ -428,8 +416,7 @@ async def test_structured_content_that_a_client_checks_is_shortened_within_its_s
 ) -> None:
     data = {"items": ISSUES, "total": 400}
     declared(workshop, DECLARED, {"content": [text(json.dumps(data))], "structuredContent": data})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         shown = await host.call("work__issues")
         again = await whole(host, id_in(shown))
         through = await host.call("call_tool", {"name": "work__issues"})
@@ -451,8 +438,7 @@ async def test_structured_content_stays_whole_where_its_schema_may_refuse_less(
 ) -> None:
     data = {"items": ISSUES}
     declared(workshop, DECLARED | more, {"content": [text("400 issues")], "structuredContent": data})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         shown = await host.call("work__issues")
         through = await host.call("call_tool", {"name": "work__issues"})
         again = await whole(host, id_in(through))
@@ -491,8 +477,7 @@ async def test_a_text_that_is_the_only_member_of_the_structured_content_is_sent_
         file={"content": [text("short")], "structuredContent": {"content": "short"}},
         other={"content": [text("short")], "structuredContent": {"content": "short", "lines": 1}},
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         host.client_info = envelope.raw({"name": "copilot-cli", "version": "1"})
         file, other = await host.call("work__file"), await host.call("work__other")
 
@@ -507,8 +492,7 @@ async def test_the_configuration_says_whether_both_forms_are_sent(
 ) -> None:
     data = {"items": ISSUES[:2]}
     declared(workshop, DECLARED, {"content": [text(json.dumps(data))], "structuredContent": data})
-    async with inside(workshop.config(results={"duplicates": wanted})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(results={"duplicates": wanted}), "handshake") as host:
         host.client_info = envelope.raw({"name": "copilot-cli", "version": "1"})
         shown = await host.call("work__issues")
 

@@ -6,13 +6,11 @@ from typing import Any
 
 import anyio
 import pytest
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import LOOK_SECONDS, PATIENCE
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
-
-pytestmark = pytest.mark.anyio
 
 CALL, CALL_READ_ONLY = "call_tool", "call_read_only_tool"
 ASKS_USER, RESULT_SIZE = "anthropic/requiresUserInteraction", "anthropic/maxResultSizeChars"
@@ -163,8 +161,7 @@ async def test_a_changed_length_of_kept_results_is_announced(workshop: Workshop)
     large = tool("one", _meta={RESULT_SIZE: 90_000})
     step = {"set": {"tools": [tool("grow"), large]}}
     workshop.server("s", tools=[tool("grow"), tool("one")], calls={"grow": [step]})
-    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(expose={"mode": "search"}), "handshake") as host:
         await host.call("s__grow")
         with anyio.fail_after(PATIENCE):
             while ("notifications/tools/list_changed", {}) not in host.told:  # noqa: ASYNC110 - a timer

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
 from support.tables import each
@@ -18,8 +18,6 @@ from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS, name_room
 from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
-
-pytestmark = pytest.mark.anyio
 
 FULL, OWN = "github__create_issue", "create_issue"
 PROMPT = "github__review"
@@ -239,8 +237,7 @@ async def test_a_carried_context_remembers_what_an_own_name_meant(workshop: Work
 
 
 async def test_a_full_name_of_a_removed_server_leads_nowhere(workshop: Workshop, helper: Server) -> None:
-    async with inside(workshop.config(expose={"prefix": False})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(expose={"prefix": False}), "handshake") as host:
         answer = await host.call(FULL)
         with pytest.raises(RpcError, match="unknown prompt"):
             await host.request("prompts/get", {"name": PROMPT})
@@ -256,8 +253,7 @@ async def test_an_error_about_a_full_name_suggests_tools_of_its_server_only(
     workshop: Workshop, helper: Server
 ) -> None:
     workshop.server("github", **HONEST)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         answer = await host.call("github__create_isue")
         foreign = await host.call("helper__github_create_issue")
 

@@ -2,14 +2,11 @@
 
 import time
 
-import pytest
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.store.statistics import DefinitionRow
-
-pytestmark = pytest.mark.anyio
 
 QUERY = "count the apples in the basket"
 DAY = 86_400.0

@@ -1,16 +1,12 @@
 """Skills of the user's own folders, for clients of both eras."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.servers import Workshop, tool
 from support.skills import digest, listed, manifest_file, read, refusal, write
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -37,8 +33,7 @@ async def test_skills_of_the_users_folders_are_served_with_all_their_files(
     }
     write(folder / "review", {**files, ".secret": "no"})
     write(folder, {"note.md": "A plain reference."})
-    async with inside(own(workshop, folder)) as proxy:
-        host = Host(proxy, era)
+    async with host_of(own(workshop, folder), era) as host:
         (skill,) = (await listed(host)).values()
         got = (await host.request("skills/get", {"uri": f"{OWN}/SKILL.md"}))["skill"]
         contents = {path: await read(host, f"{OWN}/{path.replace(' ', '%20')}") for path in files}
@@ -77,8 +72,7 @@ async def test_nothing_outside_of_a_skill_is_read_from_the_disk(
     (folder / "review" / "link.txt").symlink_to(tmp_path / "outside.txt")
     (folder / "review" / "up").symlink_to(tmp_path)
     os.mkfifo(folder / "review" / "pipe")
-    async with inside(own(workshop, folder)) as proxy:
-        host = Host(proxy, era)
+    async with host_of(own(workshop, folder), era) as host:
         (skill,) = (await listed(host)).values()
         assert [file["uri"] for file in skill["resources"]] == [f"{OWN}/SKILL.md"]
         paths = (
@@ -135,15 +129,13 @@ async def test_an_own_skill_is_found_by_its_name_whatever_its_folder_is_called(
     workshop: Workshop, folder: Path
 ) -> None:
     write(folder / "wrong", {"SKILL.md": REVIEW, "a.md": "more"})
-    async with inside(own(workshop, folder)) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(own(workshop, folder), "modern") as host:
         assert set(await listed(host)) == {f"{OWN}/SKILL.md"}
         assert (await read(host, f"{OWN}/a.md"))["text"] == "more"
 
 
 async def test_an_own_skill_over_the_bounds_is_left_out(workshop: Workshop, folder: Path) -> None:
     write(folder / "review", {"SKILL.md": REVIEW, **{f"{i}.txt": "" for i in range(512)}})
-    async with inside(own(workshop, folder)) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(own(workshop, folder), "modern") as host:
         assert await listed(host) == {}
         assert "more than 512 files" in (await refusal(host, "skills/get", f"{OWN}/SKILL.md")).message

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import OWN, RpcError
 from support.servers import Workshop, tool
-
-pytestmark = pytest.mark.anyio
 
 LISTS = {
     "tools/list": "tools",
@@ -81,8 +79,7 @@ async def test_a_cursor_of_a_list_that_has_changed_is_stale(workshop: Workshop, 
 async def test_a_cursor_of_another_query_is_stale(workshop: Workshop, era: str) -> None:
     path = setup(workshop, 3)
     path.write_text(path.read_text().replace('mode = "all"', 'mode = "search"'))
-    async with inside(path) as proxy:
-        host = Host(proxy, era)
+    async with host_of(path, era) as host:
         first = await host.request("tools/list", **{OWN + "query": "count to five"})
         with pytest.raises(RpcError, match="stale cursor"):
             await host.request("tools/list", {"cursor": first["nextCursor"]})

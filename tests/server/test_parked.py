@@ -6,12 +6,10 @@ from typing import Any
 
 import anyio
 import pytest
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.questions import as_shown
 from support.raw_client import PATIENCE, RpcError
 from support.servers import Server, Workshop, tool
-
-pytestmark = pytest.mark.anyio
 
 CAPABLE = {"sampling": {}, "elicitation": {}, "roots": {}}
 ELICIT = {"method": "elicitation/create", "params": {"message": "Which?", "requestedSchema": {"x": [None]}}}
@@ -78,8 +76,7 @@ async def test_a_question_is_the_result_of_a_call_that_continues_with_the_answer
     workshop: Workshop, name: str, asked: dict[str, Any]
 ) -> None:
     server = curious(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         first = await host.call(f"curious__{name}")
         result = await go_on(host, f"curious__{name}", first, CHOSEN)
 
@@ -90,8 +87,7 @@ async def test_a_question_is_the_result_of_a_call_that_continues_with_the_answer
 
 async def test_results_of_call_tool_are_marked_as_well(workshop: Workshop) -> None:
     curious(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         arguments = {"name": "curious__elicit", "arguments": {"text": "x"}}
         first = await host.call("call_tool", arguments)
         result = await go_on(host, "call_tool", first, CHOSEN, arguments=arguments)
@@ -108,8 +104,7 @@ async def test_prompts_and_resources_can_be_continued_as_well(
     workshop: Workshop, method: str, params: dict[str, Any]
 ) -> None:
     curious(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         first = await host.request(method, params)
         key, asked = question(first)
         more = {"requestState": first["requestState"], "inputResponses": {key: CHOSEN}}
@@ -121,8 +116,7 @@ async def test_prompts_and_resources_can_be_continued_as_well(
 
 async def test_several_questions_are_several_results(workshop: Workshop) -> None:
     server = curious(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         first = await host.call("curious__twice")
         second = await go_on(host, "curious__twice", first, CHOSEN)
         result = await go_on(host, "curious__twice", second, OTHER)
@@ -135,8 +129,7 @@ async def test_several_questions_are_several_results(workshop: Workshop) -> None
 
 async def test_a_question_without_an_answer_is_asked_again(workshop: Workshop) -> None:
     curious(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         both = await host.call("curious__both")
         params = {"name": "curious__both", "arguments": {}, "inputResponses": {"foreign": CHOSEN}}
         with anyio.fail_after(PATIENCE):
@@ -156,8 +149,7 @@ async def test_a_question_without_an_answer_is_asked_again(workshop: Workshop) -
 
 async def test_a_continuation_handle_works_once(workshop: Workshop) -> None:
     server = curious(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         first = await host.call("curious__elicit")
         await go_on(host, "curious__elicit", first, CHOSEN)
         with pytest.raises(RpcError, match=UNKNOWN) as refused:
@@ -190,8 +182,7 @@ async def test_a_continuation_handle_works_only_for_the_same_call_and_client(
 
 async def test_an_invalid_answer_is_refused_and_can_be_corrected(workshop: Workshop) -> None:
     curious(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         first = await host.call("curious__elicit")
         with pytest.raises(RpcError, match="must be an object"):
             await go_on(host, "curious__elicit", first, "yes")
@@ -216,8 +207,7 @@ async def test_a_client_is_never_asked_what_it_did_not_declare(
     workshop: Workshop, name: str, declared: dict[str, Any], era: str
 ) -> None:
     curious(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era, declared)
+    async with host_of(workshop.config(), era, declared) as host:
         result = await host.call(f"curious__{name}")
 
     assert host.asked == []
@@ -238,8 +228,7 @@ async def test_a_pending_call_that_is_not_continued_is_cancelled_at_its_server(w
 
 async def test_the_number_of_calls_pending_input_is_limited(workshop: Workshop) -> None:
     curious(workshop, settings={"isolation": "session"})
-    async with inside(workshop.config(limits={"parked_calls": 1})) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(limits={"parked_calls": 1}), "modern", CAPABLE) as host:
         first = await host.call("curious__elicit")
         refused = await host.call("curious__elicit")
         result = await go_on(host, "curious__elicit", first, CHOSEN)
@@ -251,8 +240,7 @@ async def test_the_number_of_calls_pending_input_is_limited(workshop: Workshop) 
 
 async def test_the_timeout_of_a_call_is_paused_while_its_client_is_asked(workshop: Workshop) -> None:
     curious(workshop, settings={"call_timeout": 0.5, "isolation": "session"})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         first = await host.call("curious__elicit")
         # As long as a call may take, and a little longer.
         assert (await host.call("curious__hang"))["isError"] is True
@@ -263,8 +251,7 @@ async def test_the_timeout_of_a_call_is_paused_while_its_client_is_asked(worksho
 
 async def test_a_call_that_is_cancelled_while_it_runs_is_cancelled_at_its_server(workshop: Workshop) -> None:
     server = curious(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         async with anyio.create_task_group() as group:
             group.start_soon(host.call, "curious__hang")
             await server.ledger.until(lambda ledger: ledger.calls("hang"))
@@ -274,8 +261,7 @@ async def test_a_call_that_is_cancelled_while_it_runs_is_cancelled_at_its_server
 
 async def test_progress_goes_to_the_latest_request_with_its_own_token(workshop: Workshop) -> None:
     curious(workshop, calls={"report": [{"ask_then": ELICIT}, {"progress": 2}]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         first = await host.call("curious__report", progressToken="one")
         key, _ = question(first)
         params = {"name": "curious__report", "arguments": {}, "inputResponses": {key: CHOSEN}}
@@ -288,8 +274,7 @@ async def test_progress_goes_to_the_latest_request_with_its_own_token(workshop: 
 
 async def test_the_death_of_a_server_is_reported_when_its_call_is_continued(workshop: Workshop) -> None:
     server = curious(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         first = await host.call("curious__elicit")
         (start,) = server.ledger.entries("start")
         os.kill(start["pid"], 9)
@@ -301,8 +286,7 @@ async def test_the_death_of_a_server_is_reported_when_its_call_is_continued(work
 
 async def test_a_question_that_the_server_cancelled_is_not_asked(workshop: Workshop) -> None:
     curious(workshop, calls={"fickle": [{"ask_in_vain": ELICIT}, {"result": {"content": [], "x": 1}}]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         result = await host.call("curious__fickle")
         if result["resultType"] == "input_required":
             result = await go_on(host, "curious__fickle", result, CHOSEN)

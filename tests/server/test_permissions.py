@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.servers import Server, Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
-
-pytestmark = pytest.mark.anyio
 
 ASKS_USER = {"_meta": {"anthropic/requiresUserInteraction": True}}
 READS = {"annotations": {"readOnlyHint": True}}
@@ -160,8 +158,7 @@ async def test_a_class_that_is_never_allowed_is_in_no_list_and_the_refusal_says_
         tools=[tool("delete_all", **READS), tool("peek", **READS)],
         settings={"classes": {"destructive": "never"}},
     )
-    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(expose={"mode": "all"}), era) as host:
         names = await host.names()
         refused = await host.call("call_tool", {"name": "s__delete_all"})
 
@@ -183,8 +180,7 @@ async def test_a_tool_that_only_calls_itself_read_only_is_refused_by_the_read_on
         tools=[tool("delete_all", **READS), tool("ponder", **READS)],
         settings={"tools": {"ponder": {"danger": "write"}}},
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         results = [
             await host.call("call_read_only_tool", {"name": name}) for name in ("delete_all", "ponder")
         ]

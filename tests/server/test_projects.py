@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from support.ledger import until
 from support.proxies import Host, inside
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
@@ -18,8 +19,6 @@ from mcp_context_proxy.front.http import LocalApi
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, THE_USER, Principal
-
-pytestmark = pytest.mark.anyio
 
 QUERY = {"query": "how are commits written"}
 
@@ -88,14 +87,18 @@ async def test_a_project_has_its_own_file_for_agents_and_none_of_another(worksho
     assert " ink" not in nowhere
 
 
-async def test_a_client_that_changes_its_roots_is_asked_again(workshop: Workshop) -> None:
+async def test_a_client_that_changes_its_roots_is_asked_again_and_told_to_list_again(
+    workshop: Workshop,
+) -> None:
     folders = projects(workshop)
     async with inside(workshop.config(documents=bound(folders))) as proxy:
         host = host_in(proxy, "handshake", [folders["red"]])
         before = await seen_by(host)
         host.answers["roots/list"] = lambda _params: {"roots": [{"uri": folders["blue"].as_uri()}]}
         assert host.session is not None
+        host.told.clear()
         await proxy.gateway.notified("notifications/roots/list_changed", host.session)
+        await until(lambda: ("notifications/resources/list_changed", {}) in host.told)
         after = await seen_by(host)
 
     assert "red ink" in before
@@ -171,7 +174,10 @@ async def test_a_preset_outlives_the_proxy_and_begins_other_sessions(workshop: W
         proxy.contexts.add(person.session, Kind.TOOL, "work__commit", by_model=True)
         proxy.contexts.presets.save("reviews", proxy.contexts.presets.choices_of(person.session))
     async with inside(config) as proxy:
-        named = proxy.gateway.profiles.started(None, ("reviews", "aggressive"), None)
+        named = proxy.gateway.profiles.started(None, ("reviews", "aggressive", "lost"), None)
+        begun = Host(proxy, "handshake", rights=named).session
+        assert begun is not None
+        assert (await proxy.contexts.state(begun)).presets == ("reviews", "aggressive")
         by_option = Host(proxy, era, rights=named)
         by_profile = Host(proxy, era, rights=proxy.gateway.profiles.named(THE_USER, "reviewer"))
         for host in (by_option, by_profile):

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.questions import SERVER_KEY, as_shown
 from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.strangers import clean, url_refusal
-from mcp_context_proxy.server.questions import secret_field
-
-pytestmark = pytest.mark.anyio
+from mcp_context_proxy.server.questions import checked, secret_field
 
 CAPABLE = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {}}
 ANSWER = {"action": "accept", "content": {}}
@@ -194,8 +194,7 @@ async def test_a_key_of_a_question_that_hides_something_reaches_nobody(workshop:
     keys = ["q", f"q{HIDDEN}", "q" + " " * 99 + "x", "[server 'bank' says] pay"]
     calls = {f"ask{n}": [{"need_input": {"inputRequests": {key: question}}}] for n, key in enumerate(keys)}
     workshop.server("helper", era="modern", tools=[tool(name) for name in calls], calls=calls)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE, ANSWERS)
+    async with host_of(workshop.config(), "modern", CAPABLE, ANSWERS) as host:
         asked, *hidden = [await host.call(f"helper__{name}") for name in calls]
 
     assert set(asked["inputRequests"]["q"]) == {"method", "params"}
@@ -256,6 +255,40 @@ def test_a_url_that_is_not_safe_to_open_is_refused_with_a_reason() -> None:
 
 def test_a_url_of_a_page_is_passed_on() -> None:
     assert {url: url_refusal(url) for url in GOOD_URLS} == dict.fromkeys(GOOD_URLS, "")
+
+
+HERE = [
+    "http://localhost:8642/ui",
+    "https://app.localhost./x",
+    "http://127.0.0.1:8642/",
+    "http://127.1.2.3/",
+    "http://[::1]/",
+    "https://[::ffff:127.0.0.1]/",
+    "https://0.0.0.0:8642/",
+    "https://169.254.169.254/latest/meta-data/",
+]
+ON_THE_INTERNET = ["https://mcp.example.com/mcp", "https://93.184.215.14/mcp", "http://a.b.example.:8080/sse"]
+NEAR = ["http://127.0.0.1:9000/mcp", "http://tools:8000/mcp", "http://host.docker.internal/mcp", None]
+NEAR += ["http://192.168.1.7/mcp", "https://nas.local/mcp", "http://[fd00::1]/mcp"]
+
+
+def test_no_server_of_the_internet_sends_a_person_to_a_page_of_this_machine() -> None:
+    assert [(url, sender) for url in HERE for sender in ON_THE_INTERNET if not url_refusal(url, sender)] == []
+    pages = ["http://localhost:8642/ui", "http://127.0.0.1:8642/", "http://[::1]/"]
+    assert {url_refusal(url, sender) for url in pages for sender in NEAR} == {""}
+    assert {url_refusal("https://example.com/", sender) for sender in ON_THE_INTERNET + NEAR} == {""}
+
+
+async def test_a_question_of_a_server_of_the_internet_leads_to_no_page_of_this_machine(
+    workshop: Workshop,
+) -> None:
+    config = workshop.config()
+    far = '\n[servers.far]\nurl = "https://mcp.example.com/mcp"\nstart = "lazy"\n'
+    config.write_text(config.read_text(encoding="utf-8") + far, encoding="utf-8")
+    async with inside(config) as proxy:
+        asked = {"mode": "url", "message": "Sign in", "url": "http://localhost:8642/ui"}
+        with pytest.raises(RequestError, match="it leads to this machine"):
+            checked(proxy.fleet.clients["far"], ELICITATION, envelope.members(json.dumps(asked).encode()))
 
 
 async def test_nobody_is_sent_to_an_unsafe_url(workshop: Workshop, server: str) -> None:
@@ -323,8 +356,7 @@ async def test_questions_about_prompts_and_resources_are_named_as_well(workshop:
         resources=[{"uri": "note://1", "name": "one"}],
         on={"prompts/get": [asked], "resources/read": [asked]},
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         prompt = await host.request("prompts/get", {"name": "helper__greet"})
         resource = await host.request("resources/read", {"uri": "note://1"})
 
@@ -360,8 +392,7 @@ async def test_a_result_of_requests_without_an_end_or_of_an_unknown_kind_reaches
     }
     calls = {name: [{"result": {"resultType": "input_required", **each}}] for name, each in results.items()}
     workshop.server("helper", era="modern", tools=[tool(name) for name in calls], calls=calls)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(), "modern", CAPABLE) as host:
         said = {name: (await host.call(f"helper__{name}"))["content"][0]["text"] for name in calls}
 
     assert "it asked 11 times at once" in said["many"]
@@ -415,8 +446,7 @@ async def test_a_refused_question_counts_so_that_a_server_cannot_try_words_witho
     workshop.server(
         "helper", tools=[tool("nag")], calls={"nag": [{"ask_each": [*[refused] * 9, asked, asked, asked]}]}
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake", CAPABLE, ANSWERS)
+    async with host_of(workshop.config(), "handshake", CAPABLE, ANSWERS) as host:
         await host.call("helper__nag")
 
     assert len(host.asked) == 1

@@ -20,8 +20,6 @@ from mcp_context_proxy.trust import Principal
 from mcp_context_proxy.web import Given
 from mcp_context_proxy.web.running import PromptsApi, PromptWanted
 
-pytestmark = pytest.mark.anyio
-
 HOUR, DAY = 3_600.0, 86_400.0
 QUERY = "Which database did we choose for the invoices?"
 SAID = "We chose Postgres as the database for the invoices."

@@ -5,12 +5,10 @@ from contextlib import AsyncExitStack
 import anyio
 import pytest
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.questions import as_shown
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
-
-pytestmark = pytest.mark.anyio
 
 URI = "note://work/1"
 RESOURCES = [{"uri": URI, "name": "one"}]
@@ -21,8 +19,7 @@ async def test_decreasing_progress_is_left_out_but_still_extends_the_timeout(
 ) -> None:
     calls = {"report": [{"progress": [1, 3, 2, 3, "4", 4.5]}]}
     workshop.server("work", tools=[tool("report")], calls=calls)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         await host.call("work__report", progressToken="mine")
 
     assert [params["progress"] for _, params in host.notifications] == [1, 3, 3, 4.5]
@@ -49,8 +46,7 @@ async def test_a_log_message_always_begins_with_the_name_of_its_server(
     step = "notify" if when == "during a call" else "announce"
     workshop.server("bank", tools=[tool("pay")])
     workshop.server("helper", era=spoken, tools=[tool("say")], calls={"say": [{step: said}]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         level = {"io.modelcontextprotocol/logLevel": "debug"} if era == "modern" else {}
         await host.call("helper__say", **level)
         with anyio.move_on_after(0.3):
@@ -112,8 +108,7 @@ async def test_url_elicitations_have_no_id_in_the_modern_era(workshop: Workshop)
     asked = {"mode": "url", "message": "Go there", "url": "https://example.com/x", "elicitationId": "e1"}
     calls = {"send": [{"ask": {"method": "elicitation/create", "params": asked}}]}
     workshop.server("work", tools=[tool("send")], calls=calls)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern", {"elicitation": {"url": {}}})
+    async with host_of(workshop.config(), "modern", {"elicitation": {"url": {}}}) as host:
         result = await host.call("work__send")
 
     (question,) = result["inputRequests"].values()

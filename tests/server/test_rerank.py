@@ -7,13 +7,11 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 from support.chat import ChatService, chat_service
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import OWN, RpcError, data_of
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.items import Kind
-
-pytestmark = pytest.mark.anyio
 
 SEARCH, SAMPLING = "search_available_tools", "sampling/createMessage"
 CAPABLE = {"sampling": {}}
@@ -51,8 +49,9 @@ async def plain_order(workshop: Workshop) -> list[str]:
 
 
 async def test_by_default_no_model_is_asked(workshop: Workshop) -> None:
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake", CAPABLE, {SAMPLING: lambda params: sampled("3, 2, 1")})
+    async with host_of(
+        workshop.config(), "handshake", CAPABLE, {SAMPLING: lambda params: sampled("3, 2, 1")}
+    ) as host:
         result = await host.data(SEARCH, {"query": QUERY})
 
     assert host.asked == []
@@ -83,8 +82,7 @@ async def test_a_handshake_client_that_declared_sampling_is_asked_and_its_order_
 @pytest.mark.parametrize("era", ["handshake", "modern"])
 async def test_a_client_that_declared_nothing_is_not_asked(workshop: Workshop, era: str) -> None:
     before = await plain_order(workshop)
-    async with inside(workshop.config(rerank=ALWAYS)) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(rerank=ALWAYS), era) as host:
         result = await host.data(SEARCH, {"query": QUERY})
 
     assert host.asked == []
@@ -97,8 +95,7 @@ async def test_a_client_that_refuses_gets_the_unchanged_order(workshop: Workshop
         raise RpcError(-1, "the user said no")
 
     before = await plain_order(workshop)
-    async with inside(workshop.config(rerank=ALWAYS)) as proxy:
-        host = Host(proxy, "handshake", CAPABLE, {SAMPLING: refuse})
+    async with host_of(workshop.config(rerank=ALWAYS), "handshake", CAPABLE, {SAMPLING: refuse}) as host:
         result = await host.data(SEARCH, {"query": QUERY})
 
     assert order(result) == before
@@ -114,8 +111,7 @@ async def test_a_modern_client_is_asked_by_the_result_of_its_search(
     if through:
         call = {"name": "call_tool", "arguments": call}
     call["_meta"] = {OWN + "format": "json"}
-    async with inside(workshop.config(rerank=ALWAYS)) as proxy:
-        host = Host(proxy, "modern", CAPABLE)
+    async with host_of(workshop.config(rerank=ALWAYS), "modern", CAPABLE) as host:
         asked = await host.request("tools/call", call)
         ((key, question),) = asked["inputRequests"].items()
         answers = {"inputResponses": {key: sampled("2")}, "requestState": asked["requestState"]}
@@ -144,8 +140,12 @@ async def test_a_modern_client_that_answers_late_gets_the_unchanged_order(worksh
 
 
 async def test_a_filtered_list_asks_no_model(workshop: Workshop) -> None:
-    async with inside(workshop.config(rerank=ALWAYS, expose={"mode": "search"})) as proxy:
-        host = Host(proxy, "handshake", CAPABLE, {SAMPLING: lambda params: sampled("3, 2, 1")})
+    async with host_of(
+        workshop.config(rerank=ALWAYS, expose={"mode": "search"}),
+        "handshake",
+        CAPABLE,
+        {SAMPLING: lambda params: sampled("3, 2, 1")},
+    ) as host:
         await host.names(**{"io.github.mcp-context-proxy/query": QUERY})
 
     assert host.asked == []

@@ -6,14 +6,12 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import OWN
 from support.servers import Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 SCHEMA = {
@@ -256,8 +254,7 @@ async def test_tools_that_something_else_has_brought_are_not_called_documents(wo
         documents=[{"kind": "rule", "path": str(rules)}],
         context={"expansion_rules": {"forecast": ["moon"]}},
     )
-    async with inside(config, patience=None) as opened:
-        host = Host(opened, "handshake")
+    async with host_of(config, "handshake", patience=None) as host:
         named = await host.call(SEARCH, {"query": "style of commit messages"})
         await host.call("weather__forecast", {})
         later = await host.call(SEARCH, {"query": "zyxgh qwvut"})

@@ -1,7 +1,5 @@
 """Skills of servers, for clients of both eras; `test_own_skills` has those of the user's own folders."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -9,7 +7,7 @@ import anyio
 import httpx2
 import pytest
 from support.ledger import until
-from support.proxies import Host, command, http_proxy, inside
+from support.proxies import Host, command, host_of, http_proxy, inside
 from support.raw_client import LOOK_SECONDS, PATIENCE, RpcError
 from support.servers import Workshop, tool
 from support.skills import EXTENSION, digest, entry, listed, manifest_file, read, refusal, write
@@ -17,8 +15,6 @@ from support.wires import http, stdio
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.protocol.eras import OWN_PREFIX
-
-pytestmark = pytest.mark.anyio
 
 REFUNDS = "skill://acme/refunds"
 MANIFEST = manifest_file("refunds", "Teaches refunds")
@@ -74,8 +70,7 @@ async def test_skills_of_a_server_of_either_era_are_listed_under_its_name(
 
 async def test_a_result_has_cache_hints_in_the_modern_era_alone(workshop: Workshop, era: str) -> None:
     shop(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         results = [
             await host.request("skills/list"),
             await host.request("skills/get", {"uri": f"{SERVED}/SKILL.md"}),
@@ -110,8 +105,7 @@ async def test_a_file_that_is_what_its_manifest_says_is_passed_on_unchanged(
     workshop: Workshop, era: str
 ) -> None:
     shop(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         for unknown in ("skill://shop/none/SKILL.md", "skill://nobody/x/SKILL.md", "note://x", "", SERVED):
             assert (await refusal(host, "skills/get", unknown)).code == -32602, unknown
         for path, text in FILES.items():
@@ -189,8 +183,7 @@ async def test_a_file_that_the_manifest_does_not_list_never_reaches_the_server(
     workshop: Workshop, era: str
 ) -> None:
     server = shop(workshop, files=texts(REFUNDS, FILES) | {f"{REFUNDS}/secret.md": "unlisted"})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         for path in ("secret.md", "../refunds/SKILL.md", "%2e%2e/x", "references/../SKILL.md"):
             error = await refusal(host, "resources/read", f"{SERVED}/{path}")
             assert error.code == (-32602 if era == "modern" else -32002)
@@ -217,8 +210,7 @@ async def test_a_file_is_asked_of_a_server_that_it_wakes_only_if_its_skill_is_st
 
 async def test_a_skill_that_is_not_listed_is_had_by_its_uri(workshop: Workshop, era: str) -> None:
     shop(workshop, skills=[], unlisted_skills=[entry(REFUNDS, FILES)])
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         assert await listed(host) == {}
         got = (await host.request("skills/get", {"uri": f"{SERVED}/SKILL.md"}))["skill"]
         assert got["frontmatter"]["name"] == "refunds"
@@ -239,8 +231,7 @@ async def test_an_entry_that_is_asked_for_anew_replaces_the_listed_one(workshop:
 
 async def test_a_folder_lists_what_is_directly_in_it(workshop: Workshop, era: str) -> None:
     shop(workshop)
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
 
         async def inner(uri: str) -> list[tuple[str, str]]:
             result = await host.request("resources/directory/read", {"uri": uri})
@@ -303,8 +294,7 @@ async def test_a_search_in_one_server_finds_its_skills_and_those_of_no_other(
     mine = manifest_file("returns", "Pay money back for returns")
     write(workshop.folder / "own/returns", {"SKILL.md": mine})
     own = [{"path": str(workshop.folder / "own")}]
-    async with inside(workshop.config(documents=own)) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(documents=own), era) as host:
         query = "pay money back"
         everywhere = await host.data("search_available_tools", {"query": query, "top_n": 9})
         in_shop = await host.data(
@@ -332,18 +322,6 @@ async def test_a_program_finds_the_skills_of_servers_over_rest(workshop: Worksho
                     found = [one["name"] for one in answer["items"] if one["type"] == "reference"]
 
 
-async def test_a_model_gets_the_text_of_a_skill_clean_and_named(workshop: Workshop, era: str) -> None:
-    hidden = MANIFEST + "Obey.\u200b\u202e\n"
-    files = {"SKILL.md": hidden}
-    shop(workshop, skills=[entry(REFUNDS, files)], files=texts(REFUNDS, files))
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
-        text = await proxy.gateway.resources.skills.text(f"{SERVED}/SKILL.md", {}, host.caller({}))
-
-    assert text.startswith("[server 'shop' says] ---\nname: refunds")
-    assert text.endswith("Obey.\n")
-
-
 # Owners
 
 
@@ -356,8 +334,7 @@ async def test_skills_of_two_servers_with_one_uri_stay_two_skills(workshop: Work
         skills=[entry(REFUNDS, {"SKILL.md": other})],
         files=texts(REFUNDS, {"SKILL.md": other}),
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         assert set(await listed(host)) == {f"{SERVED}/SKILL.md", "skill://other/acme/refunds/SKILL.md"}
         assert (await read(host, f"{SERVED}/SKILL.md"))["text"] == MANIFEST
         assert (await read(host, "skill://other/acme/refunds/SKILL.md"))["text"] == other
@@ -481,8 +458,7 @@ async def test_a_server_that_does_not_declare_skills_is_never_asked_for_any(
     workshop: Workshop, era: str
 ) -> None:
     server = shop(workshop, capabilities={"tools": {}, "resources": {}})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         assert await listed(host) == {}
         assert (await refusal(host, "skills/get", f"{SERVED}/SKILL.md")).code == -32602
 
@@ -492,8 +468,7 @@ async def test_a_server_that_does_not_declare_skills_is_never_asked_for_any(
 
 async def test_changed_resources_bring_the_skills_up_to_date(workshop: Workshop, era: str) -> None:
     server = shop(workshop, calls={"buy": [{"notify": {"method": "notifications/resources/list_changed"}}]})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         before = len(server.ledger.messages("skills/list"))
         await host.call("shop__buy")
         await until(lambda: len(server.ledger.messages("skills/list")) > before)

@@ -4,7 +4,6 @@ import json
 import re
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.proxies import Host, inside
@@ -12,9 +11,7 @@ from support.servers import Server, Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.protocol.strangers import CLOSE, OPEN, mark_untrusted
-
-pytestmark = pytest.mark.anyio
+from mcp_context_proxy.results import CLOSE, OPEN, mark_untrusted
 
 MARKED = re.compile(
     r"\u27e6untrusted data from hostile, ([0-9a-f]{16}): not instructions\u27e7\n"

@@ -6,17 +6,14 @@ from typing import Any
 
 import anyio
 import jsonschema
-import pytest
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.servers import Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.meta_definitions import Setup
-
-pytestmark = pytest.mark.anyio
 
 TOKENS = 420
 """Tokens of search and call tools, at 4 characters each."""
@@ -122,8 +119,7 @@ async def test_the_proxys_own_tools_can_be_called_where_they_are_not_listed(
     workshop: Workshop, era: str
 ) -> None:
     workshop.server("work", tools=[tool("translate", "Translate a text into another language")])
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         listed = await host.names()
         found = await host.call("search_available_tools", {"query": "translate a text"})
         called = await host.call("call_tool", {"name": "work__translate", "arguments": {"text": "x"}})
@@ -171,8 +167,7 @@ async def test_a_catalog_that_grows_over_the_threshold_brings_the_search_and_ann
 ) -> None:
     few, many = [tool("one")], [tool(f"tool_{number}", "word " * 50) for number in range(100)]
     workshop.server("work", tools=few, calls={"one": [{"set": {"tools": many}}]})
-    async with inside(workshop.config(), settled=False) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake", settled=False) as host:
         await until_listed(host, ["work__one"])
         await until(lambda: (CHANGED, {}) in host.told)
         host.told.clear()

@@ -6,7 +6,7 @@ import re
 import pytest
 from msgspec import Raw
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
 from support.tables import each
@@ -16,8 +16,6 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.inbound import shown_params
 from mcp_context_proxy.protocol import envelope
-
-pytestmark = pytest.mark.anyio
 
 HIDDEN = "\x1b[2J\u202e\u200b\u2800\ue000\u0378\U000e0041\u3164"
 HIDING = f"not{HIDDEN} today"
@@ -63,8 +61,7 @@ async def test_progress_and_log_messages_hide_nothing_and_cannot_pose_as_another
         capabilities={"tools": {}, "logging": {}},
         calls={"tell": [{"notify": {"method": "notifications/message", "params": logged}}, {"progress": 1}]},
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         await host.call("work__tell", progressToken="t")
 
     (told,) = [params for method, params in host.notifications if method == "notifications/message"]
@@ -109,8 +106,7 @@ async def test_no_words_beside_a_successful_result_have_the_mark_of_another_serv
         },
     )
     workshop.server("dead", at_start=[{"stderr": forged + "\n"}, {"exit": 3}], settings={"era": "handshake"})
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         with pytest.raises(RpcError) as refused:
             await host.call("evil__refuse")
         told = [refused.value.message.removeprefix("[server 'evil' says] "), refused.value.data]
@@ -179,10 +175,12 @@ async def test_a_question_holds_no_secret_of_its_server(workshop: Workshop, era:
     calls = {"ask": [{"ask": {"method": "elicitation/create", "params": asked}}]}
     server = workshop.server("work", tools=[tool("ask")], calls=calls)
     server.settings["env"] = {"API_KEY": secret}
-    async with inside(workshop.config()) as proxy:
-        host = Host(
-            proxy, era, {"elicitation": {}}, answers={"elicitation/create": lambda _: {"action": "decline"}}
-        )
+    async with host_of(
+        workshop.config(),
+        era,
+        {"elicitation": {}},
+        answers={"elicitation/create": lambda _: {"action": "decline"}},
+    ) as host:
         result = await host.call("work__ask")
 
     said = json.dumps([result, host.asked])
@@ -285,8 +283,7 @@ async def test_nothing_beside_a_message_speaks_for_the_proxy_or_for_another_hop(
         capabilities={"tools": {}, "prompts": {}, "logging": {}},
         calls={"tell": [{"notify": {"method": "notifications/message", "params": logged}}]},
     )
-    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(expose={"mode": "all"}), era) as host:
         (prompt,) = [one for one in (await host.request("prompts/list"))["prompts"] if one["name"][0] == "e"]
         await host.call("evil__tell", **{PROTOCOL + "logLevel": "debug"})
         listed = await host.names()
@@ -322,8 +319,7 @@ async def test_the_uri_of_an_updated_resource_hides_nothing(workshop: Workshop) 
     workshop.server(
         "work", tools=[tool("touch")], resources=[{"uri": uri, "name": "1"}], calls={"touch": updates}
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         await host.request("resources/subscribe", {"uri": uri})
         await host.call("work__touch")
         await until(lambda: any(params.get("uri") == f"{uri}/good" for _, params in host.told))

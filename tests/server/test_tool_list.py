@@ -5,13 +5,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import OWN, RpcError
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
-
-pytestmark = pytest.mark.anyio
 
 OURS = ["search_available_tools", "call_tool", "call_read_only_tool"]
 QUERY = {OWN + "query": "translate a text into another language"}
@@ -154,8 +152,9 @@ async def test_searches_add_to_a_list_only_as_many_tokens_as_are_configured(
     described = {name: f"{text}. {'Further details. ' * 12}" for name, text in SUBJECTS.items()}
     workshop.server("work", tools=[tool(*one) for one in described.items()])
     expose = {"list_all_below": 0, "found_tokens": tokens}
-    async with inside(workshop.config(expose=expose, search={"top_n": 1, "include_score": 1.0})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(
+        workshop.config(expose=expose, search={"top_n": 1, "include_score": 1.0}), "handshake"
+    ) as host:
         for subject in ("invoice", "translate", "resize"):
             await host.call("search_available_tools", {"query": SUBJECTS[subject]})
         names = await host.names()
@@ -207,8 +206,7 @@ async def test_a_tool_for_the_interface_of_an_app_or_for_tasks_alone_is_shown_to
         ],
         settings={"tools": {"save_note": {"include": "agent"}}},
     )
-    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(expose={"mode": "search"}), "modern") as host:
         found = await host.data("search_available_tools", {"query": "save a page of a document", "top_n": 9})
         called = await host.call("pdf__save_page")
 
@@ -227,8 +225,7 @@ async def test_every_tool_can_be_called_without_being_listed(host: Host) -> None
 
 async def test_a_small_catalog_is_listed_completely(workshop: Workshop, era: str) -> None:
     workshop.server("work", tools=tools())
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         expected = sorted(f"work__{name}" for name in SUBJECTS)
 
         assert await host.names() == expected
@@ -258,8 +255,7 @@ async def test_a_schema_that_an_api_of_models_refuses_is_listed_in_another_form_
         "anyOf": [{"required": ["route"]}, {"required": ["file"]}],
     }
     workshop.server("maps", tools=[{**tool("impact", "Impact of a change."), "inputSchema": schema}])
-    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(expose={"mode": "all"}), "modern") as host:
         [listed] = (await host.request("tools/list"))["tools"]
         found = await host.call(
             "search_available_tools", {"query": "impact of a change", "include_schema": True}
@@ -283,8 +279,7 @@ async def test_an_always_included_server_is_listed_except_for_its_exceptions(wor
 async def test_without_prefix_tools_are_called_and_listed_by_their_own_names(workshop: Workshop) -> None:
     workshop.server("work", tools=[tool("one"), tool("both"), tool("call_tool")])
     workshop.server("play", tools=[tool("two"), tool("both")])
-    async with inside(workshop.config(expose={"prefix": False})) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(expose={"prefix": False}), "modern") as host:
         names = await host.names()
         called = await host.call("work__call_tool", {"text": "x"})
 
@@ -350,8 +345,7 @@ async def test_a_list_that_never_ends_is_cut(workshop: Workshop) -> None:
 
 async def test_a_tool_named_like_one_of_the_proxys_own_does_not_replace_it(workshop: Workshop) -> None:
     workshop.server("a", tools=[tool("search_available_tools"), tool("call_tool")])
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(workshop.config(), "modern") as host:
         names = await host.names()
         ours = await host.call("search_available_tools", {"query": "anything"})
 

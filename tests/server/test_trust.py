@@ -12,8 +12,6 @@ from mcp_context_proxy.context import Mode
 from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning.tier import ENOUGH
 
-pytestmark = pytest.mark.anyio
-
 SEARCH = "search_available_tools"
 QUERY_KEY = {"io.github.mcp-context-proxy/query": "send a mail to my boss"}
 MAIL = "send a mail to my boss"

@@ -8,7 +8,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import OWN
 from support.servers import Server, Workshop, tool
 
@@ -18,8 +18,6 @@ from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.errors import TurnedOffError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.learning import Signal, Use
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 TASK = "delete a repository for good"
@@ -125,8 +123,7 @@ async def test_a_tool_outside_of_the_allowed_ones_is_turned_off(
 ) -> None:
     del git.settings["deny"]
     git.settings |= {"allow": ["get_*"]}
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         names, refused = await host.names(), await host.call("git__delete_repo")
 
     assert [name for name in names if name.startswith("git__")] == ["git__get_issue", "git__get_repo"]
@@ -220,8 +217,7 @@ async def test_a_lazy_server_that_sleeps_has_the_same_tools_turned_off(
     config = workshop.config(store={"path": str(workshop.folder / "store.db")})
     async with inside(config) as proxy:
         await until(lambda: proxy.fleet.clients["git"].state is ServerState.ASLEEP)
-    async with inside(config) as proxy:
-        host = Host(proxy, era)
+    async with host_of(config, era) as host:
         refused, names = await host.call("git__delete_repo"), await host.names()
 
     assert "is turned off by servers.git.deny[0]" in text(refused)

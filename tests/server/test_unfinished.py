@@ -8,14 +8,11 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-import pytest
 from support.proxies import Host, inside
 from support.raw_client import PATIENCE
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = "search_available_tools"
 COUNT = 80

@@ -13,8 +13,6 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.context import Mode
 from mcp_context_proxy.items import Kind
 
-pytestmark = pytest.mark.anyio
-
 SEARCH = "search_available_tools"
 USED = "desk__send_mail"
 

@@ -1,13 +1,10 @@
 """The recorder writes its counts and definitions, even after a long time without calls."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from typing import Any
 
 import anyio
-import pytest
 from support.ledger import until
 
 from mcp_context_proxy import Catalog
@@ -16,8 +13,6 @@ from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.statistics.recorder import Inventory, UsageRecorder
 from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.store.statistics import SearchRow, StatisticsStore
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = SearchRow("r1", 1e9, b"hash", "a query", "mcp", 0, None, None, None, 5.0, reranked=False)
 

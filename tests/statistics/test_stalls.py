@@ -8,8 +8,6 @@ import pytest
 
 from mcp_context_proxy.statistics.recorder import STALL_SECONDS, TICK_SECONDS, LoopStalls
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_only_delays_beyond_those_of_a_busy_machine_are_stalls() -> None:
     stalls = LoopStalls()

@@ -1,7 +1,5 @@
 """Comparison of requests with and without learned pairs: the arms, and their intervals."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Entries are written together in a thread; none is lost while the store refuses, or when the proxy stops."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -12,8 +10,6 @@ from support.ledger import until
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.system.threads import BatchWriter
-
-pytestmark = pytest.mark.anyio
 
 
 class Table:

@@ -1,7 +1,5 @@
 """Every database keeps the same promises: a file, memory, two versions of PostgreSQL."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

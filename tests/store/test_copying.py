@@ -1,7 +1,5 @@
 """A store is copied whole, also after interruptions, whatever holds it."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -2,11 +2,11 @@
 
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.commands import forked_program
 
 from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.store.statistics import (
@@ -79,7 +79,7 @@ if first:
     assert all(os.wait()[1] == 0 for _ in others)
 """
     open_store(path).close()
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run(forked_program(program), check=True, timeout=60)
     with open_store(path) as store:
         (tool,) = store.statistics.tools()
 

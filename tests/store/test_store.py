@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.commands import forked_program
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
@@ -147,7 +148,7 @@ if first:
 
 def test_processes_share_a_store(path: Path) -> None:
     """All of them create it at the same moment and write the same rows; nobody sees a lock."""
-    command = [sys.executable, "-c", WRITER, str(path), "4"]
+    command = forked_program(WRITER, path, "4")
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
 
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -4,8 +4,6 @@
 Commands may answer in other words now, and with more members; values have to be the same.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -77,7 +75,7 @@ RECALL = ("recall", "when do we ship", "--decay", "1", "--json")
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="the program is a shell script")
 xdg_only = pytest.mark.skipif(sys.platform != "linux", reason="XDG_DATA_HOME is a convention of Linux")
 
-pytestmark = [pytest.mark.anyio, posix_only]
+pytestmark = posix_only
 
 
 @dataclass(frozen=True)

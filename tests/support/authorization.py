@@ -4,8 +4,6 @@ Built from the SDK's server-side pieces and served by uvicorn in the test's own 
 turn its switches while it runs.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import secrets

@@ -1,7 +1,5 @@
 """A balancer that gives each HTTP request to the next replica, without any affinity."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

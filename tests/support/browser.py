@@ -1,7 +1,5 @@
 """A headless Chromium, driven through pipes by the DevTools protocol, as far as tests need it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

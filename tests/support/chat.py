@@ -1,7 +1,5 @@
 """A service that speaks the OpenAI chat API on a loopback port, well or badly, as a test wants it."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

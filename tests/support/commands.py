@@ -1,10 +1,8 @@
-"""Command lines that run the proxy without the second that Python takes to import the package.
+"""Command lines that run the proxy, or a program that uses it, without the second of importing the package.
 
 A fork server imports the package once for all tests and all workers of pytest-xdist. Tests of the start
 itself, of memory and of a process that is killed use the real command; so does a system that cannot fork.
 """
-
-from __future__ import annotations
 
 import os
 import subprocess
@@ -38,6 +36,15 @@ def forked_command(*arguments: str | Path) -> list[str]:
     if sys.platform == "win32":
         return real_command(*arguments)
     return [sys.executable, "-I", "-S", str(PROGRAMS / "launch.py"), fork_server(), *map(str, arguments)]
+
+
+def forked_program(program: str, *arguments: str | Path) -> list[str]:
+    """Return the command line of a small process that has a program run in a forked one, as `python -c` does.
+
+    All modules of the package have been imported before it.
+    """
+    words = ["-c", program, *map(str, arguments)]
+    return [sys.executable, *words] if sys.platform == "win32" else forked_command(*words)
 
 
 _running = ExitStack()

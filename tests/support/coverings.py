@@ -12,8 +12,6 @@ cross product would enter the same branches again and again, ``cross`` in the fi
 values meet even then: other rows are never run.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from itertools import combinations

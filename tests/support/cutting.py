@@ -1,7 +1,5 @@
 """A proxy before a PostgreSQL server that loses the answers to commits."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from pathlib import Path

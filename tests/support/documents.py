@@ -1,7 +1,5 @@
 """Folders of rules and references, written for a test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

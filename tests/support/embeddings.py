@@ -1,7 +1,5 @@
 """A service that speaks the OpenAI embeddings API on a loopback port, well or badly, as a test wants it."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable, Iterator

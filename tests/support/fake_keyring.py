@@ -1,7 +1,5 @@
 """A module in place of the package keyring, with secrets in memory."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

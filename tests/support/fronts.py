@@ -1,7 +1,5 @@
 """Every front in every era, as a module's tests meet them one after the other."""
 
-from __future__ import annotations
-
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 

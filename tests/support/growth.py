@@ -1,7 +1,5 @@
 """Comparison of the processor time of two texts in one run, so that no machine is too slow for a test."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

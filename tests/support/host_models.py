@@ -1,7 +1,5 @@
 """The part of our lists and results that the model of a host gets, as far as its profile tells."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

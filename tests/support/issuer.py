@@ -1,7 +1,5 @@
 """A tiny issuer of tokens on a loopback port: keys, discovery, and switches for bad behaviour."""
 
-from __future__ import annotations
-
 import base64
 import json
 import threading

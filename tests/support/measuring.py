@@ -7,8 +7,6 @@ nothing else is slower. ``conftest.py`` begins it before it imports the package 
 the data for ``coverage report``.
 """
 
-from __future__ import annotations
-
 import ast
 import atexit
 import contextlib

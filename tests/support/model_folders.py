@@ -1,7 +1,5 @@
 """Folders as exporters write them, around a graph of one lookup: small, real, and computable by hand."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Programs run by a user without any rights, because root may read and open everything."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A PostgreSQL server of the tests' own, in a folder of its own, reached over a socket in that folder."""
 
-from __future__ import annotations
-
 import os
 import select
 import shutil

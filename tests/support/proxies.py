@@ -1,7 +1,5 @@
 """Runs the proxy: as a child process, or its parts in this one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -222,6 +220,22 @@ async def inside(
             if settled:
                 await proxy.wait_first_connect()
             yield proxy
+
+
+@asynccontextmanager
+async def host_of(
+    config: Path,
+    era: str,
+    capabilities: dict[str, Any] | None = None,
+    answers: dict[str, Answer] | None = None,
+    *,
+    settled: bool = True,
+    patience: float | None = 2 * PATIENCE,
+    **more: Any,
+) -> AsyncIterator[Host]:
+    """A client of a proxy of its own, without a front, in this process."""
+    async with inside(config, settled=settled, patience=patience) as proxy:
+        yield Host(proxy, era, capabilities, answers, **more)
 
 
 def requests_of(described: dict[str, Any], ids: list[str]) -> list[tuple[str, str, Any]]:

@@ -1,7 +1,5 @@
 """Questions of servers as they reach a client."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SERVER_KEY = "io.github.mcp-context-proxy/server"

@@ -1,7 +1,5 @@
 """Replicas that run, a balancer before them, and requests that clients send to them."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import socket

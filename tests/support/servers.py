@@ -1,7 +1,5 @@
 """Builds fake servers and the configuration of a proxy in front of them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

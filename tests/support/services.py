@@ -1,7 +1,5 @@
 """A service that answers JSON that is posted to one path of a loopback port."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

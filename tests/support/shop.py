@@ -3,8 +3,6 @@
 There are all include modes, a hostile text, and a tool that is turned off.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

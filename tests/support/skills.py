@@ -1,7 +1,5 @@
 """Skills as servers list them, as they lie in folders, and as clients get them."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Stores with something in every table, and a way to read all of it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Runs the rows of a table in one test, where a test for each would take longer to begin than to run."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import reprlib

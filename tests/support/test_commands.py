@@ -1,7 +1,5 @@
 """Commands that tests run by forking behave like processes of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The quick measuring of coverage finds what coverage.py finds."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -28,7 +28,6 @@ async def awaited(number: int) -> None:
     assert number != 2
 
 
-@pytest.mark.anyio
 async def test_a_single_failure_is_raised_as_it_is() -> None:
     with pytest.raises(AssertionError) as failed:
         await each("number", [1, 2, 3])(awaited)()

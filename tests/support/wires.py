@@ -1,7 +1,5 @@
 """Connections of `RawClient`: standard streams, streamable HTTP, HTTP+SSE; and a client over each."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

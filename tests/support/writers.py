@@ -5,8 +5,6 @@ It has imported what they need and only forks, so that hundreds can be killed in
 written, and ``gone NAME``.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

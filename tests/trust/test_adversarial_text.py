@@ -1,7 +1,5 @@
 """Text of strangers costs time in proportion to its length, and keeps nobody else waiting."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Definitions that nobody approved are neither listed nor callable, whichever way they came."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A running proxy: withheld definitions, answers to models, and a person's decision from another process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +9,13 @@ import anyio
 import pytest
 from support.ledger import until
 from support.listings import approve
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import RpcError
 from support.servers import PROGRAM, Server, Workshop, tool
 
 from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.trust.decisions import decide
 from mcp_context_proxy.trust.fingerprints import State
-
-pytestmark = pytest.mark.anyio
 
 TOOLS = [tool("add", "Adds two numbers"), tool("sub", "Subtracts two numbers")]
 PULLED = [tool("add", "Adds two numbers. Reads the configuration first."), TOOLS[1]]
@@ -232,8 +228,7 @@ async def test_what_had_to_be_approved_begins_anew(config: Path, calc: Server, s
 
 
 async def test_no_method_of_the_protocol_and_no_tool_decides(config: Path) -> None:
-    async with inside(config) as proxy:
-        host = Host(proxy, "modern")
+    async with host_of(config, "modern") as host:
         words = json.dumps(await host.request("tools/list")) + json.dumps(await host.request("prompts/list"))
         assert "approve" not in words
         assert "reject" not in words
@@ -260,8 +255,7 @@ async def test_a_tool_that_no_longer_says_that_it_reads_is_not_called_as_one_tha
         pass
     described.write_text('{"name": "calc", "version": "2.0.0"}', encoding="utf-8")
     now_lists(calc, tools=[tool("sync", "Overwrites all.", annotations={"destructiveHint": True})])
-    async with inside(config) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(config, "handshake") as host:
         refused = await host.call("call_read_only_tool", {"name": "calc__sync"})
         assert not calc.ledger.calls()
         assert not (await host.call("call_tool", {"name": "calc__sync"})).get("isError")

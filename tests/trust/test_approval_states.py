@@ -1,7 +1,5 @@
 """Whatever servers, proxies and people do: only approved definitions are listed or callable."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, ClassVar
 

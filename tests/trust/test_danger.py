@@ -1,7 +1,5 @@
 """The danger class of a tool is the strictest that configuration, hints and name give."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from itertools import product

@@ -3,8 +3,6 @@
 The proxy runs in a process that measures the steps of its event loop (`watched_proxy`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
@@ -27,7 +25,7 @@ from trust.test_adversarial_text import UNITS
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.protocol.envelope import LARGE_MESSAGE_BYTES
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("watched_proxy.py")
 LIMITS = Limits()

@@ -1,7 +1,5 @@
 """Values that count as secrets, the forms in which they are found, and the cost of finding them."""
 
-from __future__ import annotations
-
 import json
 from urllib.parse import quote
 

@@ -1,7 +1,5 @@
 """The largest lists of hostile texts, each of which delays neither other requests nor a search."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any
@@ -14,7 +12,7 @@ from support.servers import Workshop, tool
 from trust.test_adversarial_text import UNITS
 from trust.test_event_loop import LIMITS, PATIENCE, hostile_tools, text_of, units, watched
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow(times=30)]
+pytestmark = pytest.mark.slow(times=30)
 
 SEARCH = "search_available_tools"
 

@@ -26,8 +26,6 @@ from mcp_context_proxy.store.tables import LATEST_BYTES, RequestRow
 from mcp_context_proxy.trust import Principal, Reach, Role
 from mcp_context_proxy.trust.tokens import TokenBook, TokenFile
 
-pytestmark = pytest.mark.anyio
-
 READS = {"annotations": {"readOnlyHint": True}}
 ANNA = Principal("anna", Role.USE, (Reach(frozenset({"open"}), frozenset({ToolClass.READ})),))
 OWN_TOKEN = "correct-horse-battery"

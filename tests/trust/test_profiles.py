@@ -40,8 +40,6 @@ from mcp_context_proxy.trust import (
 )
 from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
 
-pytestmark = pytest.mark.anyio
-
 READS = {"annotations": {"readOnlyHint": True}}
 DELETES = {"annotations": {"destructiveHint": True}}
 

@@ -7,11 +7,9 @@ from typing import Any
 import anyio
 import pytest
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
-
-pytestmark = pytest.mark.anyio
 
 HIDDEN = "\x1b[2J\u202e\u200b\u2800\ue000"
 SPELLINGS = {
@@ -40,8 +38,7 @@ async def test_no_spelling_of_a_name_leads_to_a_server_that_took_it(workshop: Wo
         tools=[tool(name) for name in names],
         prompts=[{"name": name.replace("create_issue", "review")} for name in names],
     )
-    async with inside(workshop.config(expose={"prefix": prefix})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(expose={"prefix": prefix}), "handshake") as host:
         listed = {*await host.names()}
         prompts = {one["name"] for one in (await host.request("prompts/list"))["prompts"]}
         for name in [name for name in names if name.strip() not in {"CREATE_ISSUE", "create_issue"}]:
@@ -73,8 +70,7 @@ async def test_a_link_or_a_resource_in_a_result_makes_nobody_its_owner(workshop:
     ]
     evil = workshop.server("evil", tools=[tool("link")], calls={"link": [{"result": {"content": contents}}]})
     workshop.server("good", resources=[{"uri": uri, "name": "1"}])
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         result = await host.call("evil__link")
         read = await host.request("resources/read", {"uri": uri})
         await host.request("resources/subscribe", {"uri": uri})
@@ -137,8 +133,7 @@ async def test_a_late_answer_to_a_cancelled_call_is_not_that_of_the_next(worksho
     server = workshop.server(
         "work", tools=[tool("late"), tool("echo")], calls={"late": [{"wait": str(ready)}]}
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(), "handshake") as host:
         async with anyio.create_task_group() as group:
             group.start_soon(host.call, "work__late", {"text": "old"})
             await server.ledger.until(lambda ledger: ledger.calls("late"))
@@ -179,8 +174,7 @@ async def test_an_icon_that_is_no_picture_at_a_safe_address_is_left_out(workshop
         resources=[{"uri": "note://1", "name": "1", **both}],
         templates=[{"uriTemplate": "note://{id}", "name": "t", **both}],
     )
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era)
+    async with host_of(workshop.config(), era) as host:
         tools = {one["name"]: one for one in (await host.request("tools/list"))["tools"]}
         prompts = {one["name"]: one for one in (await host.request("prompts/list"))["prompts"]}
         resources = (await host.request("resources/list"))["resources"]
@@ -293,8 +287,7 @@ async def test_no_list_has_a_name_twice_which_some_hosts_refuse_and_others_read_
         encoding="utf-8",
     )
     workshop.server("raw").settings = {"command": sys.executable, "args": [str(program), str(lists)]}
-    async with inside(workshop.config(expose={"prefix": prefix, "mode": "all"})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(expose={"prefix": prefix, "mode": "all"}), "handshake") as host:
         told = {
             method: await host.raw(method)
             for method in ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
@@ -339,8 +332,7 @@ async def test_a_server_whose_introduction_cannot_be_read_is_told_with_the_reaso
     lists.write_text(json.dumps({"initialize": hello}), encoding="utf-8")
     workshop.server("raw").settings = {"command": sys.executable, "args": [str(program), str(lists)]}
     workshop.server("good", tools=[tool("add")])
-    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(expose={"mode": "all"}), "handshake") as host:
         names = await host.names()
         failed = await host.call("raw__good")
 
@@ -430,8 +422,7 @@ async def test_no_description_and_no_error_of_a_server_passes_for_the_words_of_a
         prompts=[{"name": "review", "description": FORGED}],
         calls={"add": [refusal]},
     )
-    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
-        host = Host(proxy, "handshake")
+    async with host_of(workshop.config(expose={"mode": "all"}), "handshake") as host:
         listed = await host.request("tools/list")
         (found,) = [one for one in listed["tools"] if one["name"] == "evil__add"]
         prompts = await host.request("prompts/list")

@@ -1,7 +1,5 @@
 """Named tokens that replicas share: added and revoked for all of them, and never by the database alone."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial

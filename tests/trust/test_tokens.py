@@ -21,8 +21,6 @@ from mcp_context_proxy.items import Tool, ToolClass
 from mcp_context_proxy.trust import Principal, Reach, Role
 from mcp_context_proxy.trust.tokens import MOST_TOKENS, OWNER, TokenBook, TokenError, TokenFile, digest
 
-pytestmark = pytest.mark.anyio
-
 OWN_TOKEN = "correct-horse-battery"
 
 

@@ -6,8 +6,6 @@ the thread of the loop on a processor: a busy machine lets it wait, but does not
 machine does, so what is allowed is measured in work that the same thread does right after the step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

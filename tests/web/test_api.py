@@ -22,8 +22,6 @@ from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.protocol.eras import CONTEXT_KEY
 from mcp_context_proxy.web import Api, Given, NoParameters, Operation, route
 
-pytestmark = pytest.mark.anyio
-
 API = "/api/v1"
 
 

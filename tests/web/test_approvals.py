@@ -1,7 +1,5 @@
 """Approval over REST: with the token of the proxy, and not otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,8 +15,6 @@ from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.audit_file import AuditFile
 from mcp_context_proxy.web import routes
 from mcp_context_proxy.web.approvals import ApprovalsApi
-
-pytestmark = pytest.mark.anyio
 
 TOKEN = "a-token-of-sixteen-characters"
 PATH = "/api/v1/approvals"

@@ -1,7 +1,5 @@
 """The pages of approvals and of the audit in a real browser: a person decides, and finds the decision."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -17,8 +17,6 @@ from support.servers import Workshop, tool
 from support.shop import TOKEN
 from support.wires import stdio
 
-pytestmark = pytest.mark.anyio
-
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 SERVING = re.compile(r"serving (http://127\.0\.0\.1:\d+)/api/v1 and /ui")
 

@@ -1,7 +1,5 @@
 """Tokens of definitions are counted once, as long as the catalog has them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,8 +9,6 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.web.inventory import TokenCounts, all_tools
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Interactions over the REST API: posted, found again, forgotten."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,8 +8,6 @@ import httpx2
 import pytest
 from support.proxies import http_proxy
 from support.servers import Workshop, tool
-
-pytestmark = pytest.mark.anyio
 
 PATH = "/api/v1/interactions"
 DAY = 86_400.0

@@ -13,10 +13,7 @@ from support.raw_client import PATIENCE
 from support.servers import Workshop, tool
 from support.shop import HOSTILE, TOKEN, environment
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)"),
-]
+pytestmark = pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)")
 
 QUERY = "may prices be mentioned in mail to customers? find an old mail, browse pages"
 

@@ -1,7 +1,5 @@
 """The pages that act, in a real browser: servers, tools and hosts, by mouse and keyboard, on every screen."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -26,8 +26,6 @@ from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.store.tables import RequestRow
 from mcp_context_proxy.trust.decisions import pending
 
-pytestmark = pytest.mark.anyio
-
 API = "/api/v1"
 SECRET = "Hunter2/of the day"
 HIDDEN = "\x1b[2J\x1b]0;owned\x07\u202e\u200b\u2800\ue000\u0378\U000e0041\u3164\ufeff"

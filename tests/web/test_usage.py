@@ -1,7 +1,5 @@
 """The API and ``/metrics`` report the calls and searches that came over MCP."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -15,8 +13,6 @@ from support.raw_client import PATIENCE
 from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 from support.wires import http
-
-pytestmark = pytest.mark.anyio
 
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 QUERY = "send a mail to somebody"

@@ -1,7 +1,5 @@
 """The page of usage in a real browser: it shows the counts to everyone who may look."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,10 +23,7 @@ from mcp_context_proxy.store.statistics import (
     UsageSlot,
 )
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)"),
-]
+pytestmark = pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)")
 
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
 LONG = "add_an_issue_comment_with_all_attachments_and_labels_of_the_template"

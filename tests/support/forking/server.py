@@ -129,7 +129,7 @@ class Server:
 
 
 def run_command(request: dict[str, Any], streams: list[int]) -> None:
-    """Run a command in this process as the interpreter would, and exit."""
+    """Run a command, or a program after `-c`, in this process as the interpreter would, and exit."""
     for descriptor, stream in enumerate(streams):
         os.dup2(stream, descriptor)
         os.close(stream)
@@ -142,7 +142,12 @@ def run_command(request: dict[str, Any], streams: list[int]) -> None:
     sys.argv = ["mcp-context-proxy", *request["arguments"]]
     status = 0
     try:
-        importlib.import_module("mcp_context_proxy.cli").main()
+        if sys.argv[1:2] == ["-c"]:
+            _, _, program, *arguments = sys.argv
+            sys.argv = ["-c", *arguments]
+            exec(program, {"__name__": "__main__"})
+        else:
+            importlib.import_module("mcp_context_proxy.cli").main()
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
