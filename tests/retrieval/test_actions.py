@@ -13,14 +13,17 @@ from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.item_metadata import (
     ACTIONS,
     CHANGE,
+    CHANGES,
     DELETE,
     EFFECTS,
+    MOST_ADDED,
+    TAKEN_FROM_CHANGING,
+    WEIGHTS,
     action_of,
     effect_of,
 )
-from mcp_context_proxy.retrieval.needs import CHANGES, MOST_ADDED, WEIGHTS, opening, wanted
+from mcp_context_proxy.retrieval.needs import opening, wanted
 from mcp_context_proxy.retrieval.queries import read_query
-from mcp_context_proxy.retrieval.scoring import TAKEN_FROM_CHANGING
 
 
 def notes() -> Snapshot:
@@ -86,6 +89,14 @@ def test_tools_that_do_what_the_order_wants_gain_most(order: str, action: str) -
 def test_an_order_that_tells_nothing_adds_nothing() -> None:
     assert not wanted("xylophone of the note").any()
     assert not wanted("").any()
+
+
+@pytest.mark.parametrize("order", ["delete the entity", "erase the last line", "please wipe the disk"])
+def test_an_order_to_delete_is_served_by_no_tool_that_creates_or_sends(order: str) -> None:
+    added = wanted(order)
+
+    assert {added[ACTIONS.index(does)] for does in ("create", "send")} == {np.float32(-TAKEN_FROM_CHANGING)}
+    assert added[DELETE] > 0
 
 
 @each(

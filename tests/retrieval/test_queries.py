@@ -504,6 +504,22 @@ def test_what_is_written_down_in_a_file_is_written_and_no_note(request_: str, wh
     assert read(request_).purpose is None
 
 
+@each(
+    ("request_", "whole"),
+    [
+        ("save this to src/parse.py", "write this to src/parse.py (py file)"),
+        ("put it into notes.md", "write it into notes.md (md file)"),
+        ("save it as slides.pptx", "save it as slides.pptx (pptx file)"),
+        ("run SELECT a FROM b", "query SELECT a FROM b (SQL query)"),
+        ("run INSERT INTO b VALUES (1)", "run INSERT INTO b VALUES (1) (SQL query)"),
+        ("unlock the report", "unprotect the report"),
+        ("ack the incident", "acknowledge the incident"),
+    ],
+)
+def test_orders_by_what_they_are_for_are_read_in_the_words_of_tools(request_: str, whole: str) -> None:
+    assert read(request_).texts[0] == whole
+
+
 def test_what_is_written_down_nowhere_is_for_notes() -> None:
     assert read("write down the steps of this recipe").purpose is WRITTEN_DOWN
     assert read("write down the steps of this recipe").texts[0] == "write down the steps of this recipe"
@@ -639,6 +655,14 @@ def test_a_log_that_is_pasted_into_a_request_is_not_searched_for(before: str, af
     assert query.weights == read(said).weights
 
 
+def test_code_that_is_pasted_without_marks_is_not_searched_for() -> None:
+    code = "def parse(text):\n    return [int(x) for x in text]\n\nif __name__ == '__main__':\n    run()\n"
+
+    assert read(f"{code}\nsave this to src/parse.py").texts == read("save this to src/parse.py").texts
+    listed = "do these:\n  - add a note (short)\n  - close the ticket"
+    assert stem("note") in read(listed).weights
+
+
 def test_a_pasted_log_does_not_take_the_place_of_the_request_after_it() -> None:
     assert "slack" in read(f"{LOG * 60}\npost this to the slack channel").weights
 
@@ -648,7 +672,9 @@ def test_code_and_a_log_alone_are_searched_for() -> None:
     assert "select" in read("run this:\n```sql\nSELECT name FROM users\n```").weights
 
 
-@pytest.mark.parametrize("piece", ["```\n", "[( ", "\n", "a.", "  at ", "npm ERR", "Jan  1 "])
+@pytest.mark.parametrize(
+    "piece", ["```\n", "[( ", "\n", "a.", "  at ", "npm ERR", "Jan  1 ", "  ", "if a(", " a(", "{ "]
+)
 def test_a_long_message_of_nearly_a_log_is_read_in_linear_time(piece: str) -> None:
     text = piece * (60_000 // len(piece)) + "\nend"
 

@@ -23,6 +23,13 @@ def read_as(query: str) -> str | None:
     return read(query).read_as
 
 
+def test_an_object_of_json_stands_for_itself_unless_it_is_nearly_all() -> None:
+    order = 'send {"order": 881, "state": {"paid": true}} to the orders topic'
+
+    assert read_as(order) == "send JSON value to the orders topic"
+    assert read_as('insert {"order": 881}') is None
+
+
 @each(
     ("token", "kind"),
     [
