@@ -21,7 +21,13 @@ from mcp_context_proxy.retrieval.item_metadata import Fields
 from mcp_context_proxy.retrieval.scoring import STRONG_COVERAGE, Calibration, fuse
 from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool
-from mcp_context_proxy.store.learned import Interaction, InteractionScope, InteractionStore, InteractionVector
+from mcp_context_proxy.store.learned import (
+    SEARCH,
+    Interaction,
+    InteractionScope,
+    InteractionStore,
+    InteractionVector,
+)
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.later import np, pattern
 
@@ -78,9 +84,6 @@ _OWNED: Final = "\0"
 """Begins the names of owners among those of agents and types."""
 
 _EDGES: Final = "\"'`()[]{}<>,;:!?.“”"
-
-SEARCH: Final = "search"
-"""The type of what agents searched for."""
 
 PLACES_OF_A_FORM: Final = 3
 """One of so many places at most is for interactions that differ in their numbers and ids alone, such as a

@@ -41,8 +41,7 @@ from mcp_context_proxy.errors import (
     TurnedOffError,
     UnknownItemError,
 )
-from mcp_context_proxy.interactions import CALL, InteractionRecorder, call_content
-from mcp_context_proxy.interactions.index import SEARCH
+from mcp_context_proxy.interactions import InteractionRecorder, call_content
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
@@ -66,7 +65,7 @@ from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, object_in_text, request_error, tell_waiting
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.store.learned import Interaction
+from mcp_context_proxy.store.learned import CALL, SEARCH, Interaction
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_task, in_thread

@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_context_proxy.errors import ModelError, StoreError
-from mcp_context_proxy.interactions import CALL, Interaction, InteractionMemory, Recall
-from mcp_context_proxy.interactions.index import SEARCH
-from mcp_context_proxy.store.learned import InteractionScope
+from mcp_context_proxy.interactions import Interaction, InteractionMemory, Recall
+from mcp_context_proxy.store.learned import CALL, SEARCH, InteractionScope
 from mcp_context_proxy.store.opening import Store, open_store
 
 from .conftest import DAY, NOW, QUERY, SECRET, Clock, Words, memory_in, remembered, said
@@ -281,6 +280,19 @@ def test_over_the_limit_the_interactions_recorded_last_are_kept(
         "0.3",
         "0.2",
     ]
+
+
+def test_searches_and_calls_push_out_each_other_before_what_was_said(
+    store: Store, words: Words, clock: Clock
+) -> None:
+    memory = memory_in(store, words, clock, rows=4)
+    remembered(memory, said("0.9"), said("0.8"))
+    for number in range(10, 16):
+        remembered(memory, said(f"0.{number}", kind=SEARCH if number % 2 else CALL))
+    assert sorted(contents(memory.recent())) == ["0.14", "0.15", "0.8", "0.9"]
+
+    remembered(memory, said("0.7"), said("0.6"))
+    assert sorted(contents(memory.recent())) == ["0.14", "0.15", "0.6", "0.7"]
 
 
 def test_expired_interactions_are_deleted_with_the_next_one(store: Store, words: Words, clock: Clock) -> None:
