@@ -48,6 +48,7 @@ SERVERS = (
         "A server that fails, hangs, floods or lies does not disturb calls to other servers.",
         (
             MODES,
+            "server/test_guard.py::test_no_token_that_a_server_chooses_keeps_a_call_from_another",
             SOAK,
             FLOODS,
             "downstream/test_calls.py::test_a_server_that_stops_reading_delays_only_its_own_calls",
