@@ -48,6 +48,7 @@ SERVERS = (
         "A server that fails, hangs, floods or lies does not disturb calls to other servers.",
         (
             MODES,
+            STOPPING + "test_names_whose_lookup_hangs_delay_neither_the_lookup_of_another_nor_the_end",
             "server/test_guard.py::test_no_token_that_a_server_chooses_keeps_a_call_from_another",
             SOAK,
             FLOODS,
