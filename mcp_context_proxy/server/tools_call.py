@@ -41,7 +41,8 @@ from mcp_context_proxy.errors import (
     TurnedOffError,
     UnknownItemError,
 )
-from mcp_context_proxy.interactions import CALL, SEARCH, InteractionRecorder, call_content
+from mcp_context_proxy.interactions import CALL, InteractionRecorder, call_content
+from mcp_context_proxy.interactions.index import SEARCH
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
@@ -440,11 +441,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         Every call of a tool passes here, so this is where a person is asked for consent, if it needs any.
 
         The server never sees `goal`, the purpose of the call in the model's words. `through` is the name that
-        was called, if it is not the listed one of the tool.
-
-        Raises:
-            DownstreamError: see `Link.request`.
-            RequestError: the call continues one that nobody knows.
+        was called, if it is not the listed one of the tool. Raises `DownstreamError` as `Link.request` does,
+        and `RequestError` if the call continues one that nobody knows.
         """
         client = self.fleet.clients[tool.server]
         if client.connected is None:

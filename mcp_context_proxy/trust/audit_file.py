@@ -133,8 +133,7 @@ class AuditFile:
     def _drop_oldest(self) -> None:
         """Delete the files beyond the number that is kept; of the audit, merge them into the oldest before.
 
-        Raises:
-            OSError: there is no room for the merged file; all others are still there.
+        Raises `OSError` if there is no room for the merged file; all others are still there.
         """
         number = self._files
         while self._numbered(number).exists():
