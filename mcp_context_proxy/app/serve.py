@@ -40,7 +40,7 @@ from mcp_context_proxy.system.process import (
     time_of_day,
     trim_periodically,
 )
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread, look_up_apart
 from mcp_context_proxy.trust.audit import audit_file, keep_messages, kept_logs
 from mcp_context_proxy.trust.tokens import BearerToken, TokenBook, credentials_for, credentials_of, tokens_of
 
@@ -143,6 +143,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
     limit_malloc_arenas()
     collect_garbage_seldom()
     sys.setswitchinterval(SWITCH_SECONDS)
+    look_up_apart()
     # Signals are handled before any server starts, so that none outlives a proxy that is stopped at once.
     with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with anyio.create_task_group() as listening:

@@ -234,9 +234,12 @@ def run(function: Callable[..., Awaitable[T]], *args: object) -> T:
     """
     import anyio
 
+    from mcp_context_proxy.system.threads import look_up_apart
+
     results: list[T] = []
 
     async def run_until_signal() -> None:
+        look_up_apart()
         async with anyio.create_task_group() as group:
             if STOPPED_BY:
                 group.start_soon(cancel_on_signal, group.cancel_scope)

@@ -25,7 +25,7 @@ from functools import cache, lru_cache
 from importlib import import_module
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any, AnyStr, Final, Generic, TypeAlias
+from typing import IO, Any, AnyStr, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from mcp_context_proxy.errors import ContextProxyError
@@ -35,8 +35,9 @@ from mcp_context_proxy.system.later import html, pattern
 SHORTEST: Final = 6
 """Shortest value that is redacted; shorter ones occur in innocent text."""
 
-FORMS_KEPT: Final = 1_000
-"""Secrets whose forms are not made anew when another secret becomes known: that takes 0.1 ms each."""
+FORMS_KEPT, LONG_FORMS_KEPT, LONG_CHARACTERS = 1_000, 64, 4_096
+"""Secrets whose forms are not made anew when another one becomes known, those among them that are long, and
+the length from which one is: to make its forms takes up to 20 ms, and to keep them a megabyte."""
 
 LEARNED: Final = 32
 """Number of secrets learned at run time, such as tokens, that are kept; see `LatestSecrets`."""
@@ -60,8 +61,35 @@ _JSON_WEB_TOKEN: Final = pattern(
 """A token, with what stands before it in the same run of characters as the group. Each run is read once, from
 its beginning: from each ``eyJ`` in it, it would take time in the square of its length."""
 
+V = TypeVar("V")
+
 Secret = tuple[str, str]
 """A name, which may be shown, and a secret value."""
+
+
+RANDOM_CHARACTERS: Final = 8
+"""Characters of a token that belong to no word or number; honest ones have twenty."""
+
+_NO_TOKEN: Final = pattern(r"[^!-~]|[\"'`{}\[\],\\]")
+"""Characters that no token has, and that stand between the values of JSON."""
+_RUN_OF_TOKEN: Final = pattern(r"[A-Za-z0-9]+")
+_PIECE: Final = pattern(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_WORD_CHARACTERS: Final = 3
+"""Mean length of the pieces of a run of letters and digits from which it is made of words, such as the three
+of ``pullRequest2``."""
+
+
+def is_random(value: str) -> bool:
+    """Return whether a value occurs nowhere by chance.
+
+    A server chooses its tokens, and must not choose what stands in the calls of others: ``{"query":``, or the
+    name of an argument. These would be refused, and removed from logs and results.
+    """
+    if _NO_TOKEN.search(value):
+        return False
+    runs = ((len(run), len(_PIECE.findall(run))) for run in _RUN_OF_TOKEN.findall(value))
+    random = (length for length, pieces in runs if pieces > 1 and length < _WORD_CHARACTERS * pieces)
+    return sum(random) >= RANDOM_CHARACTERS
 
 
 class LatestSecrets:
@@ -107,13 +135,17 @@ class Redactor:
         self._forms = self._forms_in_json = None
 
     def learn(self, secrets: Iterable[Secret]) -> None:
-        """Add all secrets of limited life that its server has now to this redactor and to the logs."""
+        """Add all secrets of limited life that its server has now to this redactor and to the logs.
+
+        Whoever issues them chooses them freely. So what others say is redacted only of `is_random` ones.
+        """
         latest = list(secrets)
         self.remember(self._server, latest)
+        random = [secret for secret in latest if is_random(secret[1])]
         if self.on_learned is not None:
-            self.on_learned(latest)
+            self.on_learned(random)
         for known in _log_filters():
-            known.redact.remember(self._server, latest)
+            known.redact.remember(self._server, random)
 
     def remember(self, server: str, secrets: Iterable[Secret]) -> None:
         if self._learned.add(server, secrets):
@@ -180,7 +212,17 @@ def has_run(text: str | bytes) -> bool:
     return _RUN in data.translate(_MARKS)
 
 
-@lru_cache(FORMS_KEPT)
+def cached_forms(function: Callable[[str], V]) -> Callable[[str], V]:
+    """Return a function of a secret that remembers its values, of long secrets only the latest ones."""
+    short, long = lru_cache(FORMS_KEPT)(function), lru_cache(LONG_FORMS_KEPT)(function)
+
+    def of(value: str) -> V:
+        return (long if len(value) > LONG_CHARACTERS else short)(value)
+
+    return of
+
+
+@cached_forms
 def _forms(value: str) -> frozenset[str]:
     """Return the ways a value can stand in a text: plain, quoted, encoded, or line by line."""
     return frozenset(form for form in _all_forms(value) if len(form) >= SHORTEST)

@@ -129,7 +129,7 @@ class Peer:
 
     def earlier_callers(self, seconds: float) -> list[str | None]:
         """Return the principals whose latest request ended at most so many seconds ago."""
-        since = asyncio.get_running_loop().time() - seconds
+        since = self._pending.now() - seconds
         return [principal for principal, ended in self._callers.items() if ended >= since]
 
     def held(self, party: Party | None) -> contextlib.AbstractContextManager[None]:
@@ -166,13 +166,10 @@ class Peer:
             raise
         finally:
             del self._pending.by_id[pending.id]
-            if outgoing.party is not None:
-                self._note_caller(outgoing.party.principal)
-
-    def _note_caller(self, principal: str | None) -> None:
-        self._callers[principal] = asyncio.get_running_loop().time()
-        if len(self._callers) > CALLERS_KEPT:
-            del self._callers[next(iter(self._callers))]
+            if (party := outgoing.party) is not None:
+                self._callers[party.principal] = self._pending.now()
+                if len(self._callers) > CALLERS_KEPT:
+                    del self._callers[next(iter(self._callers))]
 
     def _note_timeout(self, seconds: float) -> None:
         """Ask a program for a sign of life after a timeout; give it up some timeouts later if there was none.
@@ -447,6 +444,7 @@ class _PendingRequests:
         self._server = server
         self._call_seconds, self._call_max_seconds = call_seconds, call_max_seconds
         self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
         self.ids = count(1)
         self.by_id: dict[int, _Pending] = {}
         self._timer: asyncio.TimerHandle | None = None

@@ -185,18 +185,11 @@ class AuditLog:
         self._wait((time.time(), kind, facts))
 
     def _wait(self, entry: AuditedCall | _Note) -> bool:
-        """Have an entry wait to be written, if there is room; half of it is for others.
-
-        Others than one person, and than the entries of one kind that nobody stands behind: a server that
-        changes ten thousand definitions at once must not push out a call.
-        """
+        """Have an entry wait, if there is room: half of it is for others, and for other kinds of notes."""
         if self._file is None:
             return False
-        if isinstance(entry, AuditedCall):
-            by, kind = entry.principal, None
-        else:
-            by, kind = entry[2].get("principal"), f":{entry[1]}"
-        person = person_in(by) if isinstance(by, str) else kind
+        known = entry.principal if isinstance(entry, AuditedCall) else entry[2].get("principal") or entry[1]
+        person = person_in(known) if isinstance(known, str) else None
         own = 0 if person is None else self._queued_of[person] + 1
         if len(self._queue) >= self._most or own > self._most // PERSONS_SHARE:
             self._dropped += 1

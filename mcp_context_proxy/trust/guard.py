@@ -20,7 +20,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from math import inf
 from typing import Final, TypeAlias
 from urllib.parse import unquote
@@ -29,10 +28,10 @@ from msgspec import Raw, Struct
 
 from mcp_context_proxy.config.programs import own_secrets_of, secrets_of
 from mcp_context_proxy.config.secrets import (
-    FORMS_KEPT,
     LatestSecrets,
     Redactor,
     Secret,
+    cached_forms,
     has_run,
     in_base64,
     in_json,
@@ -254,7 +253,7 @@ def _unescaped(found: re.Match[str]) -> str:
     return chr(int(digits, 16)) if digits else _CONTROLS.get(found[3], found[3])
 
 
-@lru_cache(FORMS_KEPT)
+@cached_forms
 def encoded_forms(value: str) -> tuple[str, ...]:
     """Return the ways in which a model would write a value: plain, in JSON, and encoded.
 

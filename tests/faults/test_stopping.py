@@ -463,3 +463,26 @@ async def test_a_host_that_stops_reading_is_dropped_and_nothing_is_left_behind(s
             assert await deaf.wait() == 0
     await setup.ledger.until(lambda ledger: ledger.survivors() == [])
     assert setup.ledger.repeated() == []
+
+
+LOOKUPS = """
+import asyncio, threading
+import anyio
+from mcp_context_proxy.system.threads import look_up_apart
+
+async def main():
+    look_up_apart()
+    loop = asyncio.get_running_loop()
+    hang = [loop.run_in_executor(None, threading.Event().wait) for _ in range(100)]
+    print(len(await loop.getaddrinfo("127.0.0.1", 80)) > 0, flush=True)
+
+anyio.run(main)
+"""
+
+
+async def test_names_whose_lookup_hangs_delay_neither_the_lookup_of_another_nor_the_end() -> None:
+    """The owner of a server's name decides how long that takes."""
+    with anyio.fail_after(PATIENCE):
+        ended = await anyio.run_process([sys.executable, "-c", LOOKUPS])
+
+    assert (ended.returncode, ended.stdout.decode()) == (0, "True\n")

@@ -43,6 +43,8 @@ SERVERS = (
     Promise(
         "A server that fails, hangs, floods or lies does not disturb calls to other servers.",
         MODES,
+        STOPPING + "test_names_whose_lookup_hangs_delay_neither_the_lookup_of_another_nor_the_end",
+        "server/test_guard.py::test_no_token_that_a_server_chooses_keeps_a_call_from_another",
         SOAK,
         FLOODS,
         "downstream/test_calls.py::test_a_server_that_stops_reading_delays_only_its_own_calls",

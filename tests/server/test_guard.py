@@ -208,6 +208,21 @@ async def test_a_token_of_a_login_is_known_once_it_is_used(workshop: Workshop, e
     assert len(stranger.ledger.calls()) == 1
 
 
+async def test_no_token_that_a_server_chooses_keeps_a_call_from_another(workshop: Workshop, era: str) -> None:
+    """What its authorization server gives as a token stands in the calls of others."""
+    _, stranger = servers(workshop)
+    async with inside(workshop.config(guards={"results": "redact"})) as proxy:
+        host = Host(proxy, era)
+        chosen = ('{"text":', '"text": "', "createPullRequest", "pull_request_number")
+        learn = proxy.fleet.clients["owner"].redact.learn
+        learn((f"access token {number}", token) for number, token in enumerate(chosen))
+        result = await host.call("stranger__post", {"text": "createPullRequest with pull_request_number"})
+
+    assert "isError" not in result
+    assert "redacted" not in text(result)
+    assert len(stranger.ledger.calls()) == 1
+
+
 async def test_words_and_values_that_are_called_public_may_go_anywhere(workshop: Workshop, era: str) -> None:
     _, stranger = servers(workshop)
     async with host_of(workshop.config(guards={"public": ["OWNER_KEY"]}), era) as host:

@@ -323,6 +323,18 @@ def test_a_server_may_write_about_the_values_of_its_own_parameters(store: Store)
     assert "it names 'get_console', a tool of server 'browser'" in str(ruling)
 
 
+def test_no_server_has_the_tools_of_another_withheld_by_naming_its_own_like_their_parameters(
+    store: Store,
+) -> None:
+    schema = {"type": "object", "properties": {"merge_method": {"type": "string"}, "pullNumber": {}}}
+    run = Run(store)
+    run.list("evil", tool("merge_method"), tool("pullNumber"))
+    run.list("github", tool("merge", "Merges pullNumber, by the merge_method.", inputSchema=schema))
+
+    assert "github__merge" in run.served()
+    assert not run.catalog.snapshot.withheld
+
+
 @pytest.mark.parametrize("own", ["update", "issue", "jira_reupdate_issue", "do_update_issue_now", "x_issue"])
 def test_an_own_name_that_only_resembles_the_one_of_another_server_excuses_nothing(
     store: Store, own: str
