@@ -123,7 +123,7 @@ class ServerLifecycle:
         """Time of the next attempt to connect, in seconds since 1970; None while none is due."""
         self.subscriptions = ClientSubscriptions()
         """Log level and resource subscriptions requested by clients."""
-        self.redact = Redactor(secrets_of(config))
+        self.redact = Redactor(secrets_of(config), server=config.name)
         """Removes the secrets that the server was given; a connection adds its own, such as a token."""
         self.output = Output(
             server=config.name, limits=limits, redact=self.redact, keep_line=shared.keep_line
