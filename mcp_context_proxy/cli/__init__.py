@@ -31,6 +31,7 @@ from mcp_context_proxy.serving import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
     LEVELS,
+    NO_ROOM,
     SERVING_LEVEL,
     ended_by,
     prepare,
@@ -413,6 +414,10 @@ class LazyGroup(click.Group):
             click.echo(f"mcp-context-proxy: {shown(str(error))}", err=True)
             ctx.exit(EXIT_FAILURE)
         except ENDINGS as error:
+            ctx.exit(ended_by(error, ctx.find_root().meta.get(REDACTOR)))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
             ctx.exit(ended_by(error, ctx.find_root().meta.get(REDACTOR)))
 
 

@@ -216,6 +216,8 @@ def audit_command(
                 raise unknown_server(server, config)
         _show_audit(file, selecting(time.time() - since, server, tool, kind), as_json=as_json, follow=follow)
     except OSError as error:
+        if error.filename is None:  # of the output
+            raise
         raise click.ClickException(f"{file.path} cannot be read: {error.strerror or error}") from None
 
 

@@ -80,6 +80,7 @@ from mcp_context_proxy.server.search_answers import (
     answer_tokens,
     current_name,
     instructions_by_server,
+    note_of_pages,
     said_later,
     search_notes,
     search_text,
@@ -288,6 +289,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         rerank = answer.context.rerank
         if best and rerank is not None and not rerank.used:
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
+        if caller.shows_apps:
+            notes += note_of_pages(answer, caller.name_of)
         if caller.session is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             shown = dict.fromkeys(tool.server for tool in tools)

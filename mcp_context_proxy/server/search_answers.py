@@ -265,6 +265,14 @@ def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = E
     return f"Left out, because they do not fit into {room}: {', '.join(named)}"
 
 
+def note_of_pages(answer: SearchAnswer, name_of: NameOf) -> list[Note]:
+    """Return how to call the tools with a page, for a host that shows it if they are called by themselves."""
+    found = (one.item for one in answer.found.results)
+    names = [name_of(item) for item in found if isinstance(item, Tool) and item.page]
+    its, own = ("its page", "its own name") if len(names) == 1 else ("their pages", "their own names")
+    return [Note(f"To show {its}, call {some_of(names)} by {own}, and not through {CALL}.")] if names else []
+
+
 def search_text(
     answer: SearchAnswer,
     notes: Sequence[Note],

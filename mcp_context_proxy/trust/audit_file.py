@@ -32,6 +32,7 @@ from mcp_context_proxy.system import (
     read_own,
     write_private,
 )
+from mcp_context_proxy.system.process import date_of
 from mcp_context_proxy.trust import person_in
 
 NAME: Final = "audit"
@@ -378,20 +379,35 @@ def selecting(
     return lambda entry: entry["time"] >= since and all(entry.get(name) == wanted[name] for name in wanted)
 
 
+VERBS: Final = ("event", "order")
+"""Facts that say what was done, and stand behind the kind of their entry: ``token  added``."""
+
+TIMES: Final = ("expires", "since")
+"""Facts that are times, in seconds since 1970."""
+
+
 def summary(entry: Mapping[str, Any]) -> str:
     """Return an entry on one line for a person, without its time and kind."""
     named = ".".join(str(entry[key]) for key in ("server", "tool") if key in entry)
     if entry["kind"] == "call":
         outcome = f"{entry.get('decision')}, {entry.get('outcome')}"
-        parts = [named, outcome, "ms" in entry and f"{entry['ms']} ms"]
+        parts = [named, outcome, "ms" in entry and f"{entry['ms']:,.1f} ms"]
         parts += ["result_bytes" in entry and f"{entry['result_bytes']:,} bytes"]
         parts += ["rule" in entry and f"by {entry['rule']}", "class" in entry and f"class {entry['class']}"]
     else:
         left_out = ("time", "kind", "server", "tool", "principal", "subject", "client", "session")
-        facts = ((key, value) for key, value in entry.items() if key not in left_out)
-        parts = [named, *(f"{key} {_in_words(value)}" for key, value in facts)]
+        parts = [named, *(_fact(key, value) for key, value in entry.items() if key not in left_out)]
     parts += [key in entry and f"{key} {entry[key]}" for key in ("subject", "principal", "client")]
     return "; ".join(str(part) for part in parts if part)
+
+
+def _fact(key: str, value: object) -> str:
+    """Return a fact of an entry for a person; empty if it says nothing."""
+    if isinstance(value, bool):
+        return key if value else ""
+    if key in TIMES and isinstance(value, int | float):
+        value = date_of(value).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return _in_words(value) if key in VERBS else f"{key} {_in_words(value)}"
 
 
 def _in_words(value: object) -> str:

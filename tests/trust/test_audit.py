@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import AsyncIterator
@@ -227,6 +228,24 @@ async def test_a_changed_configuration_is_recorded_with_its_tables(proxy: Proxy,
     told = summary(change)
     assert "changed " in told
     assert "[" not in told, "a person reads names, not a list of a program"
+
+
+def test_an_entry_is_read_by_a_person_without_repetitions_and_numbers_of_seconds() -> None:
+    added = {"kind": "token", "event": "added", "name": "anna", "admin": False, "expires": 1_803_782_471.85}
+    stopped = {"kind": "order", "order": "stop", "principal": "owner"}
+    called = {
+        "kind": "call",
+        "server": "s",
+        "tool": "t",
+        "decision": "allowed",
+        "outcome": "failed",
+        "ms": 8.0149,
+    }
+
+    assert re.fullmatch(r"added; name anna; expires 2027-0\d-\d\d \d\d:\d\d:\d\d", audit.summary(added))
+    assert "admin" in audit.summary(added | {"admin": True})
+    assert audit.summary(stopped) == "stop; principal owner"
+    assert audit.summary(called) == "s.t; allowed, failed; 8.0 ms"
 
 
 async def test_many_wrong_tokens_of_an_address_make_one_entry(tmp_path: Path) -> None:
