@@ -48,7 +48,7 @@ from mcp_context_proxy.config.source import (
     dotted,
     read,
 )
-from mcp_context_proxy.config.tables import ASKED, CONFIRM, with_classes
+from mcp_context_proxy.config.tables import ASKED, CONFIRM
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
 from mcp_context_proxy.system import TO_BEGIN, default_path
 from mcp_context_proxy.system.later import pattern
@@ -330,7 +330,7 @@ class _Draft(Struct, dict=True):
             return server
         # Never where the host was started: a repository that somebody opens would decide what a server runs.
         folder = {"cwd": str(self.source.file.parent)} if "command" in server else {}
-        return folder | with_classes(server)
+        return folder | _with_classes(server)
 
     def _with_general(self, name: str, config: Config) -> ServerConfig:
         """Return a server with what is derived, and what is set for all where it has nothing of its own."""
@@ -579,3 +579,21 @@ _CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[KeyPath
     "store": _check_store,
 }
 """Tables of their own in which keys may contradict each other."""
+
+
+def _with_classes(server: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a server with ``confirm`` written as ``classes``, and as ``allow`` of a tool."""
+    tools = server.get("tools")
+    if isinstance(tools, dict):
+        allowed = {name: _without_confirm(tool, "allow") for name, tool in tools.items()}
+        server = server | {"tools": allowed}
+    understood: dict[str, Any] = _without_confirm(server, "classes")
+    return understood
+
+
+def _without_confirm(table: Any, key: str) -> Any:
+    if not isinstance(table, dict) or CONFIRM not in table:
+        return table
+    asked = ASKED.get(str(table[CONFIRM]), ())
+    value = dict.fromkeys(map(str, asked), "ask") if key == "classes" else "ask" if asked else "always"
+    return {key: value} | {name: given for name, given in table.items() if name != CONFIRM}

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -233,6 +234,20 @@ async def test_a_second_stop_signal_ends_everything_at_once(setup: Setup, tmp_pa
                 assert await process.wait() == -signal.SIGTERM
 
     await until(lambda: setup.ledger.survivors() == [])
+
+
+def test_a_process_waits_for_no_thread_that_works_for_nobody_when_it_ends() -> None:
+    program = """
+import atexit, threading
+from mcp_context_proxy.system.process import leave
+threading.Thread(target=threading.Event().wait).start()
+atexit.register(print, "registered")
+print("written")
+leave(3)
+"""
+    run = [sys.executable, "-c", program]
+    ended = subprocess.run(run, check=False, capture_output=True, text=True, timeout=PATIENCE)
+    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (3, ["written", "registered"], "")
 
 
 async def test_servers_see_the_end_of_input_when_the_proxy_is_killed(setup: Setup) -> None:

@@ -144,13 +144,16 @@ CLIENTS = (
     ),
     Promise(
         "A server that asks a person or a model through the client (elicitation, sampling) is named in "
-        "the request. What it asks hides nothing, opens only `https` pages at the host that is shown, has no "
-        "field for a password, token, key or card number, and is bounded in number and tokens.",
+        "the request. What it asks hides nothing, opens only `https` pages at the host that is shown, and "
+        "from the internet none of this machine, has no field for a password, token, key or card number, and "
+        "is bounded in number and tokens.",
         QUESTIONS + "test_an_elicitation_says_which_server_asks_and_hides_nothing",
         QUESTIONS + "test_a_sampling_request_says_which_server_asks_and_takes_no_other_context",
         QUESTIONS + "test_an_error_that_sends_a_person_to_a_url_says_which_server_does",
         QUESTIONS + "test_an_error_that_sends_a_person_to_an_unsafe_url_loses_it",
         QUESTIONS + "test_nobody_is_sent_to_an_unsafe_url",
+        QUESTIONS + "test_no_server_of_the_internet_sends_a_person_to_a_page_of_this_machine",
+        QUESTIONS + "test_a_question_of_a_server_of_the_internet_leads_to_no_page_of_this_machine",
         QUESTIONS + "test_a_url_that_is_not_safe_to_open_is_refused_with_a_reason",
         QUESTIONS + "test_a_value_that_hides_its_end_behind_a_run_of_spaces_reaches_nobody",
         QUESTIONS + "test_a_form_that_asks_for_a_secret_reaches_nobody",
@@ -197,9 +200,10 @@ CLIENTS = (
         "template with the longest literal beginning that matches it, or nowhere; that of a page (`ui:`) "
         "which two servers list, or name in their tools, leads nowhere. One that no server has is read from "
         "the server that linked to it in the result of a call, by the session (without one, the principal) "
-        "that got the result, and nobody else. `rule:`, `reference:` and `context:` never lead to a server, "
-        "and every listed resource of a server names it.",
+        "that got the result, and nobody else; one that two servers linked to leads nowhere. `rule:`, "
+        "`reference:` and `context:` never lead to a server, and every listed resource of a server names it.",
         OWNERS + "test_a_page_that_two_servers_have_is_that_of_neither",
+        OWNERS + "test_no_tool_is_shown_on_the_page_of_another_server",
         "server/test_apps.py::test_a_page_that_two_servers_claim_is_that_of_neither",
         "server/test_changing_owners.py::test_a_uri_and_its_subscriptions_belong_to_their_owner_at_every_moment",
         OWNERS + "test_no_server_gets_the_schemes_of_the_proxy",
@@ -208,6 +212,7 @@ CLIENTS = (
         OWNERS + "test_only_the_owner_of_a_resource_announces_its_updates",
         OWNERS + "test_a_listed_resource_names_its_server_whatever_the_server_claims",
         OWNERS + "test_a_resource_that_no_server_lists_is_read_where_a_result_has_linked_to_it",
+        OWNERS + "test_no_server_answers_for_a_resource_that_another_one_has_linked_to",
     ),
     Promise(
         "Nothing that a server writes into a URI or a template makes a lookup stall the proxy.",

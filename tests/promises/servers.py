@@ -240,8 +240,9 @@ SERVERS = (
         "proxy/test_refreshing.py::test_a_stop_does_not_wait_for_a_large_list",
     ),
     Promise(
-        "On SIGTERM new requests are refused, running ones finish or get an error, and the proxy exits "
-        "with code 0; a second signal ends it at once.",
+        "On SIGTERM new requests are refused, running ones finish or get an error, and the proxy, or the "
+        "bridge to a shared one, exits with code 0; a second signal ends it at once.",
+        "front/test_shared_ends.py::test_session_that_is_told_to_end_has_its_requests_answered_and_exits_with_zero",
         STOPPING + "test_a_stop_waits_neither_for_a_hostile_list_nor_for_servers_that_hang_or_flood",
         "front/test_sse.py::test_a_subscription_whose_client_has_left_does_not_delay_the_stop",
         "front/test_sse.py::test_an_open_response_at_the_stop_leaves_no_traceback_in_the_log",

@@ -64,7 +64,8 @@ TRUST = (
         "of a server with its answer, every login, changed configuration and refused token, and no value "
         "of an argument or result and no query. Its files are readable by their owner alone and bounded "
         "in size and number, and nobody can push out the entries of others, or their own of another tool "
-        "or day, by many calls.",
+        "or day, by many calls, and no server by many changes.",
+        AUDIT + "test_no_number_of_changes_that_a_server_makes_at_once_pushes_out_a_call",
         AUDIT + "test_no_flood_of_calls_pushes_out_what_others_or_its_caller_did_before",
         AUDIT + "test_a_call_is_recorded_with_the_facts_and_the_shape_of_its_arguments",
         AUDIT + "test_no_value_and_no_query_is_in_the_files",
@@ -109,9 +110,11 @@ TRUST = (
     ),
     Promise(
         "Nothing of one principal reaches another below the role `view`: no request, session, context, "
-        "statistics, interaction or log, and no words of a request, over REST or MCP, nor a log message of a "
-        "server that may be about their calls. When a named token is revoked or expires, its open requests "
-        "and streams end; when a token of an issuer expires, its streams do.",
+        "statistics, interaction or log, and no words of a request, over REST or MCP, nor a log message or a "
+        "question of a server that may be about their calls, under way or just ended. When a named token is "
+        "revoked or expires, its open requests and streams end; when a token of an issuer expires, "
+        "its streams do.",
+        "downstream/test_dedicated.py::test_nobody_is_asked_or_told_what_may_be_about_a_call_of_another_person_that_has_ended",
         LIMITED + "test_log_messages_reach_those_whose_calls_they_are_about_and_those_who_may_view",
         IDENTITY + "test_one_person_sees_nothing_of_another_below_view",
         IDENTITY + "test_a_role_opens_what_it_names_and_what_lower_ones_do",

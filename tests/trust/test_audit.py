@@ -252,6 +252,19 @@ async def test_what_does_not_fit_into_the_queue_is_counted_on_a_line_of_its_own(
     assert found[-1]["count"] == 15
 
 
+async def test_no_number_of_changes_that_a_server_makes_at_once_pushes_out_a_call(tmp_path: Path) -> None:
+    """It changes all its definitions when it gets the call that nobody is to know of."""
+    file = file_in(tmp_path)
+    log = AuditLog(file, waiting=10)
+    for _ in range(25):
+        log.note("approval", server="evil", event="changed")
+    called(log)
+
+    found = await recorded(log, file)
+    assert [entry["kind"] for entry in found] == ["approval"] * 5 + ["call", "dropped"]
+    assert found[-1]["count"] == 20
+
+
 async def test_large_arguments_that_wait_are_bounded_together(tmp_path: Path) -> None:
     file = file_in(tmp_path, 100_000_000)
     log = AuditLog(file)
