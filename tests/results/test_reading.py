@@ -94,12 +94,17 @@ def test_the_fields_of_a_list_need_no_brackets() -> None:
         ("list[9]", "no element 9; what there is: array of 1 number"),
         ("a[", "not closed"),
         ("a..b", "empty step"),
+        ("a. .b", "empty step"),
+        ("rows[9]", "array of 2 {id: number}"),
+        ("wide.x", "m28: number, m29: number, ... 10 more}"),
         ("a" + ".a" * 40, "at most 32 steps"),
     ],
 )
 def test_a_path_that_leads_nowhere_says_what_there_is(path: str, why: str) -> None:
+    wide = {f"m{number}": number for number in range(40)}
+    data = {"a": {"b": 1}, "list": [1], "rows": [{"id": None}, {"id": 3}], "wide": wide}
     with pytest.raises(ReadError) as refused:
-        read(b'{"a":{"b":1},"list":[1]}', 1, path, None)
+        read(json.dumps(data).encode(), 1, path, None)
     assert why in str(refused.value)
 
 
