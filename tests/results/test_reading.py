@@ -57,6 +57,17 @@ def test_a_search_tells_of_a_bounded_number_of_places() -> None:
     assert reading.note.startswith(f"[over {PLACES:,} places match")
 
 
+def test_each_page_says_which_lines_of_the_whole_it_has() -> None:
+    whole = b"".join(b"row %d\n" % number for number in range(3_000))
+    begun, pages = 0, [read(whole, number, None, None, 9_000) for number in (1, 2, 3)]
+    for number, page in enumerate(pages, 1):
+        lines = page.text.count(b"\n")
+        assert page.note.startswith(
+            f"[page {number} of 4, lines {begun + 1:,} to {begun + lines:,} of 3,000."
+        )
+        begun += lines
+
+
 def test_a_path_and_a_pattern_together_search_the_part() -> None:
     data = json.dumps({"a": ["apple", "pear"], "b": ["pear"]}).encode()
 
