@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.commands import real_command
+from support.commands import forked_command, real_command
 from support.ledger import until
 from support.machine import Machine
 from support.raw_client import PATIENCE, RawClient, RpcError
@@ -229,7 +229,7 @@ async def test_proxy_that_hangs_is_named_by_status_and_ended_by_stop(
     env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
 
     def told(command: str) -> str:
-        words = real_command("--config", machine.config, command)
+        words = forked_command("--config", machine.config, command)
         return subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
 
     async with machine.host() as client:

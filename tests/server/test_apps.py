@@ -11,8 +11,6 @@ from support.wires import stdio
 
 from mcp_context_proxy.app.proxy import Proxy
 
-pytestmark = pytest.mark.anyio
-
 EXTENSION = "io.modelcontextprotocol/ui"
 SHOWS = {"extensions": {EXTENSION: {"mimeTypes": ["text/html;profile=mcp-app"]}}}
 PAGE, SEEN = "ui://monitor/page.html", "monitor__show_load"

@@ -535,6 +535,20 @@ def test_a_store_that_works_again_outweighs_what_was_decided_without_it(store: S
     assert not run.served()
 
 
+def test_what_a_store_that_works_again_has_already_is_not_held_and_not_written_twice(store: Store) -> None:
+    Run(store).list("calc", ADD)
+    before = store.approvals.record("calc").rows
+    store.approvals = failing = Failing(store)
+    run = Run(store)
+    run.list("calc", ADD)
+    failing.broken = False
+    run.approvals.refresh()
+    run.catalog.refresh()
+
+    assert run.served() == ["calc__add"]
+    assert store.approvals.record("calc").rows == before
+
+
 def test_a_damaged_record_counts_as_missing_and_says_so(store: Store) -> None:
     Run(store).list("calc", ADD)
     with store.database.transaction() as connection:

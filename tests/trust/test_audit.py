@@ -326,17 +326,22 @@ async def test_arguments_that_cannot_be_read_have_a_size_and_a_hash(tmp_path: Pa
 
 
 async def test_the_shape_of_arguments_is_bounded(tmp_path: Path) -> None:
-    properties = {f"name{number}": {"type": "string"} for number in range(500)}
+    names = [f"name{number}" for number in range(500)]
+    properties = {name: {"type": "string"} for name in names}
     definition = json.dumps({"inputSchema": {"properties": properties}}).encode()
     wide = Tool("work", "wide", "work__wide", definition, "wide")
     file = file_in(tmp_path)
     log = AuditLog(file)
-    everything = Raw(json.dumps({name: {name: {}} for name in properties}).encode())
-    called(log, everything, tool=wide)
+    called(log, {name: {name: {}} for name in names}, tool=wide)
+    called(log, {name: dict.fromkeys(names[:9], 1) for name in names[:30]}, tool=wide)
+    called(log, Raw(b'{"name1":' * 9 + b"1" + b"}" * 9), tool=wide)
 
-    (entry,) = await recorded(log, file)
-    assert len(json.dumps(entry)) < 3_000
-    assert entry["arguments"]["shape"]["..."] == 500 - audit.SHAPE_NAMES
+    entries = await recorded(log, file)
+    many, large, deep = (json.dumps(entry["arguments"]["shape"]) for entry in entries)
+    assert len(json.dumps(entries[0])) < 3_000
+    assert json.loads(many)["..."] == 500 - audit.SHAPE_NAMES
+    assert 30 < large.count('"name') < audit.SHAPE_VALUES
+    assert deep == '{"name1": ' * audit.SHAPE_LEVELS + '"object"' + "}" * audit.SHAPE_LEVELS
 
 
 async def test_the_files_are_for_their_owner_alone_and_bounded_in_size_and_number(tmp_path: Path) -> None:
