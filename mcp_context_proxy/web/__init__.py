@@ -1,4 +1,4 @@
-"""For people and programs beside the protocol: the REST API, and the pages.
+"""The REST API and the pages, for people and programs beside the protocol.
 
 Here is the framework: operations, endpoints, the OpenAPI document, and the routes of the pages. Requests are
 decoded into the declared types, and refused if they do not fit. The OpenAPI document is made from the same

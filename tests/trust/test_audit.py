@@ -23,7 +23,7 @@ from mcp_context_proxy.config import load
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.trust import MARK, audit
 from mcp_context_proxy.trust.audit import AuditedCall, AuditLog, KeptLogs, declared_names
-from mcp_context_proxy.trust.audit_file import AuditFile
+from mcp_context_proxy.trust.audit_file import AuditFile, summary
 
 SECRET_VALUE = "the-value-of-an-argument"
 SCHEMA = {
@@ -224,7 +224,7 @@ async def test_a_changed_configuration_is_recorded_with_its_tables(proxy: Proxy,
 
     (change,) = await entries(proxy, "configuration")
     assert "search" in change["changed"]
-    told = audit.summary(change)
+    told = summary(change)
     assert "changed " in told
     assert "[" not in told, "a person reads names, not a list of a program"
 
