@@ -20,15 +20,16 @@ import string
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, AnyStr, Final, Generic, TypeAlias
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.system import drop_of_largest
 from mcp_context_proxy.system.later import html, pattern
 
 SHORTEST: Final = 6
@@ -38,7 +39,10 @@ FORMS_KEPT: Final = 1_000
 """Secrets whose forms are not made anew when another secret becomes known: that takes 0.1 ms each."""
 
 LEARNED: Final = 32
-"""Number of secrets learned at run time, such as tokens, that are kept; new ones replace the oldest."""
+"""Number of secrets learned at run time, such as tokens, that are kept; see `LatestSecrets`."""
+
+KEPT_OF_EACH: Final = 6
+"""Those of one server that are kept in any case: two tokens and a client's secret, and those before them."""
 
 _SPARED_IN_URLS: Final = ("", "/", "!'()*", ";,/?:@&=+$#!'()*")
 """Characters that Python's and JavaScript's functions for URL encoding leave unchanged."""
@@ -60,15 +64,41 @@ Secret = tuple[str, str]
 """A name, which may be shown, and a secret value."""
 
 
+class LatestSecrets:
+    """Secrets of limited life, such as tokens: the latest of each server.
+
+    Room is made by the server that has most, so that one whose tokens are often renewed pushes out none of
+    another.
+    """
+
+    def __init__(self, most: int = LEARNED) -> None:
+        """Keep `most` secrets; more only where servers have no more than `KEPT_OF_EACH`."""
+        self._most = most
+        self._kept: dict[tuple[str, Secret], None] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, Secret]]:
+        return iter(self._kept)
+
+    def add(self, server: str, secrets: Iterable[Secret]) -> bool:
+        """Add the secrets that a server has now, as its latest; return whether any of them is new."""
+        new = False
+        for secret in secrets:
+            new |= (server, secret) not in self._kept
+            self._kept.pop((server, secret), None)
+            self._kept[server, secret] = None
+        drop_of_largest(self._kept, self._most, itemgetter(0), KEPT_OF_EACH)
+        return new
+
+
 class Redactor:
     """Replaces secrets in text."""
 
-    def __init__(self, secrets: Iterable[Secret], learned: int = LEARNED) -> None:
-        """Redact `secrets`, and the latest `learned` ones of those given to `learn`."""
+    def __init__(self, secrets: Iterable[Secret], learned: int = LEARNED, server: str = "") -> None:
+        """Redact `secrets`, and the latest of those given to `learn`, which are secrets of `server`."""
         self.on_learned: Callable[[Iterable[Secret]], None] | None = None
-        """Takes each secret that is learned, where somebody else needs to know it as well."""
-        self._secrets = dict.fromkeys(secrets)
-        self._learned: deque[Secret] = deque(maxlen=learned)
+        """Takes the secrets that are learned, where somebody else needs to know them as well."""
+        self._secrets, self._server = dict.fromkeys(secrets), server
+        self._learned = LatestSecrets(learned)
         self._forms: _Forms[str] | None = None
         self._forms_in_json: _Forms[bytes] | None = None
 
@@ -77,18 +107,17 @@ class Redactor:
         self._forms = self._forms_in_json = None
 
     def learn(self, secrets: Iterable[Secret]) -> None:
-        """Add secrets of limited life to this redactor and to the logs; see `LEARNED`."""
-        new = [secret for secret in secrets if secret not in self._learned]
-        if new:
-            self.remember(new)
-            if self.on_learned is not None:
-                self.on_learned(new)
-            for known in _log_filters():
-                known.redact.remember(new)
+        """Add all secrets of limited life that its server has now to this redactor and to the logs."""
+        latest = list(secrets)
+        self.remember(self._server, latest)
+        if self.on_learned is not None:
+            self.on_learned(latest)
+        for known in _log_filters():
+            known.redact.remember(self._server, latest)
 
-    def remember(self, secrets: Iterable[Secret]) -> None:
-        self._learned.extend(secrets)
-        self._forms = self._forms_in_json = None
+    def remember(self, server: str, secrets: Iterable[Secret]) -> None:
+        if self._learned.add(server, secrets):
+            self._forms = self._forms_in_json = None
 
     def __call__(self, text: str) -> str:
         for form, shown in self._replacements().that_may_be_in(text):
@@ -108,7 +137,7 @@ class Redactor:
         if self._forms is None:
             found = {
                 (form, f"[redacted {name}]")
-                for name, value in (*self._secrets, *self._learned)
+                for name, value in (*self._secrets, *(secret for _, secret in self._learned))
                 for form in _forms(value)
             }
             self._forms = _Forms(found)
@@ -307,11 +336,7 @@ CAUSE_CHARACTERS: Final = 200
 """Length to which the message of a keyring or a command is cut."""
 
 SecretSource: TypeAlias = Callable[[str], str]
-"""Returns the value for what stands after the colon.
-
-Raises:
-    SecretSourceError: there is none.
-"""
+"""Returns the value for what stands after the colon; raises `SecretSourceError` if there is none."""
 
 
 class SecretSourceError(ContextProxyError):

@@ -33,8 +33,7 @@ from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, T
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
-from mcp_context_proxy.protocol.strangers import mark_untrusted
-from mcp_context_proxy.results import FAILED, outcome_of
+from mcp_context_proxy.results import FAILED, mark_untrusted, outcome_of
 from mcp_context_proxy.results.result_store import ReadError, read
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel

@@ -220,16 +220,14 @@ def _is_named(server: str, asked: Set[str]) -> bool:
 
 def _standing(client: DownstreamClient, *, whole: bool = False) -> str:
     """Return the state of a server that is not connected, with the reason; if `whole`, with its remedy."""
-    # The seconds of a download are in parentheses, as the whole will be.
-    standing = client.standing.replace("(", "").replace(")", "")
     if not client.cause:
-        return standing
+        return client.standing
     again = " again; before that" if client.state is ServerState.STARTING else ""
     # After the first clause there is advice for a person, who may ask what became of a server.
     cause = "; ".join(filter(None, (client.cause, client.remedy)))
     if not whole:
         cause = cause.partition("; ")[0]
-    return f"{standing}{again}: {one_line(cause, REMEDY_CHARACTERS if whole else CAUSE_CHARACTERS)}"
+    return f"{client.standing}{again}: {one_line(cause, REMEDY_CHARACTERS if whole else CAUSE_CHARACTERS)}"
 
 
 def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:

@@ -185,11 +185,18 @@ class AuditLog:
         self._wait((time.time(), kind, facts))
 
     def _wait(self, entry: AuditedCall | _Note) -> bool:
-        """Have an entry wait to be written, if there is room; half of it is for others."""
+        """Have an entry wait to be written, if there is room; half of it is for others.
+
+        Others than one person, and than the entries of one kind that nobody stands behind: a server that
+        changes ten thousand definitions at once must not push out a call.
+        """
         if self._file is None:
             return False
-        by = entry.principal if isinstance(entry, AuditedCall) else entry[2].get("principal")
-        person = person_in(by) if isinstance(by, str) else None
+        if isinstance(entry, AuditedCall):
+            by, kind = entry.principal, None
+        else:
+            by, kind = entry[2].get("principal"), f":{entry[1]}"
+        person = person_in(by) if isinstance(by, str) else kind
         own = 0 if person is None else self._queued_of[person] + 1
         if len(self._queue) >= self._most or own > self._most // PERSONS_SHARE:
             self._dropped += 1
@@ -449,36 +456,6 @@ def _shape(value: Any, names: frozenset[str], left: list[int], levels: int) -> J
     if value is None:
         return "null"
     return "string" if isinstance(value, str) else "number"
-
-
-def selecting(
-    since: float, server: str | None, tool: str | None, kind: str | None
-) -> Callable[[dict[str, Any]], bool]:
-    """Return whether an entry is wanted: from a time on, and about a server, a tool, of a kind if given."""
-    facts = {"server": server, "tool": tool, "kind": kind}
-    wanted = {name: fact for name, fact in facts.items() if fact is not None}
-    return lambda entry: entry["time"] >= since and all(entry.get(name) == wanted[name] for name in wanted)
-
-
-def summary(entry: Mapping[str, Any]) -> str:
-    """Return an entry on one line for a person, without its time and kind."""
-    named = ".".join(str(entry[key]) for key in ("server", "tool") if key in entry)
-    if entry["kind"] == "call":
-        outcome = f"{entry.get('decision')}, {entry.get('outcome')}"
-        parts = [named, outcome, "ms" in entry and f"{entry['ms']} ms"]
-        parts += ["result_bytes" in entry and f"{entry['result_bytes']:,} bytes"]
-        parts += ["rule" in entry and f"by {entry['rule']}", "class" in entry and f"class {entry['class']}"]
-    else:
-        left_out = ("time", "kind", "server", "tool", "principal", "subject", "client", "session")
-        facts = ((key, value) for key, value in entry.items() if key not in left_out)
-        parts = [named, *(f"{key} {in_words(value)}" for key, value in facts)]
-    parts += [key in entry and f"{key} {entry[key]}" for key in ("subject", "principal", "client")]
-    return "; ".join(str(part) for part in parts if part)
-
-
-def in_words(value: object) -> str:
-    """Return a fact of an entry for a person: a list as its members."""
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 LOGS_FOLDER: Final = "logs"

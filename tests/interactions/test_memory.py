@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from mcp_context_proxy.errors import ModelError, StoreError
 from mcp_context_proxy.interactions import CALL, Interaction, InteractionMemory, Recall
+from mcp_context_proxy.interactions.index import SEARCH
 from mcp_context_proxy.store.learned import InteractionScope
 from mcp_context_proxy.store.opening import Store, open_store
 
@@ -74,6 +75,15 @@ def test_interactions_that_differ_only_in_an_id_leave_places_to_others(memory: I
     assert contents(memory.semantic_search_interactions(QUERY, interaction_type=CALL, top_k=4)) == [
         *("0.79", "0.78", "0.77", "0.76"),
     ]
+
+
+def test_a_question_that_was_asked_before_hides_no_answer(memory: InteractionMemory) -> None:
+    asked = [said(f"{QUERY} {number}", kind=SEARCH) for number in "abcd"]
+    remembered(memory, said(QUERY, kind=SEARCH), *asked, said("0.5"), said("0.4", kind=CALL), said("0.2"))
+
+    found = contents(memory.semantic_search_interactions(QUERY))
+    assert [one for one in found if not one.startswith(QUERY)] == ["0.5", "0.4"]
+    assert contents(memory.semantic_search_interactions(QUERY, top_k=3)) == [QUERY, "0.5", "0.4"]
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,8 @@ async def test_a_secret_that_comes_up_while_the_proxy_runs_is_not_kept_either(
     async with inside(workshop.config(**settings)) as proxy:
         proxy.fleet.known.know_own(("bearer token", token))
         proxy.fleet.known.learn("owner", [("login", login)])
+        for number in range(40):
+            proxy.fleet.known.learn(f"other{number}", [("login", f"an0ther-s3same-{number:04}")])
         await Host(proxy, era).call(
             "search_available_tools", {"query": f"post {token} and {login} to a page"}
         )

@@ -23,7 +23,7 @@ from mcp_context_proxy.config import load
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.trust import MARK, audit
 from mcp_context_proxy.trust.audit import AuditedCall, AuditLog, KeptLogs, declared_names
-from mcp_context_proxy.trust.audit_file import AuditFile
+from mcp_context_proxy.trust.audit_file import AuditFile, summary
 
 SECRET_VALUE = "the-value-of-an-argument"
 SCHEMA = {
@@ -224,7 +224,7 @@ async def test_a_changed_configuration_is_recorded_with_its_tables(proxy: Proxy,
 
     (change,) = await entries(proxy, "configuration")
     assert "search" in change["changed"]
-    told = audit.summary(change)
+    told = summary(change)
     assert "changed " in told
     assert "[" not in told, "a person reads names, not a list of a program"
 
@@ -250,6 +250,19 @@ async def test_what_does_not_fit_into_the_queue_is_counted_on_a_line_of_its_own(
     found = await recorded(log, file)
     assert [entry["kind"] for entry in found] == ["call"] * 10 + ["dropped"]
     assert found[-1]["count"] == 15
+
+
+async def test_no_number_of_changes_that_a_server_makes_at_once_pushes_out_a_call(tmp_path: Path) -> None:
+    """It changes all its definitions when it gets the call that nobody is to know of."""
+    file = file_in(tmp_path)
+    log = AuditLog(file, waiting=10)
+    for _ in range(25):
+        log.note("approval", server="evil", event="changed")
+    called(log)
+
+    found = await recorded(log, file)
+    assert [entry["kind"] for entry in found] == ["approval"] * 5 + ["call", "dropped"]
+    assert found[-1]["count"] == 20
 
 
 async def test_large_arguments_that_wait_are_bounded_together(tmp_path: Path) -> None:
