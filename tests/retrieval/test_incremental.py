@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from support.catalogs import WordVectors, snapshot, tool
 
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.retrieval.bm25 import Flat, Group, LexicalIndex, count_terms, grouped
+from mcp_context_proxy.retrieval.bm25 import Group, LexicalIndex, count_terms, grouped
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.index import Filters, Index
+from mcp_context_proxy.retrieval.index import Filters, Flat, Index
 from mcp_context_proxy.retrieval.indexing import embedded, read
 from mcp_context_proxy.retrieval.item_metadata import Fields, tag_label
 from mcp_context_proxy.retrieval.vectors import EXACT_CHUNKS, UNIT
