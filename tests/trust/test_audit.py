@@ -242,10 +242,10 @@ def test_an_entry_is_read_by_a_person_without_repetitions_and_numbers_of_seconds
         "ms": 8.0149,
     }
 
-    assert re.fullmatch(r"added; name anna; expires 2027-0\d-\d\d \d\d:\d\d:\d\d", audit.summary(added))
-    assert "admin" in audit.summary(added | {"admin": True})
-    assert audit.summary(stopped) == "stop; principal owner"
-    assert audit.summary(called) == "s.t; allowed, failed; 8.0 ms"
+    assert re.fullmatch(r"added; name anna; expires 2027-0\d-\d\d \d\d:\d\d:\d\d", summary(added))
+    assert "admin" in summary(added | {"admin": True})
+    assert summary(stopped) == "stop; principal owner"
+    assert summary(called) == "s.t; allowed, failed; 8.0 ms"
 
 
 async def test_many_wrong_tokens_of_an_address_make_one_entry(tmp_path: Path) -> None:
