@@ -610,6 +610,7 @@ def test_one_means_what_the_need_before_is_about(request_: str, last: str) -> No
     ("request_", "meant"),
     [
         ("who am I logged in as", "get current user"),
+        ("what time is it in Tokyo", "get current time in Tokyo"),
         ("stop the job 12", "cancel the job 12"),
         ("make the heading bold", "format the heading bold"),
         ("lock the report", "protect the report"),
