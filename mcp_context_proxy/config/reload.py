@@ -263,11 +263,7 @@ def needs_restart(started: Config, now: Config) -> tuple[str, ...]:
 
 
 Load = Callable[[], Config]
-"""Loads the configuration again from the same place.
-
-Raises:
-    ConfigError: the configuration cannot be used.
-"""
+"""Loads the configuration again from the same place; raises `ConfigError` if it cannot be used."""
 
 Apply = Callable[[Config], Awaitable[None]]
 """Applies a configuration to the running proxy."""
@@ -322,8 +318,12 @@ class Reloader:
     def ask(self) -> None:
         self._asked.set()
 
-    async def watch(self) -> None:
-        """Request a reload at the beginning and whenever the file may have changed, until cancelled."""
+    async def watch(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Wait, then request a reload at once and whenever the file may have changed, until cancelled.
+
+        Changes since the file was loaded are found as well.
+        """
+        await wait()
         if self._started.path is not None:
             await watch_file(self._started.path, self.ask)
 

@@ -28,9 +28,7 @@ Notify: TypeAlias = Callable[[str, Members], None]
 Ask: TypeAlias = Callable[[str, Members], Awaitable[bytes]]
 """Answers a request that a server makes of the client: method and params in, encoded result out.
 
-Raises:
-    RequestError: the client refuses, or cannot be asked.
-"""
+Raises `RequestError` if the client refuses, or cannot be asked."""
 
 HeaderMap: TypeAlias = Mapping[tuple[str, ...], str]
 """Header for each argument (by path) that is repeated in one, from ``x-mcp-header`` in a tool's schema."""
@@ -50,6 +48,8 @@ class Party(msgspec.Struct, frozen=True, eq=False):
     another."""
     lasting: bool = False
     """True for a session, which can have a connection of its own for as long as it lasts."""
+    sees_all: bool = False
+    """True if the user may see what others do."""
 
 
 class Outgoing(Sender):
@@ -108,6 +108,10 @@ class Link(Protocol):
 
         Empty where each request has a response stream of its own, which leaves no doubt.
         """
+        ...
+
+    def earlier_callers(self, seconds: float) -> Sequence[str | None]:
+        """Return the principals of requests that ended at most so many seconds ago; see `in_flight`."""
         ...
 
     async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:

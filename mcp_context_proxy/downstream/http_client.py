@@ -15,7 +15,7 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from http.cookiejar import Cookie, CookieJar
 from typing import Final
@@ -219,9 +219,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 async def read(response: httpx2.Response, server: str, limit: int) -> bytes:
     """Return the whole body.
 
-    Raises:
-        BadAnswerError: the body is larger than `limit`, in bytes.
-        httpx2.HTTPError: the body broke off.
+    Raises `BadAnswerError` if it has more bytes than `limit`, and `httpx2.HTTPError` if it broke off.
     """
     body = bytearray()
 
@@ -240,9 +238,8 @@ async def read_events(
 ) -> bool:
     """Pass the events of a body to `take` until it returns True; return False if it never does.
 
-    Raises:
-        BadAnswerError: an event is larger than `limit`, in bytes.
-        httpx2.HTTPError: the stream broke off.
+    Raises `BadAnswerError` if an event has more bytes than `limit`, and `httpx2.HTTPError` if the stream
+    broke off.
     """
     framer = EventFramer(limit)
 
@@ -301,6 +298,11 @@ class ModernHttp:
         self._call_seconds = config.call_timeout
         self._next_id = 0
         self.header_maps: dict[str, HeaderMap] | None = {}
+
+    def earlier_callers(self, seconds: float) -> Sequence[str | None]:
+        """Return nobody: each request has a response of its own; see `Link.earlier_callers`."""
+        del seconds
+        return ()
 
     async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:
         """Send a request and return its encoded result unchanged; see `Link.request`."""

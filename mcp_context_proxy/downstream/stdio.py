@@ -82,6 +82,9 @@ FIRST_LOOK_SECONDS = 0.0025
 """Wait before a child is first polled for its exit; it doubles up to the bound of the caller."""
 
 
+ADVERTISEMENT = b"npm notice"
+"""Beginning of the lines with which npm ends, such as that of a newer npm, after its errors."""
+
 LINES_KEPT = 20
 """Lines of stderr that an error message or a command may quote."""
 
@@ -175,7 +178,8 @@ class Output:
         if len(self._kept) > limit and len(lines) > 1:
             del lines[0]
         # From the end, so that no more lines are made readable than are shown.
-        shown = filter(None, map(self._readable, reversed(lines)))
+        telling = (line for line in reversed(lines) if not line.startswith(ADVERTISEMENT))
+        shown = filter(None, map(self._readable, telling))
         return tuple(islice(shown, LINES_KEPT))[::-1]
 
     def _readable(self, line: bytes) -> str:
@@ -230,8 +234,7 @@ async def open_stdio(
 ) -> AsyncIterator[StdioChannel]:
     """Start the server as a child process; end it on the way out.
 
-    Raises:
-        StartError: it cannot be started; the message says why, and names a remedy.
+    Raises `StartError`, which says why and names a remedy, if it cannot be started.
     """
     process = take_started(config)
     if process is None:
@@ -468,11 +471,7 @@ async def exited(process: subprocess.Popen[bytes], poll_seconds: float) -> None:
 async def open_sdk_channel(
     config: ServerConfig, receive: Callable[[bytes], None]
 ) -> AsyncIterator[QueuedChannel]:
-    """Start the server as a child process of the SDK's transport.
-
-    Raises:
-        Exception: any error of the transport, possibly in an exception group.
-    """
+    """Start the server as a child process of the SDK's transport, which raises any error, also in a group."""
     await load("mcp.client.stdio")
     from mcp.client.stdio import StdioServerParameters, stdio_client  # noqa: PLC0415 - 1 s, nowhere else
     from mcp.shared.message import SessionMessage  # noqa: PLC0415

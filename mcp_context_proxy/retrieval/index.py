@@ -28,12 +28,12 @@ from mcp_context_proxy.retrieval.bm25 import (
     grouped,
     small_numbers,
 )
-from mcp_context_proxy.retrieval.forms import WordList
+from mcp_context_proxy.retrieval.forms import FIRST_OF_QUERY, WordList
 from mcp_context_proxy.retrieval.item_metadata import ORDERS, item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, suspected
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool, best, spans
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,6 +60,13 @@ CALLED_SHORTLY = {"prod": "production", "dev": "development", "stg": "staging"}
 
 NO_NAMES = STOP_WORDS | ORDERS | {"mcp", "server", "api", "tools"}
 """Words in names of servers by which none is addressed."""
+
+_ADDRESSED = pattern(
+    r"\b(?:in|on|from|to|into|via|with|using|at|of|for)\s+(?:(?:our|my|the|your|this)\s+)?(?P<after>[A-Za-z][\w-]*)"
+    r"|(?<=[a-z] )(?P<name>[A-Z]\w*)"
+    r"|\b(?:the|our|my|your) (?P<kept>[A-Za-z][\w-]*)(?= (?:database|db|wiki|workspace|account|cluster)\b)"
+)
+"""Words by which a server may be addressed: "in our Notion", "a Jira ticket", "the sales database"."""
 
 Identity: TypeAlias = tuple[str, str]
 """Key of a source and kind of its items: a server, too, may be called ``rules``."""
@@ -333,11 +340,13 @@ class Index(Struct, frozen=True, eq=False):
             shares[sources] += rarity
         return shares / np.float32(sum(idf.values()))
 
-    def addressed(self, words: Iterable[str]) -> dict[int, bool]:
-        """Return the sources that have one of some words in their names, but for verbs.
+    def addressed(self, query: str) -> dict[int, bool]:
+        """Return the sources that a query names, by words of their names that are no verbs.
 
         Each with whether the name has the word itself, and not only a short form of it.
         """
+        found = (match[match.lastgroup or 0] for match in _ADDRESSED.finditer(query[:FIRST_OF_QUERY]))
+        words = (word for one in found for word in one.lower().split("-"))
         if not self.called:
             collected: dict[str, dict[int, bool]] = {}
             for at, key in enumerate(self.keys):
@@ -476,7 +485,7 @@ class QueryWords(Struct, frozen=True, eq=False):
         return cls(
             lexical,
             index.instructed({t: lexical.idf[t] for t in query.asked if t in lexical.idf}),
-            index.addressed(query.addressed),
+            index.addressed("".join(query.texts[:1])),
             index.named([name_key(query.written)]),
         )
 

@@ -48,7 +48,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import HANDSHAKE
 from mcp_context_proxy.protocol.framing import after_step
-from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
+from mcp_context_proxy.protocol.strangers import bounded
 from mcp_context_proxy.results import (
     ASKS,
     FAILED,
@@ -57,6 +57,7 @@ from mcp_context_proxy.results import (
     ResourceLinks,
     ending_of,
     links_in,
+    mark_untrusted,
     outcome_of,
 )
 from mcp_context_proxy.results.shortening import SMALL_BYTES, Call, LargeResults
@@ -439,11 +440,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         Every call of a tool passes here, so this is where a person is asked for consent, if it needs any.
 
         The server never sees `goal`, the purpose of the call in the model's words. `through` is the name that
-        was called, if it is not the listed one of the tool.
-
-        Raises:
-            DownstreamError: see `Link.request`.
-            RequestError: the call continues one that nobody knows.
+        was called, if it is not the listed one of the tool. Raises `DownstreamError` as `Link.request` does,
+        and `RequestError` if the call continues one that nobody knows.
         """
         client = self.fleet.clients[tool.server]
         if client.connected is None:
@@ -500,7 +498,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         if session is not None:
             session.called(tool, result, self.contexts.result_reading)
         if uris := links_in(result):
-            self.links.note(caller.owner, tool.server, uris)
+            self.links.note(caller.owner, caller.rights.person, tool.server, uris)
         (outcome, structured), size = ending_of(result), len(result)
         # When the answer is written: its caller does not wait for what follows.
         after_step(

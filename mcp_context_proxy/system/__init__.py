@@ -1,8 +1,8 @@
 """The process, the machine and its user: threads, signals, memory, descriptors, clocks.
 
-Here is the user's own: the place of the configuration, its first text, the variables that servers inherit,
-and private files with their locks; and bounds, on what is remembered and on how often something may happen.
-Standard library only: the bridge reads it, too.
+Here are the place of the configuration and its first text, the variables that servers inherit, and private
+files with their locks; and bounds: on what is remembered, and on how often something may happen. It imports
+the standard library alone, because the bridge, which has to start fast, imports it.
 """
 
 from __future__ import annotations
@@ -299,6 +299,21 @@ def keep_latest(kept: dict[K, V], key: K, value: V, most: int) -> V:
     if len(kept) > most:
         del kept[next(iter(kept))]
     return value
+
+
+def drop_of_largest(kept: dict[K, V], most: int, group_of: Callable[[K], str | None], least: int = 0) -> None:
+    """Drop entries beyond `most`: each time the oldest of the group that has most.
+
+    So no group pushes out the entries of another, and the last `least` of each stay in any case.
+    """
+    while len(kept) > most:
+        sizes: dict[str | None, int] = {}
+        for key in kept:
+            sizes[group_of(key)] = sizes.get(group_of(key), 0) + 1
+        largest = max(sizes, key=sizes.__getitem__)
+        if sizes[largest] <= least:
+            return
+        del kept[next(key for key in kept if group_of(key) == largest)]
 
 
 class Bucket:

@@ -4,6 +4,7 @@ import errno
 import gzip
 import os
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -88,7 +89,12 @@ BAD_ANSWERS = {
     "empty": (200, b'{"access_token": "", "token_type": "bearer"}', JSON),
     "too long": (
         200,
-        b'{"access_token": "leaked-tok3n' + b"x" * 70_000 + b'", "token_type": "bearer"}',
+        b'{"access_token": "leaked-tok3n' + b"x" * 20_000 + b'", "token_type": "bearer"}',
+        JSON,
+    ),
+    "too long to renew": (
+        200,
+        b'{"access_token": "a", "refresh_token": "leaked-tok3n' + b"x" * 900_000 + b'", "token_type": "b"}',
         JSON,
     ),
     "no text as token": (200, b'{"access_token": {"a": "leaked-tok3n"}, "token_type": "bearer"}', JSON),
@@ -405,3 +411,10 @@ async def test_a_damaged_file_counts_as_no_login(protected: Protected, content: 
 
     with pytest.raises(LoginRequiredError):
         await fetched(config)
+
+
+def test_tokens_are_renewed_without_loading_the_sdk() -> None:
+    code = "import sys, mcp_context_proxy.oauth.token_endpoint; print({'mcp', 'pydantic'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "set()"
