@@ -19,7 +19,7 @@ from mcp_context_proxy.catalog.document_reading import DocumentPart
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext, key_of
 from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
-from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.engine import ContextEngine, age
 from mcp_context_proxy.context.search import Found, Scope
 from mcp_context_proxy.context.search_filters import Figures, engine_filters
 from mcp_context_proxy.context.selection import SAME_TOOL, SearchAnswer
@@ -61,7 +61,7 @@ from mcp_context_proxy.server.search_answers import (
 )
 from mcp_context_proxy.server.signatures import Detail, ToolSignature, summary
 from mcp_context_proxy.store.tables import ApprovalStore
-from mcp_context_proxy.system.process import date_of
+from mcp_context_proxy.system.process import date_of, time_of_day
 from mcp_context_proxy.system.threads import assigned, in_thread
 from mcp_context_proxy.trust import ACTING, Role
 from mcp_context_proxy.trust.fingerprints import Fingerprint
@@ -169,10 +169,11 @@ RECALLED_CHARACTERS: Final = 500
 
 
 def recall_text(found: Recall) -> str:
-    lines = [found.note] if found.note else []
+    lines, now = [found.note] if found.note else [], time_of_day()
     for one in found.results:
         interaction = one.interaction
-        when = date_of(interaction.time).strftime("%Y-%m-%d %H:%M UTC")
+        # With its age, because a model does not know what day it is.
+        when = f"{age(interaction.time, now)}, {date_of(interaction.time):%Y-%m-%d %H:%M} UTC"
         times = "" if one.times == 1 else f", {one.times:,} times"
         # On one line, so that no content can pass for another interaction.
         content = one_line(interaction.content, RECALLED_CHARACTERS)

@@ -96,6 +96,7 @@ async def test_a_model_can_call_recall(proxy: Proxy, era: str) -> None:
     answer = await host.call("recall", {"query": "when is the deployment"})
 
     assert "the deployment is on friday" in answer["content"][0]["text"]
+    assert "- just now, 20" in answer["content"][0]["text"], "a model does not know what day it is"
     (result,) = (await host.data("recall", {"query": "when is the deployment"}))["results"]
     assert (result["agent_name"], result["interaction_type"]) == ("host", "call")
     assert result["score"] > result["cosine"] > 0, "its words count beside its meaning"
