@@ -49,7 +49,10 @@ def main() -> None:
 
         log_level = options.get("--log-level", serving.SERVING_LEVEL)
         if log_level in serving.LEVELS:
-            sys.exit(serving.main(options.get("--config"), log_level, options.get("--listen-on")))
+            status = serving.main(options.get("--config"), log_level, options.get("--listen-on"))
+            from mcp_context_proxy.system.process import leave  # noqa: PLC0415 - imported by then
+
+            leave(status)
     import signal  # noqa: PLC0415 - the two above do without it, and without the next
 
     from mcp_context_proxy.system.later import importing  # noqa: PLC0415

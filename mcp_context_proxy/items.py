@@ -128,6 +128,8 @@ class Tool(Struct, frozen=True):
     """Length of a result that the tool wants hosts to keep whole; 0 leaves it to them."""
     page: str = ""
     """URI of the page of an MCP App that shows its results; empty if it has none."""
+    other_pages: tuple[str, ...] = ()
+    """URIs of the pages that other kinds of hosts show instead."""
     wider_names: tuple[str, ...] = ()
     """Forms of its name for hosts with room for more of it than `exposed_name` has, the shortest first."""
 

@@ -7,6 +7,7 @@ so the rest is imported when it is needed.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -44,6 +45,9 @@ EXIT_BROKEN_PIPE: Final = 141
 
 LOG_SECONDS: Final = 0.05
 """Time for which a message waits for a reader of stderr that is only busy."""
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of a file that cannot grow, such as the one that the output goes to."""
 
 ENDINGS: Final = (ContextProxyError, KeyboardInterrupt, BrokenPipeError)
 """Errors that end a program in order; all others are bugs."""
@@ -215,10 +219,13 @@ def ended_by(error: BaseException, redact: Callable[[str], str] | None) -> int:
     """Report one of the `ENDINGS` as a sentence, without a traceback; return the exit status."""
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, OSError) and not isinstance(error, ContextProxyError):
         # Buffered output goes nowhere: at exit Python would complain that it cannot be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
+        if isinstance(error, BrokenPipeError):
+            return EXIT_BROKEN_PIPE
+        where = "" if error.filename is None else f" ({error.filename})"
+        error = ContextProxyError(f"{error.strerror}{where}: the output, or a file, is not complete")
     text = clean(str(error))
     text = text if redact is None else clean(redact(text))
     print(f"mcp-context-proxy: {text}", file=sys.stderr)  # noqa: T201 - the same

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mcp_context_proxy.retrieval.item_metadata import ACTIONS, VERBS, action_of
-from mcp_context_proxy.retrieval.needs import UNIT, WEIGHTS, divided, opening
+from mcp_context_proxy.retrieval.item_metadata import ACTIONS, UNIT, VERBS, WEIGHTS, action_of
+from mcp_context_proxy.retrieval.needs import divided, opening
 from mcp_context_proxy.retrieval.text import stem
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "encoder"))

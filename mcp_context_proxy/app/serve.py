@@ -40,7 +40,7 @@ from mcp_context_proxy.system.process import (
     time_of_day,
     trim_periodically,
 )
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread, look_up_apart
 from mcp_context_proxy.trust.audit import audit_file, keep_messages, kept_logs
 from mcp_context_proxy.trust.tokens import BearerToken, TokenBook, credentials_for, credentials_of, tokens_of
 
@@ -143,6 +143,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
     limit_malloc_arenas()
     collect_garbage_seldom()
     sys.setswitchinterval(SWITCH_SECONDS)
+    look_up_apart()
     # Signals are handled before any server starts, so that none outlives a proxy that is stopped at once.
     with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with anyio.create_task_group() as listening:
@@ -163,7 +164,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                 async with anyio.create_task_group() as group:
                     group.start_soon(_stop_on_signal, stop, proxy, negotiation, group.cancel_scope)
                     group.start_soon(reloader.run, proxy.apply)
-                    group.start_soon(_follow_file, proxy, reloader)
+                    group.start_soon(reloader.watch, partial(_first_lists_are_out, proxy))
                     group.start_soon(_freeze_gc, proxy)
                     group.start_soon(trim_periodically)
                     group.start_soon(_make_search_ready, proxy)
@@ -213,12 +214,6 @@ async def _first_lists_are_out(proxy: Proxy) -> None:
     with anyio.move_on_after(CONNECTING_SECONDS):
         await proxy.wait_first_connect()
     await anyio.sleep(LISTING_SECONDS)
-
-
-async def _follow_file(proxy: Proxy, reloader: Reloader) -> None:
-    """Follow the configuration file; changes since it was loaded are found as well."""
-    await _first_lists_are_out(proxy)
-    await reloader.watch()
 
 
 async def _make_search_ready(proxy: Proxy) -> None:

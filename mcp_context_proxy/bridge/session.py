@@ -115,21 +115,46 @@ class Bridge:
         """True once the proxy has said anything: then it can work here."""
         self._turn = threading.Lock()
         """Held while lines go to the proxy, and while it is replaced."""
-        self._ended = False
+        self._ended = self._told_to_stop = False
+        self._reading = threading.Thread(target=self._read_proxy, daemon=True)
 
     def run(self) -> None:
         """Pass lines on until the host closes its end."""
         with suppress(OSError):
             self._peer.sendall(self._greeting)
         self._sent = len(self._greeting)
-        reading = threading.Thread(target=self._read_proxy, daemon=True)
-        reading.start()
+        self._reading.start()
+        signal.signal(signal.SIGTERM, self.stop)
         for lines in _blocks(0, HELD_BYTES):
             self._to_proxy(lines)
+        self._end()
+        self._reading.join(LAST_LINES_SECONDS)
+
+    def stop(self, *_: object) -> None:
+        """Take SIGTERM: end as if the host had closed its end, at the second one at once."""
+        if self._told_to_stop:
+            os._exit(0)
+        self._told_to_stop = True
+        # Not here, in the middle of whatever this thread does; it may hold the locks.
+        threading.Thread(target=self._stop, daemon=True).start()
+
+    def _stop(self) -> None:
+        self._end()
+        if self._under_way:
+            self._reading.join(LAST_LINES_SECONDS)
+        with self._noting:
+            left = list(self._under_way)
+        for key in left:
+            _write(_error(key, _INTERRUPTED))
+        os._exit(0)
+
+    def _end(self) -> None:
+        """Tell the proxy that nothing more comes."""
         self._ended = True
-        with self._turn, suppress(OSError):
-            self._peer.shutdown(socket.SHUT_WR)
-        reading.join(LAST_LINES_SECONDS)
+        if self._turn.acquire(timeout=LAST_LINES_SECONDS):
+            with suppress(OSError):
+                self._peer.shutdown(socket.SHUT_WR)
+            self._turn.release()
 
     def _to_proxy(self, lines: bytes) -> None:
         with self._turn:

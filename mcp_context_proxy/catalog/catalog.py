@@ -545,10 +545,8 @@ FINDINGS, FINDING_CHARACTERS = 100, 1_000
 def _pages(tools: Iterable[Tool], listed: Mapping[str, Resource], findings: list[str]) -> dict[str, Resource]:
     """Return the pages that tools name and their servers need not list, and those that two servers claim."""
     pages: dict[str, Resource] = {}
-    for tool in tools:
-        uri = tool.page
-        if not uri:
-            continue
+    named = ((tool, uri) for tool in tools for uri in (tool.page, *tool.other_pages) if uri)
+    for tool, uri in named:
         first = pages.get(uri) or listed.get(uri)
         if first is None:
             with suppress(UnfitError):

@@ -97,6 +97,8 @@ APP: Final = "ui"
 """``_meta`` key of a tool with what an MCP App has to do with it."""
 OLD_PAGE: Final = "ui/resourceUri"
 """Older ``_meta`` key of a tool with the URI of its page."""
+OTHER_PAGE: Final = "openai/outputTemplate"
+"""The key of ChatGPT."""
 PAGE_SCHEME: Final = "ui"
 """Scheme of the pages of MCP Apps, which tools name in their ``_meta``."""
 RESULT_CHARACTERS: Final = 500_000
@@ -259,6 +261,8 @@ class Markers(Struct, frozen=True):
     """Length of a result that is kept whole; 0 where the tool says nothing about it."""
     page: str
     """URI of the page of an MCP App that shows its results; empty if it has none."""
+    other_pages: tuple[str, ...]
+    """URIs of the pages that other kinds of hosts show instead."""
     for_models: bool
     """False if it is for the interface of an MCP App alone, or runs as a task only, which is not relayed."""
 
@@ -277,12 +281,14 @@ def markers_of(definition: Members) -> Markers:
         hinted = ToolClass.READ
     interactive = bytes(meta.get(USER_INTERACTION, b"false")) not in (b"false", b"null")
     size = envelope.number(meta.get(RESULT_SIZE)) or 0
-    page = envelope.text(app_of(meta).get("resourceUri", meta.get(OLD_PAGE))) or ""
+    named = (app_of(meta).get("resourceUri", meta.get(OLD_PAGE)), meta.get(OLD_PAGE), meta.get(OTHER_PAGE))
+    page, *others = (uri if is_page(uri) else "" for uri in (envelope.text(one) or "" for one in named))
+    other_pages = tuple(filter(None, dict.fromkeys(others))) if meta else ()
     visibility = bytes(app_of(meta).get("visibility", b""))
     task = bytes(_members(definition.get("execution")).get("taskSupport", b""))
     for_models = b"".join(visibility.split()) != b'["app"]' and task != b'"required"'
     length = int(min(max(size, 0), RESULT_CHARACTERS))
-    return Markers(hinted, interactive, length, page if is_page(page) else "", for_models)
+    return Markers(hinted, interactive, length, page, other_pages, for_models)
 
 
 def is_page(uri: str) -> bool:

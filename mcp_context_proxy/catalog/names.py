@@ -542,6 +542,7 @@ def _parse_tool(
         asked_by=asked_by(config, name, danger.tool_class),
         result_characters=markers.result_characters,
         page=markers.page,
+        other_pages=markers.other_pages,
         wider_names=tuple(wider),
     )
     return tool, remark, candidate

@@ -31,6 +31,7 @@ from mcp_context_proxy.serving import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
     LEVELS,
+    NO_ROOM,
     SERVING_LEVEL,
     ended_by,
     prepare,
@@ -234,9 +235,12 @@ def run(function: Callable[..., Awaitable[T]], *args: object) -> T:
     """
     import anyio
 
+    from mcp_context_proxy.system.threads import look_up_apart
+
     results: list[T] = []
 
     async def run_until_signal() -> None:
+        look_up_apart()
         async with anyio.create_task_group() as group:
             if STOPPED_BY:
                 group.start_soon(cancel_on_signal, group.cancel_scope)
@@ -410,6 +414,10 @@ class LazyGroup(click.Group):
             click.echo(f"mcp-context-proxy: {shown(str(error))}", err=True)
             ctx.exit(EXIT_FAILURE)
         except ENDINGS as error:
+            ctx.exit(ended_by(error, ctx.find_root().meta.get(REDACTOR)))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
             ctx.exit(ended_by(error, ctx.find_root().meta.get(REDACTOR)))
 
 

@@ -85,7 +85,7 @@ STUFFING: Final[Mapping[Suspicion, tuple[str, str]]] = {
 }
 """Reason and remedy of a suspicion of keyword stuffing."""
 
-STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+STYLES: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 
 
 @click.command("check")
@@ -508,9 +508,9 @@ def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
             which = f"these variables of this shell: {listed}"
             message = f"{names} failed without {which}{differing}"
             remedy = "name those that a server needs in its inherit"
-            yield Verdict(Level.OK, ENVIRONMENT, message, remedy)
+            yield Verdict(Level.NOTE, ENVIRONMENT, message, remedy)
         elif differing:
-            yield Verdict(Level.OK, ENVIRONMENT, f"{names} had all variables of this shell{differing}")
+            yield Verdict(Level.NOTE, ENVIRONMENT, f"{names} had all variables of this shell{differing}")
 
 
 def remedy_for(

@@ -172,8 +172,14 @@ def _unknown(request_id: str) -> click.ClickException:
 def _show_replayed(console: Terminal, replayed: Mapping[str, Any]) -> None:
     then, now = replayed["then"], replayed["now"]
     console.say(Text(f'"{one_line(then["query"])}"', style="bold"))
-    tokens = f"{then['tokens']:,} tokens then, {now['tokens']:,} now"
-    console.say(Text(f"asked {moment(then['time'])}, {tokens}", style="dim"))
+    # Without those of the session, which only one of the answers has.
+    compared = {(one["type"], one["name"]) for one in replayed["items"]}
+    before, today = (
+        sum(one["tokens"] for one in answer["items"] if (one["type"], one["name"]) in compared)
+        for answer in (then, now)
+    )
+    tokens = f"{before:,} tokens then, {today:,} now, for the items below"
+    console.say(Text(f"asked {moment(then['time'])}; {tokens}", style="dim"))
     if not now["items"] and now["near_misses"]:
         console.say("Nothing fits it now.")
     rows = []

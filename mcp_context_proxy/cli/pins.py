@@ -77,6 +77,7 @@ class Level(StrEnum):
     """Level of a verdict."""
 
     OK = "ok"
+    NOTE = "note"
     WARNING = "warning"
     PROBLEM = "PROBLEM"
 

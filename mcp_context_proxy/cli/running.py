@@ -139,6 +139,8 @@ class OwnProxy(AskedProxy):
         from mcp_context_proxy.app.serve import local_api
 
         async with open_started_proxy(self._config, indexed=self._indexed) as proxy:
+            if proxy.contexts.recollector is not None:
+                proxy.contexts.recollector.seconds = seconds  # its first search reads the whole memory
             api = httpx2.ASGITransport(local_api(proxy).app)
             async with httpx2.AsyncClient(transport=api, base_url=f"http://localhost{BASE}") as client:
                 response = await client.request(method, target, json=body, timeout=seconds)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.cli import WholeNumber, config_option, load_config, named_path
 from mcp_context_proxy.serving import begin_if_new, serve, telling_the_host
+from mcp_context_proxy.system.process import leave
 
 if TYPE_CHECKING:
     from mcp_context_proxy.cli.running import RunningProxy
@@ -110,6 +111,7 @@ def serve_command(
             there = f"there are: {known}" if known else "there are none"
             raise click.UsageError(f"--profile: there is no table [clients.{profile}]; {there}")
     serve(config, overrides=overrides, http=http, profile=profile, presets=presets, listen_on=listen_on)
+    leave(0)
 
 
 @click.command("ui")

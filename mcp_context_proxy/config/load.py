@@ -21,7 +21,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -41,7 +40,7 @@ from mcp_context_proxy.config.settings import (
     ServerConfig,
 )
 from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, changeable_by_others, dotted, read
-from mcp_context_proxy.config.tables import ASKED, CONFIRM, with_classes
+from mcp_context_proxy.config.tables import ASKED, CONFIRM
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
 from mcp_context_proxy.system import TO_BEGIN, default_path
 from mcp_context_proxy.system.later import pattern
@@ -323,7 +322,7 @@ class _Draft(Struct, dict=True):
             return server
         # Never where the host was started: a repository that somebody opens would decide what a server runs.
         folder = {"cwd": str(self.source.file.parent)} if "command" in server else {}
-        return folder | with_classes(server)
+        return folder | _with_classes(server)
 
     def _with_general(self, name: str, config: Config) -> ServerConfig:
         """Return a server with what is derived, and what is set for all where it has nothing of its own."""
@@ -486,11 +485,8 @@ def _check_endpoint(table: Mapping[str, Any], name: str) -> Iterator[tuple[KeyPa
         yield ("api_key",), reason
     if "model" not in table:
         yield ("endpoint",), f"needs {name}.model, too: the name of the model at the endpoint"
-    if isinstance(endpoint, str):
-        for _, message in _check_url(endpoint):
-            yield ("endpoint",), message
-        if "@" in endpoint or "?" in endpoint:
-            yield ("endpoint",), "must hold neither a user nor a query; a key belongs in api_key"
+    if isinstance(endpoint, str) and ("@" in endpoint or "?" in endpoint):
+        yield ("endpoint",), "must hold neither a user nor a query; a key belongs in api_key"
 
 
 def _check_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
@@ -512,8 +508,6 @@ def _check_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     yield from _check_confirm(server)
     yield from _check_headers(server.get("headers"))
     yield from _check_oauth(server)
-    if isinstance(server.get("url"), str):
-        yield from _check_url(server["url"])
 
 
 def _check_confirm(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
@@ -556,19 +550,27 @@ def _check_oauth(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         yield ("oauth",), "client_secret needs issuer, so that it is sent nowhere else"
 
 
-def _check_url(url: str) -> Iterator[tuple[KeyPath, str]]:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        yield ("url",), "must begin with http:// or https:// and name a host"
-
-
 _CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[KeyPath, str]]]]] = {
     "embedding": _check_embedding,
     "rerank": partial(_check_endpoint, name="rerank"),
     "store": _check_store,
 }
 """Tables of their own in which keys may contradict each other."""
+
+
+def _with_classes(server: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a server with ``confirm`` written as ``classes``, and as ``allow`` of a tool."""
+    tools = server.get("tools")
+    if isinstance(tools, dict):
+        allowed = {name: _without_confirm(tool, "allow") for name, tool in tools.items()}
+        server = server | {"tools": allowed}
+    understood: dict[str, Any] = _without_confirm(server, "classes")
+    return understood
+
+
+def _without_confirm(table: Any, key: str) -> Any:
+    if not isinstance(table, dict) or CONFIRM not in table:
+        return table
+    asked = ASKED.get(str(table[CONFIRM]), ())
+    value = dict.fromkeys(map(str, asked), "ask") if key == "classes" else "ask" if asked else "always"
+    return {key: value} | {name: given for name, given in table.items() if name != CONFIRM}

@@ -37,7 +37,7 @@ from urllib.parse import unquote
 from mcp_context_proxy.config.secrets import Secret, names_secret, secret_arguments, secrets_in_url
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import Fault, StartError
-from mcp_context_proxy.system import INHERITED, matches
+from mcp_context_proxy.system import INHERITED, matches, open_regular
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import (
     descriptor_shortage,
@@ -297,7 +297,7 @@ def _of_script(path: Path) -> str:
     installed = f"{os.sep}node_modules{os.sep}" in str(real)
     if described and installed:
         return described
-    with real.open("rb") as stream:
+    with open_regular(real) as stream:
         content = stream.read(SCRIPT_BYTES + 1)
     if len(content) > SCRIPT_BYTES:
         return ""
@@ -319,7 +319,7 @@ def _described(script: Path) -> str:
 
 
 def _decoded(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         described = json.loads(stream.read(_PACKAGE_BYTES))
     return described if isinstance(described, dict) else {}
 
@@ -329,7 +329,7 @@ def _of_distribution(prefix: Path, named: str, listed_in: str) -> str:
     for found in islice(prefix.glob("lib/python*/site-packages/*.dist-info"), _DISTRIBUTIONS):
         listing = found / listed_in
         if listing.is_file():
-            with listing.open("rb") as stream:
+            with open_regular(listing) as stream:
                 lines = stream.read(_PACKAGE_BYTES).decode("utf-8", "replace").splitlines()
             begins = named if listed_in == "RECORD" else f"{named} "
             if any(line.startswith((begins, f"{named}=")) for line in lines):

@@ -318,8 +318,12 @@ class Reloader:
     def ask(self) -> None:
         self._asked.set()
 
-    async def watch(self) -> None:
-        """Request a reload at the beginning and whenever the file may have changed, until cancelled."""
+    async def watch(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Wait, then request a reload at once and whenever the file may have changed, until cancelled.
+
+        Changes since the file was loaded are found as well.
+        """
+        await wait()
         if self._started.path is not None:
             await watch_file(self._started.path, self.ask)
 

@@ -20,25 +20,30 @@ import string
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any, AnyStr, Final, Generic, TypeAlias
+from typing import IO, Any, AnyStr, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.system import drop_of_largest
 from mcp_context_proxy.system.later import html, pattern
 
 SHORTEST: Final = 6
 """Shortest value that is redacted; shorter ones occur in innocent text."""
 
-FORMS_KEPT: Final = 1_000
-"""Secrets whose forms are not made anew when another secret becomes known: that takes 0.1 ms each."""
+FORMS_KEPT, LONG_FORMS_KEPT, LONG_CHARACTERS = 1_000, 64, 4_096
+"""Secrets whose forms are not made anew when another one becomes known, those among them that are long, and
+the length from which one is: to make its forms takes up to 20 ms, and to keep them a megabyte."""
 
 LEARNED: Final = 32
-"""Number of secrets learned at run time, such as tokens, that are kept; new ones replace the oldest."""
+"""Number of secrets learned at run time, such as tokens, that are kept; see `LatestSecrets`."""
+
+KEPT_OF_EACH: Final = 6
+"""Those of one server that are kept in any case: two tokens and a client's secret, and those before them."""
 
 _SPARED_IN_URLS: Final = ("", "/", "!'()*", ";,/?:@&=+$#!'()*")
 """Characters that Python's and JavaScript's functions for URL encoding leave unchanged."""
@@ -56,19 +61,72 @@ _JSON_WEB_TOKEN: Final = pattern(
 """A token, with what stands before it in the same run of characters as the group. Each run is read once, from
 its beginning: from each ``eyJ`` in it, it would take time in the square of its length."""
 
+V = TypeVar("V")
+
 Secret = tuple[str, str]
 """A name, which may be shown, and a secret value."""
+
+
+RANDOM_CHARACTERS: Final = 8
+"""Characters of a token that belong to no word or number; honest ones have twenty."""
+
+_NO_TOKEN: Final = pattern(r"[^!-~]|[\"'`{}\[\],\\]")
+"""Characters that no token has, and that stand between the values of JSON."""
+_RUN_OF_TOKEN: Final = pattern(r"[A-Za-z0-9]+")
+_PIECE: Final = pattern(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_WORD_CHARACTERS: Final = 3
+"""Mean length of the pieces of a run of letters and digits from which it is made of words, such as the three
+of ``pullRequest2``."""
+
+
+def is_random(value: str) -> bool:
+    """Return whether a value occurs nowhere by chance.
+
+    A server chooses its tokens, and must not choose what stands in the calls of others: ``{"query":``, or the
+    name of an argument. These would be refused, and removed from logs and results.
+    """
+    if _NO_TOKEN.search(value):
+        return False
+    runs = ((len(run), len(_PIECE.findall(run))) for run in _RUN_OF_TOKEN.findall(value))
+    random = (length for length, pieces in runs if pieces > 1 and length < _WORD_CHARACTERS * pieces)
+    return sum(random) >= RANDOM_CHARACTERS
+
+
+class LatestSecrets:
+    """Secrets of limited life, such as tokens: the latest of each server.
+
+    Room is made by the server that has most, so that one whose tokens are often renewed pushes out none of
+    another.
+    """
+
+    def __init__(self, most: int = LEARNED) -> None:
+        """Keep `most` secrets; more only where servers have no more than `KEPT_OF_EACH`."""
+        self._most = most
+        self._kept: dict[tuple[str, Secret], None] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, Secret]]:
+        return iter(self._kept)
+
+    def add(self, server: str, secrets: Iterable[Secret]) -> bool:
+        """Add the secrets that a server has now, as its latest; return whether any of them is new."""
+        new = False
+        for secret in secrets:
+            new |= (server, secret) not in self._kept
+            self._kept.pop((server, secret), None)
+            self._kept[server, secret] = None
+        drop_of_largest(self._kept, self._most, itemgetter(0), KEPT_OF_EACH)
+        return new
 
 
 class Redactor:
     """Replaces secrets in text."""
 
-    def __init__(self, secrets: Iterable[Secret], learned: int = LEARNED) -> None:
-        """Redact `secrets`, and the latest `learned` ones of those given to `learn`."""
+    def __init__(self, secrets: Iterable[Secret], learned: int = LEARNED, server: str = "") -> None:
+        """Redact `secrets`, and the latest of those given to `learn`, which are secrets of `server`."""
         self.on_learned: Callable[[Iterable[Secret]], None] | None = None
-        """Takes each secret that is learned, where somebody else needs to know it as well."""
-        self._secrets = dict.fromkeys(secrets)
-        self._learned: deque[Secret] = deque(maxlen=learned)
+        """Takes the secrets that are learned, where somebody else needs to know them as well."""
+        self._secrets, self._server = dict.fromkeys(secrets), server
+        self._learned = LatestSecrets(learned)
         self._forms: _Forms[str] | None = None
         self._forms_in_json: _Forms[bytes] | None = None
 
@@ -77,18 +135,21 @@ class Redactor:
         self._forms = self._forms_in_json = None
 
     def learn(self, secrets: Iterable[Secret]) -> None:
-        """Add secrets of limited life to this redactor and to the logs; see `LEARNED`."""
-        new = [secret for secret in secrets if secret not in self._learned]
-        if new:
-            self.remember(new)
-            if self.on_learned is not None:
-                self.on_learned(new)
-            for known in _log_filters():
-                known.redact.remember(new)
+        """Add all secrets of limited life that its server has now to this redactor and to the logs.
 
-    def remember(self, secrets: Iterable[Secret]) -> None:
-        self._learned.extend(secrets)
-        self._forms = self._forms_in_json = None
+        Whoever issues them chooses them freely. So what others say is redacted only of `is_random` ones.
+        """
+        latest = list(secrets)
+        self.remember(self._server, latest)
+        random = [secret for secret in latest if is_random(secret[1])]
+        if self.on_learned is not None:
+            self.on_learned(random)
+        for known in _log_filters():
+            known.redact.remember(self._server, random)
+
+    def remember(self, server: str, secrets: Iterable[Secret]) -> None:
+        if self._learned.add(server, secrets):
+            self._forms = self._forms_in_json = None
 
     def __call__(self, text: str) -> str:
         for form, shown in self._replacements().that_may_be_in(text):
@@ -108,7 +169,7 @@ class Redactor:
         if self._forms is None:
             found = {
                 (form, f"[redacted {name}]")
-                for name, value in (*self._secrets, *self._learned)
+                for name, value in (*self._secrets, *(secret for _, secret in self._learned))
                 for form in _forms(value)
             }
             self._forms = _Forms(found)
@@ -151,7 +212,17 @@ def has_run(text: str | bytes) -> bool:
     return _RUN in data.translate(_MARKS)
 
 
-@lru_cache(FORMS_KEPT)
+def cached_forms(function: Callable[[str], V]) -> Callable[[str], V]:
+    """Return a function of a secret that remembers its values, of long secrets only the latest ones."""
+    short, long = lru_cache(FORMS_KEPT)(function), lru_cache(LONG_FORMS_KEPT)(function)
+
+    def of(value: str) -> V:
+        return (long if len(value) > LONG_CHARACTERS else short)(value)
+
+    return of
+
+
+@cached_forms
 def _forms(value: str) -> frozenset[str]:
     """Return the ways a value can stand in a text: plain, quoted, encoded, or line by line."""
     return frozenset(form for form in _all_forms(value) if len(form) >= SHORTEST)

@@ -91,13 +91,15 @@ class Recollector:
     def __init__(self, memory: InteractionMemory, count_tokens: Callable[[str], int]) -> None:
         """Look into a memory; ``count_tokens`` estimates the tokens of a text, and blocks."""
         self._memory, self._count = memory, count_tokens
+        self.seconds = SECONDS
+        """Time for it; may be replaced where somebody waits."""
 
     async def complete(self, answer: SearchAnswer, owner: str) -> SearchAnswer:
         """Return an answer with the interactions of an owner that its query means, within its budget.
 
         Without them if they cannot be found in time: no request fails for its memory.
         """
-        with anyio.move_on_after(SECONDS):
+        with anyio.move_on_after(self.seconds):
             try:
                 return await in_thread(partial(self._complete, answer, owner), abandon_on_cancel=True)
             except ContextProxyError as error:

@@ -486,7 +486,9 @@ class ContextExpander:
         companions = [Companion(tool, Mode.RETAINED, None, "called a moment ago") for tool in used]
         files = _for_files(selection.query, snapshot)
         for_files = [document for document in files if allowed(document)]
-        for document in self._expander.nearest_first(for_files, selection.query, snapshot):
+        if len(for_files) > 1:
+            for_files = self._expander.nearest_first(for_files, selection.query, snapshot)
+        for document in for_files:
             why = f"for the file {files[document]}"
             companions.append(Companion(document, Mode.EXPANSION, RULE_SCORE, why))
         meant = [*found, *for_files]
@@ -550,7 +552,10 @@ def unknown_names(rules: Mapping[str, Sequence[str]], snapshot: Snapshot) -> Ite
 
 def _for_files(query: str, snapshot: Snapshot) -> dict[Document, str]:
     """Return the documents whose patterns fit a file that a query names, each with that file."""
-    files, fitting = files_named(query), dict[Document, str]()
+    fitting = dict[Document, str]()
+    if not snapshot.documents:
+        return fitting
+    files = files_named(query)
     for document in snapshot.documents.values() if files else ():
         file = next((one for one in files if is_for(document.patterns, one)), None)
         if file is not None:

@@ -39,7 +39,7 @@ from mcp_context_proxy.protocol.eras import Hello, covers, reaches
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.trust import THE_USER, Principal
+from mcp_context_proxy.trust import THE_USER, Principal, Role
 
 ID_BYTES = 8
 """Length of a session's public id: it is shown in lists, records and logs, and grants nothing."""
@@ -249,8 +249,6 @@ def result_text(result: bytes, characters: int) -> str | None:
 class Session(SessionContext, eq=False):
     """Session of a handshake-era connection; it ends with the connection."""
 
-    party: Party = field(default_factory=lambda: Party(lasting=True))
-    """Identity of the client at the downstream connections."""
     rights: Principal = THE_USER
     """The rights of its client."""
     hello: Hello | None = None
@@ -263,6 +261,12 @@ class Session(SessionContext, eq=False):
     """Servers of whose instructions the client was told."""
     subscriptions: set[str] = field(default_factory=set)
     """URIs of resources whose updates the client asked for."""
+    party: Party = field(default_factory=Party)
+    """Identity of the client at the downstream connections."""
+
+    def __post_init__(self) -> None:
+        """Make the party, whose principal is that of the session."""
+        self.party = Party(self.principal, lasting=True, sees_all=self.rights.may(Role.VIEW))
 
     @property
     def client(self) -> str | None:

@@ -48,6 +48,8 @@ class Party(msgspec.Struct, frozen=True, eq=False):
     another."""
     lasting: bool = False
     """True for a session, which can have a connection of its own for as long as it lasts."""
+    sees_all: bool = False
+    """True if the user may see what others do."""
 
 
 class Outgoing(Sender):
@@ -106,6 +108,10 @@ class Link(Protocol):
 
         Empty where each request has a response stream of its own, which leaves no doubt.
         """
+        ...
+
+    def earlier_callers(self, seconds: float) -> Sequence[str | None]:
+        """Return the principals of requests that ended at most so many seconds ago; see `in_flight`."""
         ...
 
     async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:

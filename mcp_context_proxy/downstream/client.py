@@ -27,6 +27,7 @@ from mcp_context_proxy.downstream.inbound import (
     WATCHED,
     Admission,
     answer,
+    others_before,
     party_of,
     shown_params,
     waiting_facts,
@@ -381,12 +382,17 @@ class DownstreamClient(ServerLifecycle):
 
     def _take_notification(self, method: str, params: Members) -> None:
         link = self.link
-        self._route(method, params, () if link is None else link.in_flight)
+        self._route(method, params, () if link is None else link.in_flight, None, link)
 
     def _route(
-        self, method: str, params: Members, in_flight: Sequence[Outgoing], owner: Party | None = None
+        self,
+        method: str,
+        params: Members,
+        in_flight: Sequence[Outgoing],
+        owner: Party | None = None,
+        shared: Link | None = None,
     ) -> None:
-        """Route a notification from a connection with these pending requests; `owner` if it is not shared."""
+        """Route a notification of a connection with these pending requests: an owner's, or a shared one."""
         if self.lists.take_change_notice(method):
             self._on_event(self.name, method, {}, frozenset())
             return
@@ -397,6 +403,8 @@ class DownstreamClient(ServerLifecycle):
         else:
             parties = frozenset(sent.party for sent in in_flight if sent.party is not None)
         if method == LOG_MESSAGE:
+            if shared is not None and len(parties) == 1:
+                parties |= others_before(shared, next(iter(parties)))
             takers = [
                 sent.on_notification for sent in in_flight if sent.party in parties and sent.on_notification
             ]
@@ -414,7 +422,9 @@ class DownstreamClient(ServerLifecycle):
 
     async def _answer(self, peer: Peer, method: str, params: Members) -> bytes:
         if method in CAPABILITY_OF:
-            self._dedicated.note_asked(method, party_of(peer.in_flight))
+            party = party_of(peer.in_flight)
+            # The shared connection is left to one session only if it is the one that was meant.
+            self._dedicated.note_asked(method, None if others_before(peer, party) else party)
         return await answer(peer, method, params, None)
 
 

@@ -74,8 +74,11 @@ class Introduction(Struct, frozen=True):
     """True if it answered `server/discover` late, so that its era has to be probed again."""
 
     def offers(self, capability: str) -> bool:
-        """Return whether the server declared `capability`, such as ``tools``."""
-        return isinstance(self.capabilities.get(capability), dict)
+        """Return whether the server declared `capability`, such as ``tools``, in whatever form.
+
+        An empty object is an empty list in PHP and Lua.
+        """
+        return self.capabilities.get(capability) not in (None, False)
 
     def extension(self, name: str) -> Mapping[str, JSON] | None:
         """Return the settings of an extension that the server declared; None if it did not."""
@@ -277,7 +280,8 @@ def _introduction(spoken: Era, version: str, info: JSON, result: Mapping[str, JS
         era=spoken,
         version=version,
         server_info=info if isinstance(info, dict) else {},
-        capabilities=capabilities if isinstance(capabilities, dict) else {},
+        # One that cannot say what it offers has tools, as nearly all do, or an error that names the fault.
+        capabilities=capabilities if isinstance(capabilities, dict) else {"tools": {}},
         instructions=instructions if isinstance(instructions, str) else "",
     )
 

@@ -15,7 +15,7 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from http.cookiejar import Cookie, CookieJar
 from typing import Final
@@ -298,6 +298,11 @@ class ModernHttp:
         self._call_seconds = config.call_timeout
         self._next_id = 0
         self.header_maps: dict[str, HeaderMap] | None = {}
+
+    def earlier_callers(self, seconds: float) -> Sequence[str | None]:
+        """Return nobody: each request has a response of its own; see `Link.earlier_callers`."""
+        del seconds
+        return ()
 
     async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:
         """Send a request and return its encoded result unchanged; see `Link.request`."""

@@ -2,7 +2,9 @@
 
 A handshake-era server does not say which request of ours a message is about, so that is inferred: a change
 notice goes to the lists, a log message to the sessions whose calls are pending, and a request of the server
-to the one party whose calls are pending. If several parties have pending calls, the request is refused.
+to the one party whose calls are pending. If several parties have pending calls, the request is refused. A
+server may also send one when the call that it is about has ended. So the persons of earlier calls count as
+well: where others than the one with a pending call may be meant, its request is refused, too.
 
 `Admission` decides which notifications go on at all, and how many: only those that clients know, that concern
 something that a client asked for, and that are neither too large nor too many.
@@ -27,7 +29,7 @@ from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream import Notify, Outgoing, Party
+from mcp_context_proxy.downstream import Link, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.era_negotiation import CLIENT_INFO, Connected
 from mcp_context_proxy.downstream.jsonrpc import NOTIFICATION_BYTES, Peer
 from mcp_context_proxy.errors import DownstreamError, RemoteError
@@ -43,6 +45,7 @@ from mcp_context_proxy.protocol.strangers import (
     unmarked,
 )
 from mcp_context_proxy.system import Bucket, keep_latest
+from mcp_context_proxy.trust import person_in
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +70,9 @@ ELICITATION_ID_CHARACTERS = 256
 DROPPED_SECONDS = 60.0
 """Time between two log lines about notifications that were not passed on."""
 
+AFTERWARDS_SECONDS = 10.0
+"""Time for which a request or a log message of a server may be about a call that has ended."""
+
 NOTIFICATION_STRINGS = 1_000
 """Strings of a notification that is passed on: to clean one takes up to 0.01 ms, whatever its length."""
 
@@ -82,6 +88,18 @@ def party_of(in_flight: Iterable[Outgoing]) -> Party | None:
     """Return the one party with pending requests; None when there is none, or several."""
     parties = {outgoing.party for outgoing in in_flight if outgoing.party is not None}
     return parties.pop() if len(parties) == 1 else None
+
+
+def others_before(link: Link, party: Party | None) -> frozenset[Party]:
+    """Return a party for each person whose call on a connection has just ended, and whom a party may not see.
+
+    A message of the server may be about these calls.
+    """
+    if party is None or party.sees_all:
+        return frozenset()
+    person = person_in(party.principal)
+    callers = link.earlier_callers(AFTERWARDS_SECONDS)
+    return frozenset(Party(principal) for principal in callers if person_in(principal) != person)
 
 
 async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | None) -> bytes:
@@ -101,6 +119,9 @@ async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | Non
             return b'{"roots":[]}'
         clients = len({sent.party for sent in in_flight})
         text = f"{method} cannot be passed on: calls of {clients} clients are under way"
+        raise RequestError(METHOD_NOT_FOUND, text)
+    if owner is None and others_before(peer, party):
+        text = f"{method} cannot be passed on: it may be about a call of another person that has just ended"
         raise RequestError(METHOD_NOT_FOUND, text)
     if latest.ask is None:
         raise RequestError(METHOD_NOT_FOUND, f"the client does not support {method}")

@@ -63,6 +63,9 @@ SILENT_TIMEOUTS = 2
 """Further timeouts, one after the other, after which a program is given up that has said nothing since the
 first. One that works for minutes without reading is not to be ended in the middle of it."""
 
+CALLERS_KEPT = 256
+"""Principals of whom a connection remembers that they have made requests over it."""
+
 Answer: TypeAlias = Callable[["Peer", str, Members], Awaitable[bytes]]
 """Answers a request that the server makes over a peer; raises `RequestError` to refuse."""
 
@@ -106,6 +109,8 @@ class Peer:
         """Time of a timeout after which nothing has come; None otherwise."""
         self._closed: str | None = None
         """Cause of the loss, once the connection is lost."""
+        self._callers: dict[str | None, float] = {}
+        """Time at which the latest request of each principal ended."""
 
     def attach(self, channel: Channel) -> None:
         self._channel = channel
@@ -121,6 +126,11 @@ class Peer:
     def in_flight(self) -> list[Outgoing]:
         """Pending requests, oldest first; see `Link.in_flight`."""
         return [pending.outgoing for pending in self._pending.by_id.values()]
+
+    def earlier_callers(self, seconds: float) -> list[str | None]:
+        """Return the principals whose latest request ended at most so many seconds ago."""
+        since = self._pending.now() - seconds
+        return [principal for principal, ended in self._callers.items() if ended >= since]
 
     def held(self, party: Party | None) -> contextlib.AbstractContextManager[None]:
         """Pause the timeouts of a party's requests while the party is being asked for something."""
@@ -156,6 +166,10 @@ class Peer:
             raise
         finally:
             del self._pending.by_id[pending.id]
+            if (party := outgoing.party) is not None:
+                self._callers[party.principal] = self._pending.now()
+                if len(self._callers) > CALLERS_KEPT:
+                    del self._callers[next(iter(self._callers))]
 
     def _note_timeout(self, seconds: float) -> None:
         """Ask a program for a sign of life after a timeout; give it up some timeouts later if there was none.
@@ -430,6 +444,7 @@ class _PendingRequests:
         self._server = server
         self._call_seconds, self._call_max_seconds = call_seconds, call_max_seconds
         self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
         self.ids = count(1)
         self.by_id: dict[int, _Pending] = {}
         self._timer: asyncio.TimerHandle | None = None

@@ -118,7 +118,7 @@ class ServerLifecycle:
         """Time of the next attempt to connect, in seconds since 1970; None while none is due."""
         self.subscriptions = ClientSubscriptions()
         """Log level and resource subscriptions requested by clients."""
-        self.redact = Redactor(secrets_of(config))
+        self.redact = Redactor(secrets_of(config), server=config.name)
         """Removes the secrets that the server was given; a connection adds its own, such as a token."""
         self.output = Output(
             server=config.name, limits=limits, redact=self.redact, keep_line=shared.keep_line
@@ -357,7 +357,7 @@ class ServerLifecycle:
     def standing(self) -> str:
         """State of the server for a person; with the seconds since a download has begun."""
         seconds = self.downloading
-        return str(self.state) if seconds is None else f"downloading ({seconds:.0f} s)"
+        return str(self.state) if seconds is None else f"downloading for {seconds:.0f} s"
 
     @property
     def downloading(self) -> float | None:
@@ -463,6 +463,9 @@ class ServerLifecycle:
             state = f"{'starting' if self.downloading is None else state} again; before that"
         if self.remedy:
             return ServerUnavailableError(self.name, state, f"{self.cause}; {self.remedy}")
+        if self.state is ServerState.STARTING and not self.cause:
+            # What it writes meanwhile, such as warnings of a package runner, explains nothing.
+            return ServerUnavailableError(self.name, state, "call again in a while")
         last_output = self.stderr[-QUOTED_LINES:] or self.output.strays
         return ServerUnavailableError(self.name, state, self.cause, last_output)
 

@@ -82,6 +82,9 @@ FIRST_LOOK_SECONDS = 0.0025
 """Wait before a child is first polled for its exit; it doubles up to the bound of the caller."""
 
 
+ADVERTISEMENT = b"npm notice"
+"""Beginning of the lines with which npm ends, such as that of a newer npm, after its errors."""
+
 LINES_KEPT = 20
 """Lines of stderr that an error message or a command may quote."""
 
@@ -175,7 +178,8 @@ class Output:
         if len(self._kept) > limit and len(lines) > 1:
             del lines[0]
         # From the end, so that no more lines are made readable than are shown.
-        shown = filter(None, map(self._readable, reversed(lines)))
+        telling = (line for line in reversed(lines) if not line.startswith(ADVERTISEMENT))
+        shown = filter(None, map(self._readable, telling))
         return tuple(islice(shown, LINES_KEPT))[::-1]
 
     def _readable(self, line: bytes) -> str:

@@ -41,10 +41,8 @@ from mcp_context_proxy.system.threads import BatchWriter, in_thread
 logger = logging.getLogger(__name__)
 
 
-SEARCH: Final = "search"
-CALL: Final = "call"
 MESSAGE: Final = "message"
-"""The types of interactions that the proxy itself knows; clients may post others."""
+"""The type of an interaction that is posted without one."""
 
 MOST_FOUND: Final = 1_000
 """Limit of the number of interactions that a search finds."""

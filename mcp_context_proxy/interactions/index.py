@@ -21,7 +21,13 @@ from mcp_context_proxy.retrieval.item_metadata import Fields
 from mcp_context_proxy.retrieval.scoring import STRONG_COVERAGE, Calibration, fuse
 from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool
-from mcp_context_proxy.store.learned import Interaction, InteractionScope, InteractionStore, InteractionVector
+from mcp_context_proxy.store.learned import (
+    SEARCH,
+    Interaction,
+    InteractionScope,
+    InteractionStore,
+    InteractionVector,
+)
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.later import np, pattern
 
@@ -81,7 +87,7 @@ _EDGES: Final = "\"'`()[]{}<>,;:!?.“”"
 
 PLACES_OF_A_FORM: Final = 3
 """One of so many places at most is for interactions that differ in their numbers and ids alone, such as a
-call for one ticket after another, while something else fits."""
+call for one ticket after another, while something else fits; and one for searches, which only ask."""
 
 STANDS_OUT: Final = 1.1
 """Factor by which the most relevant interaction has to be above those with a place to get the last one,
@@ -203,7 +209,10 @@ class InteractionIndex:
         meant = relevance > 0
         if identified is None:
             meant &= self._has_evidence(wanted.vector, cosines, coverage[items], int(within.sum()))
-        meant &= relevance >= SHARE_OF_BEST * relevance.max(where=meant, initial=0)
+        # A question is nearest to the same question: it says nothing of how near an answer has to be.
+        told = meant & (facts["type"][items] != self._names.get(SEARCH, -1))
+        bar = relevance.max(where=told, initial=0) or relevance.max(where=meant, initial=0)
+        meant &= relevance >= SHARE_OF_BEST * bar
         chosen = items[meant]
         scores = relevance[meant].astype(np.float64) * self._kept_share(chosen, wanted.factor, now)
         cosines = None if cosines is None else cosines[meant]
@@ -313,7 +322,8 @@ class InteractionIndex:
         for at, one in enumerate(fresh, self._count):
             agent, kind = self._number(one.agent_name), self._number(one.interaction_type)
             text = " ".join(one.content.casefold().split())
-            same, form = hash((kind, text)), hash((kind, _NUMBERED.sub("#", text)))
+            same = hash((kind, text))
+            form = kind if one.interaction_type == SEARCH else hash((kind, _NUMBERED.sub("#", text)))
             owner = self._number(_OWNED + one.owner)
             self._facts[at] = (one.id, one.time, agent, owner, kind, same, form, NOWHERE, True)
         counted = count_terms(Fields("", one.content[:WORDS_INDEXED], "", "", "", "") for one in fresh)

@@ -339,7 +339,8 @@ class LoginProvider(OAuthClientProvider):
         check_encrypted(page)
         if (parts := httpx2.URL(page)).userinfo or parts.fragment:
             raise OAuthFlowError("the address of its login page has a user name or a fragment")
-        if refusal := url_refusal(page):
+        # An issuer of the configuration may be anywhere.
+        if refusal := url_refusal(page, self.settings.issuer or self.context.server_url):
             raise OAuthFlowError(f"the address of its login page cannot be used: {refusal}")
         # A person is told where a login leads by it.
         if refusal := url_refusal(str(metadata.issuer)):

@@ -210,8 +210,9 @@ EARLY_SHARE: Final = 0.25
 LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600
 """Longest life of a token that is believed."""
 
-_TOKEN: Final = re.compile(r"[!-~][ -~]{0,65535}")
-"""An access token (RFC 6749, appendix A.12) that fits into a header."""
+_TOKEN: Final = re.compile(r"[!-~][ -~]{0,16383}")
+"""A token (RFC 6749, appendix A) that fits into the headers which servers take. To know a longer one in all
+forms in which it may be written would take too long."""
 
 
 class GrantRefusedError(AuthorizationError):
@@ -317,9 +318,10 @@ class TokenResponse(msgspec.Struct, frozen=True):
 def with_tokens(credentials: OAuthCredentials, tokens: TokenResponse) -> OAuthCredentials:
     """Return the credentials with new tokens; fields that the response leaves out stay as they were.
 
-    Raises `AuthorizationError` if the token cannot be sent as one.
+    Raises `AuthorizationError` if a token, or the secret of the client, cannot be sent as one.
     """
-    if not _TOKEN.fullmatch(tokens.access_token):
+    given = tokens.access_token, tokens.refresh_token, credentials.client_secret
+    if not all(one is None or _TOKEN.fullmatch(one) for one in given):
         raise AuthorizationError(credentials.server, "its authorization server gave no usable token")
     lasts, now = tokens.expires_in, time_of_day()
     if lasts is not None:

@@ -159,6 +159,8 @@ def decode(frame: bytes) -> Envelope:
         except (msgspec.DecodeError, RecursionError) as error:
             kind, why = type(error), str(error)
     code = INVALID_REQUEST if issubclass(kind, msgspec.ValidationError) else PARSE_ERROR
+    if code == INVALID_REQUEST and starts_with(frame, b"["):
+        why = "it is a batch, which is not supported; send each message by itself"
     raise MalformedError(why, code, too_deep=issubclass(kind, RecursionError))
 
 

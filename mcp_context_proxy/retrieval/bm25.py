@@ -14,7 +14,6 @@ looks at tens of arrays instead of one for each of thousands of servers.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, islice
@@ -24,6 +23,7 @@ from msgspec import Struct
 
 from mcp_context_proxy.retrieval.item_metadata import Fields
 from mcp_context_proxy.retrieval.text import terms
+from mcp_context_proxy.retrieval.vectors import small_numbers
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ K1 = 1.2
 """Saturation: the lower, the sooner repetitions stop counting. 0.6 to 2 moved recall by less than a point."""
 
 B = 0.75
-"""Length normalisation: the higher, the more a long field counts against its terms. 0.4 to 0.9 moved recall
-by less than a point."""
+"""Length normalisation: the higher, the more long fields count against their terms. 0.4 to 0.9 are alike."""
 
 FIELDS = Fields.__struct_fields__
 
@@ -55,17 +54,19 @@ WEIGHTS: Final[Mapping[str, float]] = {
 
 MAX_COUNT, MAX_COUNT_OF_TEXT = 5, 65_535
 """Highest count of one term in a field, and in the text of a document, which may repeat a word often. A
-description that repeats the names of other tools a thousand times would otherwise come before them: its
-repetitions count for more than its length counts against it. Six public sets have the same recall@5 with 5 as
-without a bound; with 3 one has 0.4 points less."""
+description that repeats the names of other tools a thousand times would otherwise come before them. Six
+public sets have the same recall@5 with 5 as without a bound; with 3 one has 0.4 points less."""
 
 ITEMS_A_GROUP = 4_096
-"""Items whose counts are sorted together: a changed item costs 10 ms, and a query of 100,000 items looks at
-25 groups."""
+"""Items whose counts are sorted together: a changed item costs 10 ms, a query of 100,000 items 25 looks."""
+
+TERMS_KEPT, PAIRS_KEPT = 1_000, 1_000_000
+"""Terms whose weighted counts are kept, and pairs of a term and an item among them, in some 8 MB."""
 
 Occurrences: TypeAlias = "tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]"
 """Pairs of a term and an item that has it, with the weighted count over all fields."""
 
+_OfTerm: TypeAlias = "tuple[NDArray[np.int32], NDArray[np.float32]]"
 Small: TypeAlias = "NDArray[np.integer[Any]]"
 """Numbers of which there are very many, in the shortest type that has room for them."""
 
@@ -255,8 +256,27 @@ class LexicalIndex(Struct, frozen=True, eq=False, dict=True):
     def _weighted_counts(self, terms: Sequence[str]) -> Occurrences:
         """Return each pair of a term and an item that has it, with x: its weighted count over all fields.
 
-        The pairs are in the order of the terms, then of the items.
+        The pairs are in the order of the terms, then of the items. Those of the latest queries are kept.
         """
+        known = self._known_counts
+        found = {term: known.get(term) for term in terms}
+        if missing := [term for term in terms if found[term] is None]:
+            which, *pairs = self._counted(missing)
+            ends = np.searchsorted(which, np.arange(1, len(missing)))
+            of_missing = zip(*(np.split(one, ends) for one in pairs), strict=True)
+            known.keep(fresh := dict(zip(missing, of_missing, strict=True)))
+            found |= fresh
+        none = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        items, added = zip(none, *(pairs for pairs in found.values() if pairs is not None), strict=True)
+        which = np.repeat(np.arange(len(terms), dtype=np.int32), [own.size for own in items[1:]])
+        return which, np.concatenate(items), np.concatenate(added)
+
+    @cached_property
+    def _known_counts(self) -> _KnownCounts:
+        return _KnownCounts()
+
+    def _counted(self, terms: Sequence[str]) -> Occurrences:
+        """Return the weighted counts of some terms."""
         hashes = np.array([hash(term) for term in terms], np.int64)
         by_term: list[list[tuple[NDArray[np.int32], Small]]] = [[] for _ in terms]
         for group, first in self._placed_groups():
@@ -289,6 +309,21 @@ class LexicalIndex(Struct, frozen=True, eq=False, dict=True):
     def _placed_groups(self) -> Iterator[tuple[Group[TermCounts, Postings], int]]:
         """Yield each group with the position of its first item."""
         return zip(self.groups, accumulate((group.size for group in self.groups), initial=0), strict=False)
+
+
+class _KnownCounts(dict[str, "_OfTerm"]):
+    """The items that have a term, and the weighted count of each, for terms of the latest queries."""
+
+    pairs = 0
+
+    def keep(self, fresh: Mapping[str, _OfTerm]) -> None:
+        """Keep those of further terms; if that is too much, instead of the others."""
+        pairs = sum(items.size for items, _ in fresh.values())
+        if self.pairs + pairs > PAIRS_KEPT or len(self) + len(fresh) > TERMS_KEPT:
+            self.clear()
+            self.pairs = 0
+        self.update(fresh)
+        self.pairs += pairs
 
 
 def _rarity(items: int, frequencies: NDArray[Any]) -> NDArray[np.float64]:
@@ -458,17 +493,8 @@ def join_counts(parts: Sequence[TermCounts]) -> TermCounts:
     return TermCounts(_together(parts)) if parts else count_terms(())
 
 
-def small_numbers(numbers: Small, highest: int) -> Small:
-    """Return numbers in as little memory as they need: there are some fifty for each tool."""
-    for kind in (np.uint8, np.uint16):
-        if highest <= np.iinfo(kind).max:
-            return numbers.astype(kind)
-    return numbers.astype(np.int32)
-
-
 Member = TypeVar("Member")
 Whole = TypeVar("Whole")
-Element = TypeVar("Element")
 
 
 class Group(Struct, Generic[Member, Whole], frozen=True, eq=False):
@@ -526,30 +552,6 @@ def grouped(
         at += len(following)
     flush()
     return made
-
-
-class Flat(Generic[Element]):
-    """A sequence of the elements of several tuples.
-
-    They are not copied: to count the references of 100,000 objects, which lie all over memory, takes 10 ms in
-    which no other thread runs, and as much again when they are dropped.
-    """
-
-    __slots__ = ("_firsts", "_pieces")
-
-    def __init__(self, pieces: Iterable[tuple[Element, ...]]) -> None:
-        self._pieces = tuple(pieces)
-        self._firsts = tuple(accumulate(map(len, self._pieces), initial=0))
-
-    def __len__(self) -> int:
-        return self._firsts[-1]
-
-    def __getitem__(self, at: int) -> Element:
-        piece = bisect_right(self._firsts, at) - 1
-        return self._pieces[piece][at - self._firsts[piece]]
-
-    def __iter__(self) -> Iterator[Element]:
-        return chain.from_iterable(self._pieces)
 
 
 FIELDS_NAMED = 2

@@ -215,12 +215,10 @@ class Expander:
             if link.item not in forbidden and item_key(links.index.items[link.item]) not in snapshot.hidden
         ]
 
-    def nearest_first(
-        self, documents: Sequence[Document], query: str, snapshot: Snapshot
-    ) -> Sequence[Document]:
+    def nearest_first(self, documents: list[Document], query: str, snapshot: Snapshot) -> list[Document]:
         """Return documents by the cosine of their best chunk with a query; as they are without vectors."""
         index, graph = self._index_of(snapshot), self._graph(snapshot)
-        if len(documents) < 2 or index.dense is None or (vectors := self._vectors([query])) is None:
+        if index.dense is None or (vectors := self._vectors([query])) is None:
             return documents
         dense, cosines = index.dense, dict[ItemKey, float]()
         for document in documents:

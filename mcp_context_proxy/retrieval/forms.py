@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from mcp_context_proxy.retrieval.item_metadata import PHRASES
+from mcp_context_proxy.retrieval.item_metadata import LONGEST_FIRST, LONGEST_PHRASE, PHRASES
 from mcp_context_proxy.retrieval.text import STOP_WORDS, TABLES, listed, meanings, spoken
 from mcp_context_proxy.system.later import np, pattern
 
@@ -35,6 +35,9 @@ FIRST_OF_QUERY: Final = 1_000
 
 ARITHMETIC: Final = "calculate arithmetic expression"
 """The kind of an expression of numbers, with the verb for which it is there."""
+
+JSON: Final = "JSON value"
+"""The kind of an object of JSON, which stands for it: what is in it names no tool."""
 
 NUMBERS: Final = "arithmetic"
 """The kind of numbers with a verb or noun that says what is done with them, as "the average of 3 and 5"."""
@@ -53,13 +56,12 @@ _STANDARDS = "COVID|UTF|SHA|ISO|GPT|AES|RSA|RFC|IEEE|TLS|SSL|USB|HTTP|MP|PS|MI|C
 _TOKENS: Final = tuple(
     (kind, pattern(form))
     for kind, form in (
-        ("URL", r"(?i:https?|ftp|wss?|file)://\S+"),
+        ("URL", r"(?i:https?|ftp|wss?|file)://\S+|localhost:\d{2,5}(?:/\S*)?"),
         ("repository URL", r"(?:git@[\w.-]+:|(?:git|ssh)://)\S+"),
         (
             "connection string of a database",
             r"(?:postgres(?:ql)?|mysql|mongodb(?:\+srv)?|redis|sqlite)://\S+",
         ),
-        ("URL", r"localhost:\d{2,5}(?:/\S*)?"),
         ("email address", r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),
         ("DOI of a paper", r"(?:(?i:doi):)?10\.\d{4,9}/\S+"),
         ("website URL", r"(?:[\w-]+\.)+(?:com|org|net|io|dev|edu|gov|ai|co|uk|de|eu)(?:/\S*)?"),
@@ -130,12 +132,13 @@ _SEVERAL: Final = tuple(
             r"(?<!\S)(?:SELECT\s[^;]{1,300}?\sFROM\s|INSERT INTO\s|DELETE FROM\s|UPDATE\s\S{1,80}\sSET\s"
             r"|(?:CREATE|ALTER|DROP) (?:TABLE|INDEX|VIEW)\s|(?i:select) \* (?i:from)\s)[^;\"'`]{1,800}",
         ),
+        (JSON, r"(?s)\{\s*\"[^\"]{1,80}\"\s*:(?:.*\}|.*$)"),
     )
 )
 """Kinds of values that have several words."""
 
 
-_MAY_BE_SEVERAL = pattern(r"\d|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP)\s|(?i:select) \*")
+_MAY_BE_SEVERAL = pattern(r"\d|\{|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP)\s|(?i:select) \*")
 
 _SPELLED = (
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen"
@@ -208,6 +211,9 @@ LAST_DAY: Final = 31
 
 EDGES = "\"'`()[]{}<>,;:!?“”¿¡«»„"
 """Characters around a word that are not part of it."""
+
+PLAIN_TEXT: Final = listed("plain text")
+"""Endings of files that any tool for files may read and write."""
 
 SHORT_FORMS: Final[Mapping[str, str]] = meanings("short forms")
 
@@ -324,18 +330,6 @@ def shell_meaning(word: str, query: str) -> str | None:
 
 
 _LETTERS = pattern(r"[A-Za-z]+")
-_AROUND = pattern(r"(?P<verb>\w+) (?P<rest>up|off|out|away|down|over)")
-_PHRASES: Final[Mapping[str, str]] = PHRASES | {
-    f"{divided['verb']} {object_} {divided['rest']}": f"{meant.removesuffix(' for')} {object_}"
-    for phrase, meant in PHRASES.items()
-    if (divided := _AROUND.fullmatch(phrase)) is not None
-    for object_ in ("it", "them", "this", "that")
-}
-"""The same with an object within them: "call it off"."""
-
-_LONGEST_FIRST: Final = sorted(_PHRASES, key=len, reverse=True)
-LONGEST_PHRASE: Final = len(_LONGEST_FIRST[0])
-
 SOMEBODY = (
     r"(?:(?-i:[A-Z][A-Za-z]+)|him|her|them|(?:every|some)(?:one|body)"
     r"|(?:my|our|his|her|the) (?:\w+ ){0,2}?(?:boss|team|people|guys|colleagues?|mother|father|mum|mom|dad"
@@ -371,6 +365,15 @@ _WITH_OTHER_WORDS: Final = (
         "send message to",
     ),
     (spoken(rf"(?:e-?mail|mail)(?= {SOMEBODY})", "mail"), "send email to"),
+    (
+        spoken(
+            r"(?:save|put|dump|store)(?= (?:this|that|it|them|these|everything|all(?: of (?:it|this))?)"
+            rf" (?:in|into|to|as|under|at) \S*[\w-]\.(?:{'|'.join(sorted(PLAIN_TEXT))})\b)",
+            "save|put|dump|store",
+        ),
+        "write",
+    ),
+    (spoken(r"(?:run|execute)(?: (?:this|the)(?: (?:sql|query))?:?)?(?= select\s)", "select"), "query"),
     (spoken(rf"(?:bill|invoice)(?= {SOMEBODY})", "bill|invoice"), "create invoice for"),
     (_MADE_OTHER, "change"),
 )
@@ -396,11 +399,11 @@ def reworded(order: str) -> tuple[int, str] | None:
     The order begins with its opening word.
     """
     beginning = order[: LONGEST_PHRASE + 1].lower()
-    if beginning.startswith(tuple(_LONGEST_FIRST)):
-        for phrase in _LONGEST_FIRST:
+    if beginning.startswith(tuple(LONGEST_FIRST)):
+        for phrase in LONGEST_FIRST:
             after = beginning[len(phrase) : len(phrase) + 1]
             if beginning.startswith(phrase) and not (after.isalnum() or after == "_"):
-                return len(phrase), _PHRASES[phrase]
+                return len(phrase), PHRASES[phrase]
     verb, *following = (match.group() for match in islice(_LETTERS.finditer(order), OBJECT_WORDS + 1))
     objects = {word.lower() for word in following}
     objects |= {word for value, word in _VALUES if value.search(order, 0, FIRST_OF_ORDER)}
@@ -510,12 +513,15 @@ def correction(word: str, catalog: Callable[[], WordList], before: str = "") -> 
         return None
     if is_joined(word) or VOWELS.isdisjoint(word):
         swapped = likely().nearest(word, 1)
-        found = [catalog().nearest(word, 1), swapped if swapped and is_swapped(word, swapped[0]) else None]
+        found = [
+            catalog().nearest(word, 1),
+            swapped if swapped and sorted(word) == sorted(swapped[0]) else None,
+        ]
     else:
         but = _NO_THINGS if _ARTICLE.search(before) else ()
         found = [catalog().nearest(word), likely().nearest(word, but=but)]
-    near = [one for one in found if one is not None]
-    return min(near, key=lambda one: one[1])[0] if near else None
+    nearest = [one for one in found if one is not None]
+    return min(nearest, key=lambda one: one[1])[0] if nearest else None
 
 
 def unclipped(word: str, catalog: Callable[[], WordList]) -> str | None:
@@ -526,18 +532,13 @@ def unclipped(word: str, catalog: Callable[[], WordList]) -> str | None:
     return f"{word}e"
 
 
-def is_swapped(first: str, second: str) -> bool:
-    """Return whether two words have the same letters."""
-    return sorted(first) == sorted(second)
-
-
 @lru_cache(maxsize=256)
 def same_letters(word: str, among: frozenset[str]) -> str | None:
     """Return the likely word that a rare one is with two letters swapped: "lits" is mostly "list"."""
     if len(word) < SHORTEST or not word.isalpha() or word in packaged().known:
         return None
     found = likely().nearest(word, 1)
-    return found[0] if found and found[0] in among and is_swapped(word, found[0]) else None
+    return found[0] if found and found[0] in among and sorted(word) == sorted(found[0]) else None
 
 
 def is_joined(word: str) -> bool:

@@ -35,7 +35,6 @@ from mcp_context_proxy.retrieval.bm25 import (
     TermCounts,
     count_terms,
     join_counts,
-    small_numbers,
 )
 from mcp_context_proxy.retrieval.index import (
     KINDS,
@@ -52,7 +51,7 @@ from mcp_context_proxy.retrieval.item_metadata import Fields, effect_of, item_te
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, is_trusted
 from mcp_context_proxy.retrieval.query_scores import SEVERAL_SENTENCES
 from mcp_context_proxy.retrieval.text import encodable, identifier_words, name_key, terms, words
-from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool, best
+from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool, best, small_numbers
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import trim_now
 

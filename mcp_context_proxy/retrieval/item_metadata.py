@@ -1,6 +1,6 @@
 """Reads one item for search: its texts, its labels, and its action.
 
-A tool's action is told by the first verb of its name; orders want one as well (`needs.wanted`).
+A tool's action is told by the first verb of its name; orders want one as well (`additions`).
 
 Nobody has checked the definitions of tools: schemas are walked without recursion, up to fixed limits, and
 references are never followed. Configured categories and tags come first; others are derived from the item's
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
@@ -31,14 +32,15 @@ from mcp_context_proxy.retrieval.text import (
     may_be_translated,
     meanings,
     name_key,
+    stem,
     terms,
     topics,
     translated,
 )
-from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
-    pass
+    from numpy.typing import NDArray
 
 
 VERBS: Final[Mapping[str, str]] = meanings("verbs of tools")
@@ -61,8 +63,19 @@ EFFECTS: Final = len(ACTIONS) + 1
 OTHER_CHANGES: Final = listed("other changes")
 """Verbs of such tools."""
 
-PHRASES: Final = meanings("phrases")
-"""Phrases with which an order opens, each with the words that tools have for it."""
+_AROUND = pattern(r"(?P<verb>\w+) (?P<rest>up|off|out|away|down|over)")
+_PHRASES: Final = meanings("phrases")
+PHRASES: Final[Mapping[str, str]] = _PHRASES | {
+    f"{divided['verb']} {object_} {divided['rest']}": f"{meant.removesuffix(' for')} {object_}"
+    for phrase, meant in _PHRASES.items()
+    if (divided := _AROUND.fullmatch(phrase)) is not None
+    for object_ in ("it", "them", "this", "that")
+}
+"""Phrases with which an order opens, each with the words that tools have for it, and the same with an object
+within them: "call it off"."""
+
+LONGEST_FIRST: Final = sorted(PHRASES, key=len, reverse=True)
+LONGEST_PHRASE: Final = len(LONGEST_FIRST[0])
 
 ORDERS: Final = frozenset({*VERBS, *listed("orders"), *(phrase.split()[0] for phrase in PHRASES)})
 """Verbs with which an order begins."""
@@ -78,6 +91,54 @@ def effect_of(name: str) -> int:
     """Return the action of a tool by its name, or `CHANGE`."""
     action = action_of(name)
     return action or (0 if OTHER_CHANGES.isdisjoint(identifier_words(name).split()) else CHANGE)
+
+
+WEIGHTS: Final = Path(__file__).with_name("actions.txt")
+"""Points for the action of a tool, by the word with which an order opens."""
+
+MOST_ADDED: Final = 0.04
+"""Highest amount that is added to a score for its action, or taken from it but for deleting."""
+
+UNIT: Final = 0.0001
+"""Worth in score of one point in ``actions.txt``."""
+
+CERTAIN_NOT_TO_DELETE: Final = -0.004
+"""Addition for deleting tools from which down an order is known not to want any, as one with "show" is."""
+
+TAKEN_FROM_CHANGING: Final = 0.12
+"""Amount that is taken from a tool that creates, changes or sends where a query asks for facts, and from one
+that does what it says is not to be done."""
+
+TAKEN_FROM_DELETING: Final = 0.1
+"""Amount that is then taken from a deleting tool, so that one is only first where nothing else is near."""
+
+ASKING_FOR_FACTS: Final = frozenset({"who", "what", "which", "when", "where", "why"})
+"""Words with which a question about facts begins: no tool that creates, changes or sends answers it."""
+
+_MAKES: Final = [ACTIONS.index(action) for action in ("create", "send")]
+CHANGES: Final = [*_MAKES, ACTIONS.index("update"), CHANGE]
+"""Positions of the tools that create, change or send something."""
+
+_DELETE: Final = frozenset(map(stem, ("delete", "erase", "purge", "destroy", "wipe")))
+"""Stems of orders that no tool serves which creates or sends something."""
+
+
+@cache
+def additions() -> Mapping[str, NDArray[np.float32]]:
+    """Return the amount that is added for each effect of a tool, by opening word."""
+    additions = {}
+    for line in WEIGHTS.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            word, *points = line.split()
+            added = np.array([*map(int, points)], np.float32) * np.float32(UNIT)
+            additions[word] = np.clip(np.append(added, added[0]), -MOST_ADDED, MOST_ADDED)
+            if added[DELETE] <= CERTAIN_NOT_TO_DELETE:
+                additions[word][DELETE] = -TAKEN_FROM_DELETING
+            if word in ASKING_FOR_FACTS:
+                additions[word][CHANGES] = -TAKEN_FROM_CHANGING
+            elif word in _DELETE:
+                additions[word][_MAKES] = -TAKEN_FROM_CHANGING
+    return additions
 
 
 NAME_LIMIT = 256

@@ -17,23 +17,22 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence, Set
-from functools import cache
+from collections.abc import Iterator, Sequence, Set
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mcp_context_proxy.retrieval.forms import SOMEBODY
+from mcp_context_proxy.retrieval.forms import SOMEBODY, value_kind
 from mcp_context_proxy.retrieval.item_metadata import (
-    ACTIONS,
-    CHANGE,
+    CHANGES,
     DELETE,
     EFFECTS,
     ORDERS,
     OTHER_CHANGES,
+    TAKEN_FROM_CHANGING,
+    TAKEN_FROM_DELETING,
     VERBS,
+    additions,
 )
-from mcp_context_proxy.retrieval.scoring import TAKEN_FROM_CHANGING
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
     Span,
@@ -58,7 +57,6 @@ enough for a verb with its object ("submit it, wait until"), after a word such a
 both sides."""
 
 _WORD = pattern(r"[A-Za-z]+")
-WEIGHTS: Final = Path(__file__).with_name("actions.txt")
 QUESTIONS: Final = listed("questions")
 """Words with which a question begins."""
 
@@ -97,22 +95,6 @@ _ASKED_INSIDE: Final = spoken(
 OPENING_CHARACTERS: Final = 40
 """Characters of a statement in which such a question is looked for."""
 
-MOST_ADDED: Final = 0.04
-"""Highest amount that is added to a score for its action, or taken from it but for deleting."""
-
-UNIT: Final = 0.0001
-"""Worth in score of one point in ``actions.txt``."""
-
-CERTAIN_NOT_TO_DELETE: Final = -0.004
-"""Addition for deleting tools from which down an order is known not to want any, as one with "show" is."""
-
-TAKEN_FROM_DELETING: Final = 0.1
-"""Amount that is then taken from a deleting tool, so that one is only first where nothing else is near."""
-
-ASKING_FOR_FACTS: Final = frozenset({"who", "what", "which", "when", "where", "why"})
-"""Words with which a question about facts begins: no tool that creates, changes or sends answers it."""
-
-CHANGES: Final = [*(ACTIONS.index(action) for action in ("create", "update", "send")), CHANGE]
 _ASKS_FOR_FACTS = spoken(
     r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s"
     r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)"
@@ -162,28 +144,12 @@ def opening_match(order: str) -> re.Match[str] | None:
 
 def wanted(order: str) -> NDArray[np.float32]:
     """Return the amount that is added to the score of a tool for its effect, by position."""
-    found = _additions().get("which" if _ATTRIBUTE.match(order) else opening(order))
+    found = additions().get("which" if _ATTRIBUTE.match(order) else opening(order))
     added = np.zeros(EFFECTS, np.float32) if found is None else found
     if _ASKS_FOR_FACTS.match(order) is not None:
         added = added.copy()
         added[CHANGES], added[DELETE] = -TAKEN_FROM_CHANGING, -TAKEN_FROM_DELETING
     return added
-
-
-@cache
-def _additions() -> Mapping[str, NDArray[np.float32]]:
-    """Return the additions of each opening word."""
-    additions = {}
-    for line in WEIGHTS.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            word, *points = line.split()
-            added = np.array([*map(int, points)], np.float32) * np.float32(UNIT)
-            additions[word] = np.clip(np.append(added, added[0]), -MOST_ADDED, MOST_ADDED)
-            if added[DELETE] <= CERTAIN_NOT_TO_DELETE:
-                additions[word][DELETE] = -TAKEN_FROM_DELETING
-            if word in ASKING_FOR_FACTS:
-                additions[word][CHANGES] = -TAKEN_FROM_CHANGING
-    return additions
 
 
 # Where one need ends and the next begins.
@@ -417,10 +383,25 @@ _SUBJECT = (
 _NEEDLESS = "(?:needed|wanted|used|required|necessary|relevant|in use|of use)"
 _NO_MORE = "(?:any ?more|any longer)"
 _PRAISED = "(?:good|nice|great|helpful|useful|lovely|handy)"
+_DONE = r"\w+(?:ed|en)|told|sent|made|put|set"
 _BECOMES = (
-    r"(?:be(?! (?:\w+ed|able|on|in|at|there|possible)\b)|say|read|show|have|run|start|end|cost|look|contain"
-    r"|begin|point|use)"
+    rf"(?:be(?! (?:{_DONE}|\w+rn|done|able|on|in|at|there|possible|ready|available)\b)|say|read|show|have|run"
+    r"|start|end|cost|look|contain|begin|point|use)"
 )
+_OF_VALUE_ALONE: Final = {
+    "file": "read",
+    "URL": "fetch",
+    "issue key": "show",
+    "issue number": "show",
+    "merge request number": "show",
+}
+"""What is wanted of a value that is all of a query, by its kind."""
+
+_TO_SOMEBODY: Final = spoken(
+    r"(?:to )?(?P<who>[@#][a-z][\w.-]+|[\w.+-]+@[\w-]+\.[\w.]+|\+\d[\d ()-]{6,20})\s*: *(?=\S)"
+)
+"""Somebody, or a channel, to whom what follows is to be sent: "#general: the deploy is done"."""
+
 _IMPLIED: Final = tuple(
     (spoken(rf"(?s)\W*{form}"), order)
     for form, order in (
@@ -446,13 +427,16 @@ _IMPLIED: Final = tuple(
             r" to (?:have|see|get|know) (?P<what>.+?)(?: in front of (?:me|us))?\W*$",
             "show {what}",
         ),
+        (rf"{_SUBJECT} {_MUST} be (?P<who>(?-i:[A-Z])\w+)['’]s\W*$", "assign {what} to {who}"),
         (rf"some(?:body|one) {_MUST} (?P<what>.+)", "{what}"),
-        (rf"{_SUBJECT} {_MUST} be (?P<done>\w+(?:ed|en))\b(?P<rest>.*)", "{done} {what}{rest}"),
+        (rf"{_SUBJECT} {_MUST} be (?P<done>{_DONE})\b(?P<rest>.*)", "{done} {what}{rest}"),
         (rf"{_SUBJECT} {_MUST} (?P<rest>{_BECOMES} .+)", "change {what} to {rest}"),
     )
 )
-"""Statements that order something, with the orders: "the channel is not needed any more"."""
+"""Statements that order something, with the orders: "the channel is not needed any more". What "should be" so
+beside another order only says more of that."""
 
+_IRREGULAR: Final = {"told": "tell", "sent": "send", "made": "make", "put": "put", "set": "set"}
 _ENDING: Final = (("ied", "y"), ("ed", ""), ("ed", "e"), ("en", ""), ("en", "e"))
 """Endings of participles, with those of their verbs."""
 
@@ -482,18 +466,23 @@ def ordered(query: str) -> str:
 
     Who only says that something does not work wants to know why.
     """
+    if (verb := _OF_VALUE_ALONE.get(value_kind(query) or "")) is not None:
+        return f"{verb} {query}"
     parts = list(islice(sentences(query), MOST_PARTS))
     asked = any(map(asks, parts))
     for sentence in (one for one in parts if len(one) <= LONGEST_STATEMENT):
-        order = _implied(sentence)
+        order = _implied(sentence, asked)
         if order is None and not asked and (trouble := _COMPLAINT.match(sentence)) is not None:
             order = f"show why {trouble['of']}"
         if order is not None:
             query = query.replace(sentence, order, 1)
+    to_somebody = _TO_SOMEBODY.match(query)
+    if to_somebody is not None:
+        query = f"send message to {query}"
     return _LET_KNOW.sub(r"send message to \g<who>", query)
 
 
-def _implied(statement: str) -> str | None:
+def _implied(statement: str, asked: bool) -> str | None:
     """Return the order that a statement means: "there should be a room for it" is to create one."""
     if asks(statement):
         return None
@@ -501,6 +490,8 @@ def _implied(statement: str) -> str | None:
         if (match := form.match(statement)) is None:
             continue
         said = match.groupdict()
+        if asked and "rest" in said:
+            return None
         if said.get("done") is not None:
             said["done"] = _verb_of(said["done"])
             if said["done"] is None:
@@ -511,6 +502,8 @@ def _implied(statement: str) -> str | None:
 
 def _verb_of(participle: str) -> str | None:
     """Return the verb of a participle, if it is one with which people order: "deleted"."""
+    if participle.lower() in _IRREGULAR:
+        return _IRREGULAR[participle.lower()]
     verbs = [participle[: -len(end)] + other for end, other in _ENDING if participle.endswith(end)]
     verbs += [participle[:-3]] if participle[-3:-2] == participle[-4:-3] else []
     return next((verb for verb in verbs if verb.lower() in _ORDERS), None)

@@ -17,9 +17,8 @@ from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval import forms
-from mcp_context_proxy.retrieval.forms import FIRST_OF_QUERY
-from mcp_context_proxy.retrieval.item_metadata import ORDERS
-from mcp_context_proxy.retrieval.needs import ASKING_FOR_FACTS, CHANGING, QUESTIONS, opening, opening_match
+from mcp_context_proxy.retrieval.item_metadata import ASKING_FOR_FACTS, ORDERS
+from mcp_context_proxy.retrieval.needs import CHANGING, QUESTIONS, opening, opening_match
 from mcp_context_proxy.retrieval.text import identifier_words, listed, spoken, stem, terms
 from mcp_context_proxy.system.later import pattern
 
@@ -111,7 +110,15 @@ CHANGES_OF_ROWS: Final = _purpose(
 )
 """Orders that change rows of a table that has a name: "add a row to the customers table"."""
 
-_FILES: Final = "|".join(f"{one}s?" for one in sorted(listed("kinds of files")))
+MESSAGES: Final = _purpose(
+    r"\b(?:send|post|writ|compos)\w* (?:\w+ ){0,4}?(?:messages?|e-?mails?)\b"
+    r"(?! (?:to|on|into) (?:an? |the )?(?:\w+ )?(?:queue|topic|stream|console|log|bus)\b)",
+    "send post write message messages email",
+    2,
+    0.05,
+)
+"""Orders to write to somebody, whom no tool for chats or mail knows by name."""
+
 _PLACES: Final = "|".join([*sorted(listed("kinds of places")), "post office", "town hall"])
 
 _ON_SCREENS: Final = (
@@ -119,6 +126,13 @@ _ON_SCREENS: Final = (
 )
 
 _LOOKED_FOR: Final = (
+    (
+        MESSAGES,
+        spoken(
+            r"^\W*(?:(?:please|can you|could you) )*(?:(?:send|write|drop) (?:an? |the )?(?:\w+ )?message to"
+            rf"|(?:tell|text|message|notify|inform|dm|write to) {forms.SOMEBODY})"
+        ),
+    ),
     (
         _purpose(
             r"\bdirections\b|\broutes?\b|\btravel times?\b|\bdistance (?:matrix|between)\b",
@@ -161,30 +175,6 @@ _LOOKED_FOR: Final = (
     ),
     (
         _purpose(
-            r"\b(?:search|find|locat)\w*\b.{0,60}?\bfiles?\b|\bfiles?\b.{0,30}?\b(?:search|find)",
-            "search find files directory",
-            1,
-            0.1,
-        ),
-        spoken(
-            r"^\W*where (?:did|have) (?:I|we) (?:put|saved?|stored?|leave|left) (?:the |my |our )?(?:\w+ )?"
-            rf"(?:{_FILES}|contracts?|invoices?|letters?|reports?|slides|cv|resume|forms?|receipts?"
-            rf"|tax\w*)\b"
-        ),
-    ),
-    (
-        _purpose(
-            r"\bfiles?\b.{0,60}?\b(?:size|metadata|information)|\bsize\b.{0,40}?\bfiles?\b|\bsizes\b",
-            "file information metadata size sizes",
-            1,
-            0.1,
-        ),
-        spoken(
-            rf"^\W*how (?:big|large|long|old) (?:is|are) (?:the |my |this |that )?(?:\w+ )?(?:{_FILES})\b"
-        ),
-    ),
-    (
-        _purpose(
             r"\b(?:get|read|view|show|retriev|fetch)\w* (?:(?:the|full|all|of|for|about|a|an|one|single"
             r"|specific|existing|details?|information|data) )*(?:[A-Z]\w+ )?issue"
             r"(?=[.,;:(]|$| (?:by|with|in|from|including|details|key|number|using|and its)\b)",
@@ -193,7 +183,7 @@ _LOOKED_FOR: Final = (
             0.15,
         ),
         spoken(
-            r"^\W*(?:is|are|was|has|does|did|who(?:['’]s)?|whose|what(?:['’]s)?|when|which|how|where|why"
+            r"^\W*(?:is|are|was|has|does|did|who(?:['’]s)?|whose|what(?:['’]s)?|when|which|how|where|why|show"
             r"|(?:the )?(?:status|state|priority|assignee|owner|reporter|due date|title|summary)) "
             r"(?!.{0,60}\b(?:comment|attach|watch|follow|work ?log|log|sla|service level|link|transition"
             r"|history|changed|commit|branch|pull request|epic|sprint|board|block|time|hours)\w*)"
@@ -201,8 +191,8 @@ _LOOKED_FOR: Final = (
         ),
     ),
 )
-"""Other purposes, each with the form of its requests: ways between two places, places and when they are open,
-scientific papers, where a file is, how large it is, what an issue with a key says of itself."""
+"""Other purposes, each with the form of its requests: messages to somebody, ways between two places, places
+and when they are open, scientific papers, what an issue with a key says."""
 
 HISTORY: Final = _purpose(
     r"\b(?:commit|revision|version|edit|change|page|file|issue) (?:logs?|history)\b|\bblame\b"
@@ -494,30 +484,12 @@ def service_of(request: str) -> str | None:
     return None if service is None or opening(request) in _BROWSES else service
 
 
-_ADDRESSED = pattern(
-    r"\b(?:in|on|from|to|into|via|with|using|at|of|for)\s+(?:(?:our|my|the|your|this)\s+)?(?P<after>[A-Za-z][\w-]*)"
-    r"|(?<=[a-z] )(?P<name>[A-Z]\w*)"
-    r"|\b(?:the|our|my|your) (?P<kept>[A-Za-z][\w-]*)(?= (?:database|db|wiki|workspace|account|cluster)\b)"
-)
-"""Words by which a server may be addressed: "in our Notion", "a Jira ticket", "the sales database"."""
-
-
-def addressed(query: str) -> Iterator[str]:
-    """Yield the words of a query that may be names of servers."""
-    for match in _ADDRESSED.finditer(query[:FIRST_OF_QUERY]):
-        yield from match[match.lastgroup or 0].lower().split("-")
-
-
-FIRST_OF_QUESTION = 160
-"""Characters of a question in which its form is looked for."""
-
-
 def asks_for_history(order: str) -> bool:
     """Return whether a question is for who changed something that has versions, or when."""
     if (match := _ASKS_FOR_CHANGES.match(order)) is None:
         return False
-    said = match["happened"] is not None or _CHANGED.search(order, match.end(), FIRST_OF_QUESTION) is not None
-    return said and _VERSIONED.search(order, match.end(), FIRST_OF_QUESTION) is not None
+    said = match["happened"] is not None or _CHANGED.search(order, match.end(), FIRST_OF_REQUEST) is not None
+    return said and _VERSIONED.search(order, match.end(), FIRST_OF_REQUEST) is not None
 
 
 _PASSIVE: Final = spoken(
@@ -574,7 +546,7 @@ def purpose_of(request: str) -> Purpose | None:
     if asks_for_history(beginning) or _HISTORY_NAMED.match(beginning):
         return HISTORY_OF_PAGES if _PAGES.search(beginning) else HISTORY
     for purpose, form in _LOOKED_FOR:
-        if form.search(beginning):
+        if form.search(beginning) and not (purpose is MESSAGES and service_of(request)):
             return purpose
     if _AGGREGATED.match(beginning) and _OF_ROWS.search(beginning) and not _OF_SHEETS.search(beginning):
         return QUERIES_OF_ROWS

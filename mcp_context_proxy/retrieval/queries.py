@@ -20,6 +20,8 @@ from mcp_context_proxy.retrieval.forms import (
     ARITHMETIC,
     EDGES,
     FIRST_OF_QUERY,
+    JSON,
+    PLAIN_TEXT,
     Value,
     WordList,
     correction,
@@ -47,7 +49,6 @@ from mcp_context_proxy.retrieval.needs import (
 from mcp_context_proxy.retrieval.purposes import (
     Idiom,
     Purpose,
-    addressed,
     done_to_things,
     idiom_of,
     purpose_of,
@@ -168,8 +169,6 @@ class ReadQuery(Struct, frozen=True):
     """[texts, actions]: what is added to the score of a tool for its action. The first row, that of the
     whole, has the highest of its orders."""
 
-    addressed: frozenset[str]
-    """Words in lower case that may be names of servers: "in our Notion", "a Slack channel"."""
     is_unreadable: bool
     """True if most of its letters are of no Latin alphabet, so that the packaged models cannot read it."""
     is_gibberish: bool
@@ -257,7 +256,6 @@ def read_query(
         foreign=frozenset(term for term in reader.foreign if term in asked and not has_term(term)),
         orders=tuple(map(asks, texts[1:])),
         actions=np.array([*actions.values()], np.float32).reshape(len(texts), EFFECTS),
-        addressed=frozenset(addressed(whole)),
         is_unreadable=translates and is_unlatin(whole),
         is_gibberish=0 < reader.plain == reader.unknown and not kinds,
         purpose=purpose,
@@ -344,6 +342,7 @@ class _Reader:
             one
             for one in long_values(self._written, self._divided.needs)
             if not (is_arithmetic(one.kind) and within(one.start, carried))
+            and (one.kind != JSON or self._says_enough_without(one))
         ]
         for token in _tokens(self._written, values):
             if token.start < end:
@@ -362,6 +361,9 @@ class _Reader:
             self._count(kind, weight if self.plain <= 1 else min(weight, VALUE_SHARE), among)
         return "".join([*pieces, self._written[end:]])
 
+    def _says_enough_without(self, value: Value) -> bool:
+        return len(telling_places(without(self._written, [(value.start, value.end)]))) >= LEAST_TELLING
+
     def _weight_of(self, token: _Token) -> float:
         if not within(token.start, self._divided.carried):
             return 1.0
@@ -375,15 +377,19 @@ class _Reader:
                 self.weights[term] = max(weight, self.weights.get(term, 0.0))
 
     def _as_value(self, token: _Token, weight: float) -> _Meant:
-        """Name the kind of a value. The ending of a file says much ("customers.csv"), the rest little."""
+        """Name the kind of a value. The ending of a file says much ("customers.csv"), the rest little.
+
+        Beside a verb alone, the ending of a plain text says little: any tool that reads files may be meant.
+        """
         if token.kind is None:
             return None
         ending = token.lower.rpartition(".")[2] if token.kind == "file" else ""
         self._count(token.text, min(weight, VALUE_SHARE), self.asked)
-        self._count(ending, weight, self.asked)
+        is_all = ending in PLAIN_TEXT and self._written.partition(" ")[2] == token.text
+        self._count(ending, VALUE_SHARE if is_all else weight, self.asked)
         self.kinds.append((token.kind, weight))
         kind = f"{ending} {token.kind}" if ending else token.kind
-        return f"{token.text} ({kind})", len(token.text)
+        return kind if kind == JSON else f"{token.text} ({kind})", len(token.text)
 
     def _as_short_form(self, token: _Token, weight: float) -> _Meant:
         """Write out a configured word, a short form, or a command of a shell that stands first."""
@@ -410,9 +416,8 @@ class _Reader:
     def _as_verb(self, token: _Token, weight: float) -> _Meant:
         """Tell a verb from its noun: to "file" has nothing to do with files, to "book" not with addresses."""
         del weight  # of these only the meaning counts, however it is said
-        if token.start not in self._openings:
-            return None
-        if (meant := _meaning_as_verb(token.lower, self._written[token.start :])) is None:
+        meant = _meaning_as_verb(token.lower, self._written[token.start :])
+        if meant is None or token.start not in self._openings:
             return None
         self._count(token.text, VALUE_SHARE, self.asked)
         self._count(meant, SYNONYM_SHARE, self.added)

@@ -17,7 +17,7 @@ from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.bm25 import K1, lexical_reasons
 from mcp_context_proxy.retrieval.index import KINDS, Index, QueryWords
-from mcp_context_proxy.retrieval.item_metadata import READING
+from mcp_context_proxy.retrieval.item_metadata import READING, TAKEN_FROM_CHANGING
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     ADDRESSED_OTHERWISE,
@@ -28,7 +28,6 @@ from mcp_context_proxy.retrieval.scoring import (
     ORDINARY_TOOLS,
     PASSAGES_WANTED,
     STRONG_COVERAGE,
-    TAKEN_FROM_CHANGING,
     Background,
     Calibration,
     Passage,

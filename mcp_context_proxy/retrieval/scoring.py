@@ -40,10 +40,6 @@ share of them by idf. On 132 requests for the 33 lists with instructions written
 was first no more often than without, up to 0.05. It is less than an action may add: it decides among tools
 that are otherwise alike."""
 
-TAKEN_FROM_CHANGING: Final = 0.12
-"""Amount that is taken from a tool that creates, changes or sends where a query asks for facts, and from one
-that does what it says is not to be done."""
-
 ADDRESSED: Final = 0.05
 """Amount that is added to the tools of a server that a query names, as "in our Notion". Its name is among the
 words as well, but counts little where the server has many tools."""

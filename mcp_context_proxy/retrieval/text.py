@@ -269,7 +269,10 @@ _PASTED = pattern(
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d).*$"
     r"|[\[( ]*(?:ERROR|WARN(?:ING)?|INFO|DEBUG|FATAL|TRACE|E|npm (?:ERR!|error)|error\[E\d+\])[\]): ].*$"
     r"|(?:\w+\.)*\w*(?:Error|Exception)\b: .*$|Traceback \(most recent call.*$|Caused by: .*$"
-    r"|[ \t]+at \S.*$|[ \t]+File \".*(?-s:\n[ \t].*)?$|(?:diff --git|@@ -\d|[+-]{3} [ab]/).*$)"
+    r"|[ \t]+at \S.*$|[ \t]+File \".*(?-s:\n[ \t].*)?$|(?:diff --git|@@ -\d|[+-]{3} [ab]/).*$"
+    r"|[ \t]*(?:(?:async )?def \w+\(|class \w+[(:]|from \S+ import |import [\w.]+$|(?:const|let|var) \w+ ?=)"
+    r".*$|[ \t]++.*(?:\w[(\[]|[={};]).*$|(?:if|for|while|with) (?=.*:$).*?(?:\w[(\[]|=).*$|.*[{\[][ \t]*$"
+    r"|[)\]}]+[;,]?[ \t]*$)"
 )
 """Blocks of code, and lines of logs, of stacks and of differences between files."""
 

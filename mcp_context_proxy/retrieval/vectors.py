@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
@@ -171,6 +171,14 @@ class DenseIndex(Struct, frozen=True, eq=False, dict=True):
         """Items with several chunks, the rows of all but their first, and where those of each begin."""
         items = np.flatnonzero(self.sizes > 1)
         return items, *spans(self.rows, self.starts[items] + 1, self.sizes[items] - 1)
+
+
+def small_numbers(numbers: NDArray[np.integer[Any]], highest: int) -> NDArray[np.integer[Any]]:
+    """Return numbers in as little memory as they need: there are some fifty for each tool."""
+    for kind in (np.uint8, np.uint16):
+        if highest <= np.iinfo(kind).max:
+            return numbers.astype(kind)
+    return numbers.astype(np.int32)
 
 
 def spans(

@@ -40,6 +40,7 @@ from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.questions import ClientQuestions, Requests, ask_for_input, url_elicitation
 from mcp_context_proxy.system import Bucket
 from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if
+from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.audit import AuditLog
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class _Request(Outgoing):
             if level is not None:
                 self.log_level = envelope.raw(level)
             return
-        self.party, meta = Party(caller.principal), caller.meta
+        self.party = Party(caller.principal, sees_all=caller.rights.may(Role.VIEW))
+        meta = caller.meta
         declared, info = meta.get(eras.CLIENT_CAPABILITIES_KEY), meta.get(eras.CLIENT_INFO_KEY)
         self.is_modern = declared is not None and self.capabilities is declared and self.client_info is info
         if eras.LOG_LEVEL_KEY in meta:

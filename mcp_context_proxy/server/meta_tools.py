@@ -33,8 +33,7 @@ from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, T
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
-from mcp_context_proxy.protocol.strangers import mark_untrusted
-from mcp_context_proxy.results import FAILED, outcome_of
+from mcp_context_proxy.results import FAILED, mark_untrusted, outcome_of
 from mcp_context_proxy.results.result_store import ReadError, read
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
@@ -81,6 +80,7 @@ from mcp_context_proxy.server.search_answers import (
     answer_tokens,
     current_name,
     instructions_by_server,
+    note_of_pages,
     said_later,
     search_notes,
     search_text,
@@ -289,6 +289,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         rerank = answer.context.rerank
         if best and rerank is not None and not rerank.used:
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
+        if caller.shows_apps:
+            notes += note_of_pages(answer, caller.name_of)
         if caller.session is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             shown = dict.fromkeys(tool.server for tool in tools)

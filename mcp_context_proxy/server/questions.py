@@ -336,7 +336,7 @@ def checked(client: DownstreamClient, method: str, params: Members) -> Members:
     if method in (ELICITATION, SAMPLING):
         meta[eras.SERVER_KEY] = server
     if method == ELICITATION:
-        _check_elicitation(asked)
+        _check_elicitation(asked, client.config.url)
         message = asked.get("message")
         asked["message"] = named(server, message if isinstance(message, str) else "", "asks")
     elif method == SAMPLING:
@@ -416,10 +416,10 @@ def _bound_sampling(asked: dict[str, Any], most: int) -> None:
     asked["maxTokens"] = wanted if usable else most
 
 
-def _check_elicitation(asked: dict[str, Any]) -> None:
+def _check_elicitation(asked: dict[str, Any], sender: str | None) -> None:
     if asked.get("mode") == "url" or "url" in asked:
         url = asked.get("url")
-        refusal = url_refusal(url) if isinstance(url, str) else "it is no text"
+        refusal = url_refusal(url, sender) if isinstance(url, str) else "it is no text"
         if refusal:
             raise RequestError(INVALID_PARAMS, f"the URL {quoted(str(url))} is not passed on: {refusal}")
     message = asked.get("message")

@@ -23,6 +23,7 @@ from msgspec import Raw, Struct
 
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.definitions import is_page
 from mcp_context_proxy.catalog.document_reading import uris_meant
 from mcp_context_proxy.catalog.uri_owners import OF_TWO, URI_BYTES, is_own
 from mcp_context_proxy.context import as_data
@@ -253,11 +254,27 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         return client
 
     def _linking(self, uri: str, reader: str) -> DownstreamClient | None:
-        """Return the client of the server that has linked to a resource, if it says that it has any."""
-        server = self.links.server_of(uri, reader)
-        client = self.fleet.clients.get(server) if server is not None and reaches(server) else None
-        introduction = None if client is None else client.introduction
-        return client if introduction is not None and introduction.offers("resources") else None
+        """Return the client of the server that has linked to a resource, if it says that it has any.
+
+        A page is never linked to: the tool names it.
+
+        Raises:
+            RequestError: two of them have.
+        """
+        found = [
+            client
+            for server in self.links.servers_of(uri, reader)
+            if not is_page(uri)
+            and (client := self.fleet.clients.get(server)) is not None
+            and client.introduction is not None
+            and client.introduction.offers("resources")
+            and reaches(server)
+        ]
+        if len(found) > 1:
+            names = " and ".join(repr(client.name) for client in found[:2])
+            told = f"servers {names} have both linked to it, and one would answer for the other"
+            raise RequestError(INVALID_PARAMS, f"resource {uri!r} is withheld: {told}")
+        return found[0] if found else None
 
     def raise_if_other(self, uri: str, server: str, era: Era, reader: str | None = None) -> None:
         """Raise `RequestError` unless a URI, or that of a template, still leads to this server."""

@@ -220,16 +220,14 @@ def _is_named(server: str, asked: Set[str]) -> bool:
 
 def _standing(client: DownstreamClient, *, whole: bool = False) -> str:
     """Return the state of a server that is not connected, with the reason; if `whole`, with its remedy."""
-    # The seconds of a download are in parentheses, as the whole will be.
-    standing = client.standing.replace("(", "").replace(")", "")
     if not client.cause:
-        return standing
+        return client.standing
     again = " again; before that" if client.state is ServerState.STARTING else ""
     # After the first clause there is advice for a person, who may ask what became of a server.
     cause = "; ".join(filter(None, (client.cause, client.remedy)))
     if not whole:
         cause = cause.partition("; ")[0]
-    return f"{standing}{again}: {one_line(cause, REMEDY_CHARACTERS if whole else CAUSE_CHARACTERS)}"
+    return f"{client.standing}{again}: {one_line(cause, REMEDY_CHARACTERS if whole else CAUSE_CHARACTERS)}"
 
 
 def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
@@ -265,6 +263,14 @@ def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = E
     taken = f", of which the session's own items take {own:,}" if own else ""
     room = f"{context.options.max_tokens:,} tokens{taken}"
     return f"Left out, because they do not fit into {room}: {', '.join(named)}"
+
+
+def note_of_pages(answer: SearchAnswer, name_of: NameOf) -> list[Note]:
+    """Return how to call the tools with a page, for a host that shows it if they are called by themselves."""
+    found = (one.item for one in answer.found.results)
+    names = [name_of(item) for item in found if isinstance(item, Tool) and item.page]
+    its, own = ("its page", "its own name") if len(names) == 1 else ("their pages", "their own names")
+    return [Note(f"To show {its}, call {some_of(names)} by {own}, and not through {CALL}.")] if names else []
 
 
 def search_text(

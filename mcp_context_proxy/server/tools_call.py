@@ -41,14 +41,14 @@ from mcp_context_proxy.errors import (
     TurnedOffError,
     UnknownItemError,
 )
-from mcp_context_proxy.interactions import CALL, SEARCH, InteractionRecorder, call_content
+from mcp_context_proxy.interactions import InteractionRecorder, call_content
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import HANDSHAKE
 from mcp_context_proxy.protocol.framing import after_step
-from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
+from mcp_context_proxy.protocol.strangers import bounded
 from mcp_context_proxy.results import (
     ASKS,
     FAILED,
@@ -57,6 +57,7 @@ from mcp_context_proxy.results import (
     ResourceLinks,
     ending_of,
     links_in,
+    mark_untrusted,
     outcome_of,
 )
 from mcp_context_proxy.results.shortening import SMALL_BYTES, Call, LargeResults
@@ -64,7 +65,7 @@ from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, object_in_text, request_error, tell_waiting
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.store.learned import Interaction
+from mcp_context_proxy.store.learned import CALL, SEARCH, Interaction
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_task, in_thread
@@ -497,7 +498,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         if session is not None:
             session.called(tool, result, self.contexts.result_reading)
         if uris := links_in(result):
-            self.links.note(caller.owner, tool.server, uris)
+            self.links.note(caller.owner, caller.rights.person, tool.server, uris)
         (outcome, structured), size = ending_of(result), len(result)
         # When the answer is written: its caller does not wait for what follows.
         after_step(

@@ -188,7 +188,9 @@ class ToolList:
         """
         meta, session = caller.meta, caller.session
         text = envelope.text(meta.get(eras.QUERY_KEY)) or ""
-        handle = handle_of(meta, self._handles, caller.principal)
+        handle = None
+        if eras.CONTEXT_KEY in meta:
+            handle = handle_of(meta, self._handles, caller.principal)
         if text.strip():
             return _Query(text[:QUERY_CHARACTERS], handle or session)
         if handle is not None:

@@ -51,7 +51,9 @@ DEFAULT_PERIOD: Final = "30d"
 
 def bucket_of(ms: float) -> int:
     """Return the bucket of a duration: bucket b is from ``growth ** (b - 1)`` to ``growth ** b``."""
-    return math.ceil(math.log(min(max(ms, FASTEST_MS), SLOWEST_MS)) / _PER_BUCKET)
+    # By comparisons, which take a third of the time of `min` and `max`: every call is counted.
+    ms = FASTEST_MS if ms < FASTEST_MS else SLOWEST_MS if ms > SLOWEST_MS else ms
+    return math.ceil(math.log(ms) / _PER_BUCKET)
 
 
 def percentile(counts: Counts, share: float) -> float:
@@ -137,25 +139,15 @@ class Batch:
         for usage in documents:
             count_in(self._documents, (UsageSlot.of(usage.last), usage.key), usage)
 
-    def add_call(
-        self,
-        tool: ToolKey,
-        ms: float | None,
-        failed: bool,
-        result_bytes: int,
-        time: float,
-        owner: str = "",
-    ) -> None:
-        key = UsageSlot.of(time, owner=owner), tool
-        usage = self._calls.get(key)
-        if usage is None:
-            usage = self._calls[key] = ToolUsage(*tool)
-        count_call(usage, ms, failed, result_bytes, time)
-
     def add_calls(self, calls: Iterable[EndedCall], time: float) -> None:
         """Count calls that ended at about the same time."""
+        usages: dict[tuple[ToolKey, str], ToolUsage] = {}
         for tool, ms, failed, result_bytes, owner in calls:
-            self.add_call(tool, ms, failed, result_bytes, time, owner)
+            usage = usages.get((tool, owner))
+            if usage is None:
+                key = UsageSlot.of(time, owner=owner), tool
+                usage = usages[tool, owner] = self._calls.setdefault(key, ToolUsage(*tool))
+            count_call(usage, ms, failed, result_bytes, time)
 
     def add_search(self, row: SearchRow) -> None:
         found, latency = int(row.results > 0), {bucket_of(row.ms): 1}

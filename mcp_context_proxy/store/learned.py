@@ -247,6 +247,11 @@ TOMBSTONE_SECONDS = 86_400.0
 """Time for which the ids of forgotten interactions are kept: nobody sends one again so late."""
 
 
+SEARCH: Final = "search"
+CALL: Final = "call"
+"""The types of interactions that the proxy records by itself; clients may post any others."""
+
+
 class Interaction(Struct, frozen=True):
     """An interaction: a search, a call or a message of an agent."""
 
@@ -324,7 +329,7 @@ class InteractionStore(Tables):
         return [replace(row, id=ids.get(origin, 0)) for row, origin in named]
 
     def forget_old(self, keep: int, since: float) -> None:
-        """Forget all but the latest ``keep`` to arrive, and those before ``since``, as the upkeep."""
+        """Forget those before ``since``, and the earliest to arrive beyond ``keep``, as the upkeep."""
         since -= lag_of(self._database)
         with self._upkeep(INTERACTIONS) as transaction:
             if transaction is not None:
@@ -454,6 +459,17 @@ def _where(scope: InteractionScope) -> tuple[str, list[Any]]:
 
 def _forget_old(transaction: Transaction, keep: int, since: float) -> None:
     transaction.execute("DELETE FROM interactions WHERE recorded < ?", (since,))
+    over = transaction.number("SELECT COUNT(*) FROM interactions") - keep
+    if over <= 0:
+        return
+    # Searches and calls come by the thousand a day, and must not push out what was said: they go first, while
+    # they are more than half. Some more go than need be, because counting them takes a while.
+    own = "FROM interactions WHERE interaction_type IN (?, ?)"
+    spare = transaction.number(f"SELECT COUNT(*) {own}", (SEARCH, CALL)) - keep // 2
+    transaction.execute(
+        f"DELETE FROM interactions WHERE id IN (SELECT id {own} ORDER BY id LIMIT ?)",
+        (SEARCH, CALL, max(0, min(spare, max(over, keep // 100)))),
+    )
     transaction.execute(
         "DELETE FROM interactions WHERE id <= "
         "(SELECT id FROM interactions ORDER BY id DESC LIMIT 1 OFFSET ?)",

@@ -301,6 +301,21 @@ def keep_latest(kept: dict[K, V], key: K, value: V, most: int) -> V:
     return value
 
 
+def drop_of_largest(kept: dict[K, V], most: int, group_of: Callable[[K], str | None], least: int = 0) -> None:
+    """Drop entries beyond `most`: each time the oldest of the group that has most.
+
+    So no group pushes out the entries of another, and the last `least` of each stay in any case.
+    """
+    while len(kept) > most:
+        sizes: dict[str | None, int] = {}
+        for key in kept:
+            sizes[group_of(key)] = sizes.get(group_of(key), 0) + 1
+        largest = max(sizes, key=sizes.__getitem__)
+        if sizes[largest] <= least:
+            return
+        del kept[next(key for key in kept if group_of(key) == largest)]
+
+
 class Bucket:
     """A token bucket: lets `burst` events pass at once and `rate` a second after that."""
 

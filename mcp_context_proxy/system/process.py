@@ -25,7 +25,7 @@ from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final, NoReturn, cast
 
 import anyio
 
@@ -456,6 +456,22 @@ def dismiss_guardian() -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 _guardian.wait(DISMISSAL_SECONDS)
             _guardian = None
+
+
+def leave(status: int) -> NoReturn:
+    """End the process, and wait for no thread whose result nobody takes any more.
+
+    The interpreter would wait for each. A first search reads a model and embeds tools, which takes seconds on
+    a busy machine, and its host may be gone. Whatever has to be written is written by now.
+    """
+    main = threading.main_thread()
+    if any(not one.daemon and one is not main for one in threading.enumerate()):
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _tell(lines: bytes) -> None:

@@ -57,6 +57,40 @@ SPARE_THREADS = 2
 _warned_at = -WARN_AGAIN_SECONDS
 
 
+def look_up_apart() -> None:
+    """Have each name of a host looked up in a thread of its own, for which the program does not wait to end.
+
+    asyncio has half a dozen threads for it. The owner of a name decides how long its lookup takes: a few of
+    one server would keep all others from being connected to, and the program from ending.
+    """
+    from concurrent.futures import Future, ThreadPoolExecutor  # noqa: PLC0415 - takes time to import
+
+    class Apart(ThreadPoolExecutor):
+        """One thread for each call."""
+
+        def submit(self, call: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
+            answer = Future[T]()
+
+            def work() -> None:
+                try:
+                    result = call(*args, **options)
+                except Exception as error:
+                    # boundary: whatever the call raises is for its caller
+                    if answer.set_running_or_notify_cancel():
+                        answer.set_exception(error)
+                else:
+                    if answer.set_running_or_notify_cancel():
+                        answer.set_result(result)
+
+            threading.Thread(target=work, daemon=True, name="lookup").start()
+            return answer
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            """Wait for nothing."""
+
+    asyncio.get_running_loop().set_default_executor(Apart())
+
+
 async def in_thread(
     function: Callable[[*Args], T],
     *arguments: *Args,

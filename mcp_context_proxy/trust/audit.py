@@ -6,8 +6,7 @@ folder, so that two calls can be compared, and the arguments cannot be read or g
 Entries that do not fit into the queue are counted. A disk that is full delays the lines, then costs them, and
 never costs a call.
 
-Each server has files of its own, and so has the proxy. They are written like the audit, in batches, by any
-number of proxies, and rotated. A disk that is full costs lines, and never a call.
+Kept logs, of each server and of the proxy, are written likewise, by any number of proxies, and rotated.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -186,11 +185,11 @@ class AuditLog:
         self._wait((time.time(), kind, facts))
 
     def _wait(self, entry: AuditedCall | _Note) -> bool:
-        """Have an entry wait to be written, if there is room; half of it is for others."""
+        """Have an entry wait, if there is room: half of it is for others, and for other kinds of notes."""
         if self._file is None:
             return False
-        by = entry.principal if isinstance(entry, AuditedCall) else entry[2].get("principal")
-        person = person_in(by) if isinstance(by, str) else None
+        known = entry.principal if isinstance(entry, AuditedCall) else entry[2].get("principal") or entry[1]
+        person = person_in(known) if isinstance(known, str) else None
         own = 0 if person is None else self._queued_of[person] + 1
         if len(self._queue) >= self._most or own > self._most // PERSONS_SHARE:
             self._dropped += 1
@@ -261,10 +260,10 @@ class AuditLog:
     def _write(
         self, file: AuditFile, queue: deque[AuditedCall | _Note], refused: Counter[str], dropped: int
     ) -> None:
-        now = time.time()
+        now, name_of = time.time(), cache(partial(_client_name, self.redact))
         while queue:
             try:
-                self._lines.append(self._encoded(file, queue.popleft()))
+                self._lines.append(self._encoded(file, queue.popleft(), name_of))
             except Exception:
                 # boundary: an entry that cannot be encoded must not cost the others
                 logger.exception("an entry of the audit could not be written and is lost")
@@ -286,31 +285,40 @@ class AuditLog:
             # Those of whoever has most go first: nobody pushes out the entries of others.
             self._lines = thinned(self._lines, UNWRITTEN_BYTES)
 
-    def _encoded(self, file: AuditFile, entry: AuditedCall | _Note) -> bytes:
+    def _encoded(
+        self, file: AuditFile, entry: AuditedCall | _Note, name_of: Callable[[bytes], str | None]
+    ) -> bytes:
         if not isinstance(entry, AuditedCall):
             return _line(*entry)
         tool = entry.tool
-        called: dict[str, JSON] = {
-            "principal": entry.principal,
-            "subject": entry.subject,
-            "client": _client_name(entry.client_info, self.redact),
-            "session": entry.session,
-            "server": tool.server,
-            "tool": tool.name,
-            "class": tool.tool_class.value,
-            "decision": entry.decision,
-            "rule": entry.rule,
-            "fingerprint": tool.fingerprint,
-            "outcome": entry.outcome,
-            "ms": None if entry.ms is None else round(entry.ms, 3),
-            "result_bytes": entry.result_bytes,
-        }
+        arguments: Facts | None = None
+        hashed: str | None = None
         if entry.arguments is not None:
             encoded = bytes(entry.arguments)
             shape, canonical = self._shape(tool, encoded)
-            called["arguments"] = {"bytes": len(encoded), "shape": shape}
-            called["arguments_hash"] = self._hash(file, canonical)
-        return _line(entry.at, "call", called)
+            arguments = {"bytes": len(encoded), "shape": shape}
+            hashed = self._hash(file, canonical)
+        return _encode(
+            _CallLine(
+                time=round(entry.at, 3),
+                kind="call",
+                principal=_cut_text(entry.principal),
+                subject=_cut_text(entry.subject),
+                client=None if entry.client_info is None else name_of(bytes(entry.client_info)),
+                session=_cut_text(entry.session),
+                server=_cut_text(tool.server),
+                tool=_cut_text(tool.name),
+                tool_class=tool.tool_class.value,
+                decision=_cut_text(entry.decision),
+                rule=_cut_text(entry.rule),
+                fingerprint=_cut_text(tool.fingerprint),
+                outcome=_cut_text(entry.outcome),
+                ms=None if entry.ms is None else round(entry.ms, 3),
+                result_bytes=entry.result_bytes,
+                arguments=arguments,
+                arguments_hash=hashed,
+            )
+        )
 
     def _hash(self, file: AuditFile, data: bytes) -> str | None:
         """Return a hash under the key of the folder; None while there is no key."""
@@ -329,11 +337,11 @@ class AuditLog:
         try:
             if nests_deeper(encoded, LEVELS_READ):
                 return None, encoded
-            arguments = json.loads(encoded)  # not msgspec: its numbers end at 64 bits
+            arguments = json.loads(encoded.decode())  # not msgspec: its numbers end at 64 bits
         except (ValueError, RecursionError):
             return None, encoded
         shape = _shape(arguments, self._names(tool), [SHAPE_VALUES], SHAPE_LEVELS)
-        return shape, json.dumps(arguments, sort_keys=True).encode()
+        return shape, _canonical(arguments).encode()
 
     def _names(self, tool: Tool) -> frozenset[str]:
         found = self._declared.get(tool.fingerprint)
@@ -343,25 +351,57 @@ class AuditLog:
         return found
 
 
+class _CallLine(msgspec.Struct, omit_defaults=True, kw_only=True, rename={"tool_class": "class"}):
+    """The entry of a call as it is written; facts that are not known are left out."""
+
+    time: float
+    kind: str
+    principal: str | None = None
+    subject: str | None = None
+    client: str | None = None
+    session: str | None = None
+    server: str | None = None
+    tool: str | None = None
+    tool_class: str | None = None
+    decision: str | None = None
+    rule: str | None = None
+    fingerprint: str | None = None
+    outcome: str | None = None
+    ms: float | None = None
+    result_bytes: int | None = None
+    arguments: Facts | None = None
+    arguments_hash: str | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_canonical = json.JSONEncoder(sort_keys=True).encode
+"""Encodes arguments with their names in order; another encoding would have other hashes than before."""
+
+
 def _line(at: float, kind: str, facts: Facts) -> bytes:
     """Encode an entry; facts that are not known are left out."""
     known = {name: _cut(fact) for name, fact in facts.items() if fact is not None}
-    return msgspec.json.encode({"time": round(at, 3), "kind": kind, **known})
+    return _encode({"time": round(at, 3), "kind": kind, **known})
 
 
 def _cut(fact: JSON) -> JSON:
     if isinstance(fact, str):
-        # A lone surrogate has no bytes.
-        return fact[:FACT_CHARACTERS].encode("utf-8", "replace").decode()
+        return _cut_text(fact)
     return [_cut(each) for each in fact[:SHAPE_NAMES]] if isinstance(fact, list) else fact
 
 
-def _client_name(client_info: Raw | None, redact: Callable[[str], str]) -> str | None:
+@lru_cache(maxsize=SCHEMAS_KEPT)
+def _cut_text(text: str | None) -> str | None:
+    # A lone surrogate has no bytes.
+    return None if text is None else text[:FACT_CHARACTERS].encode("utf-8", "replace").decode()
+
+
+def _client_name(redact: Callable[[str], str], client_info: bytes) -> str | None:
     try:
-        name = None if client_info is None else msgspec.json.decode(client_info).get("name")
+        name = msgspec.json.decode(client_info).get("name")
     except (msgspec.DecodeError, AttributeError, RecursionError):
         return None
-    return redact(name)[:NAME_CHARACTERS] if isinstance(name, str) else None
+    return _cut_text(redact(name)[:NAME_CHARACTERS]) if isinstance(name, str) else None
 
 
 def declared_names(definition: bytes) -> frozenset[str]:
@@ -409,36 +449,6 @@ def _shape(value: Any, names: frozenset[str], left: list[int], levels: int) -> J
     if value is None:
         return "null"
     return "string" if isinstance(value, str) else "number"
-
-
-def selecting(
-    since: float, server: str | None, tool: str | None, kind: str | None
-) -> Callable[[dict[str, Any]], bool]:
-    """Return whether an entry is wanted: from a time on, and about a server, a tool, of a kind if given."""
-    facts = {"server": server, "tool": tool, "kind": kind}
-    wanted = {name: fact for name, fact in facts.items() if fact is not None}
-    return lambda entry: entry["time"] >= since and all(entry.get(name) == wanted[name] for name in wanted)
-
-
-def summary(entry: Mapping[str, Any]) -> str:
-    """Return an entry on one line for a person, without its time and kind."""
-    named = ".".join(str(entry[key]) for key in ("server", "tool") if key in entry)
-    if entry["kind"] == "call":
-        outcome = f"{entry.get('decision')}, {entry.get('outcome')}"
-        parts = [named, outcome, "ms" in entry and f"{entry['ms']} ms"]
-        parts += ["result_bytes" in entry and f"{entry['result_bytes']:,} bytes"]
-        parts += ["rule" in entry and f"by {entry['rule']}", "class" in entry and f"class {entry['class']}"]
-    else:
-        left_out = ("time", "kind", "server", "tool", "principal", "subject", "client", "session")
-        facts = ((key, value) for key, value in entry.items() if key not in left_out)
-        parts = [named, *(f"{key} {in_words(value)}" for key, value in facts)]
-    parts += [key in entry and f"{key} {entry[key]}" for key in ("subject", "principal", "client")]
-    return "; ".join(str(part) for part in parts if part)
-
-
-def in_words(value: object) -> str:
-    """Return a fact of an entry for a person: a list as its members."""
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 LOGS_FOLDER: Final = "logs"

@@ -313,13 +313,18 @@ def foreign(owners: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:
 
 
 def own_values(definitions: Iterable[Encoded]) -> set[str]:
-    """Return the values that definitions let parameters have: by one, a server means an action of its own."""
+    """Return the names of parameters, and the values that they may have: a server means these by such a name.
+
+    Otherwise one that names its tools like the parameters of another would have that one's tools withheld.
+    """
     found, left = set[str](), [json.loads(bytes(one)) for one in definitions]
     while left:
         value = left.pop()
         if isinstance(value, dict):
             left += value.values()
-            values = value.get("enum")
+            values, named = value.get("enum"), value.get("properties")
+            if isinstance(named, dict):
+                found |= named.keys()
             if isinstance(values, list):
                 found.update(one for one in values if isinstance(one, str))
         elif isinstance(value, list):

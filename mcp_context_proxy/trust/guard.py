@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from math import inf
 from typing import Final, TypeAlias
 from urllib.parse import unquote
@@ -30,10 +28,10 @@ from msgspec import Raw, Struct
 
 from mcp_context_proxy.config.programs import own_secrets_of, secrets_of
 from mcp_context_proxy.config.secrets import (
-    FORMS_KEPT,
-    LEARNED,
+    LatestSecrets,
     Redactor,
     Secret,
+    cached_forms,
     has_run,
     in_base64,
     in_json,
@@ -97,7 +95,7 @@ class KnownSecrets:
         self._guards = GuardsConfig() if config is None else config.guards
         self._configured: list[tuple[str | None, Secret]] = []
         self._own: list[Secret] = []
-        self._learned: dict[str, deque[Secret]] = {}
+        self._learned = LatestSecrets()
         self._foreign: dict[str, Forms] = {}
         """Forms of the secrets that each server was not given; made when they are needed."""
         self._redactor: Redactor | None = None
@@ -126,12 +124,12 @@ class KnownSecrets:
         self._forget_forms()
 
     def learn(self, server: str, secrets: Iterable[Secret]) -> None:
-        """Add secrets that a server was given while the proxy runs, such as tokens; the latest are kept."""
-        new = [*secrets]
-        self._learned.setdefault(server, deque(maxlen=LEARNED)).extend(new)
+        """Add all secrets that a server was given while the proxy runs; see `LatestSecrets`."""
+        latest = list(secrets)
         for redact in self.redactors:
-            redact.remember(new)
-        self._forget_forms()
+            redact.remember(server, latest)
+        if self._learned.add(server, latest):
+            self._forget_forms()
 
     def in_params(self, server: str, params: Params) -> KnownSecret | None:
         """Return a secret in the params of a request to a server that was not given it; None without one."""
@@ -170,8 +168,7 @@ class KnownSecrets:
         return self._known
 
     def _counting(self) -> Iterator[tuple[str | None, Secret]]:
-        learned = ((server, one) for server, known in self._learned.items() for one in known)
-        for server, (name, value) in (*self._configured, *learned, *((None, one) for one in self._own)):
+        for server, (name, value) in (*self._configured, *self._learned, *((None, one) for one in self._own)):
             if name not in self._guards.public and is_secret(name, value):
                 yield server, (name, value.strip())
 
@@ -256,7 +253,7 @@ def _unescaped(found: re.Match[str]) -> str:
     return chr(int(digits, 16)) if digits else _CONTROLS.get(found[3], found[3])
 
 
-@lru_cache(FORMS_KEPT)
+@cached_forms
 def encoded_forms(value: str) -> tuple[str, ...]:
     """Return the ways in which a model would write a value: plain, in JSON, and encoded.
 

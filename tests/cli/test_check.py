@@ -265,8 +265,8 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     assert told.count("of this shell") == 1
     # The output of one of them says which variable is meant.
     assert (
-        "environment: dies, silent, refuses, usage, complains failed without these variables of this shell: "
-        "SECRET_OF_SHELL -> name those that a server needs in its inherit" in told
+        "note environment: dies, silent, refuses, usage, complains failed without these variables of this "
+        "shell: SECRET_OF_SHELL -> name those that a server needs in its inherit" in told
     )
     assert "hidden-value" not in told
     assert "\x1b" not in done.stdout

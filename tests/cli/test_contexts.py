@@ -302,5 +302,8 @@ def test_a_request_is_rendered_again_and_replayed_with_the_difference(run: Run, 
     assert rendered.returncode == replayed.returncode == 0, rendered.stderr + replayed.stderr
     assert all(item["name"] in rendered.stdout for item in newest["items"] if item["type"] == "tool")
     assert "Nothing has changed." in replayed.stdout
+    compared = sum(item["tokens"] for item in newest["items"] if item["include_mode"] != "always")
+    assert f"{compared:,} tokens then, {compared:,} now, for the items below" in replayed.stdout
+    assert compared < newest["tokens"]
     assert data["then"]["id"] == newest["id"]
     assert {one["change"] for one in data["items"]} == {"same"}

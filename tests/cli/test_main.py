@@ -40,6 +40,26 @@ def test_an_unusable_configuration_is_reported_without_a_traceback(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_does_not_fit_ends_a_command_with_a_sentence(
+    workshop: Workshop, environment: dict[str, str]
+) -> None:
+    workshop.server("one", tools=[tool("fetch")])
+    config = workshop.config(store={"path": str(workshop.folder / "s.db")})
+    for arguments in (["tools"], ["tools", "--json"], ["audit"], ["audit", "--json"]):
+        command = [sys.executable, "-m", "mcp_context_proxy", *arguments, "--config", str(config)]
+        with Path("/dev/full").open("w", encoding="utf-8") as full:
+            done = subprocess.run(
+                command, check=False, stdout=full, stderr=subprocess.PIPE, encoding="utf-8", env=environment
+            )
+
+        assert done.returncode == 1, arguments
+        assert done.stderr.splitlines()[-1] == (
+            "mcp-context-proxy: No space left on device: the output, or a file, is not complete"
+        ), arguments
+        assert "Traceback" not in done.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows reports a reader that has gone in other ways")
 def test_a_closed_pipe_ends_a_command_quietly(environment: dict[str, str], workshop: Workshop) -> None:
     workshop.server("many", tools=[tool(f"tool_{n}", "Does much. " * 50) for n in range(500)])

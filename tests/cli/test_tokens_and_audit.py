@@ -94,7 +94,7 @@ def test_the_audit_is_printed_filtered_and_as_data(run: Run, config: Path) -> No
     lines = " ".join(day.stdout.split())
     assert "call desk.post_message; allowed, succeeded; 1.5 ms" in lines
     assert "  call           desk" in day.stdout, "kinds stand in a column"
-    assert "token event added; name anna" in lines
+    assert "token added; name anna" in lines
     assert "failed" not in lines
     assert "\x1b" not in day.stdout
     assert "\u202e" not in day.stdout

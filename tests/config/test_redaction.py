@@ -8,7 +8,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 from support.tables import each
 
-from mcp_context_proxy.config.secrets import RedactingFilter, Redactor
+from mcp_context_proxy.config.secrets import RedactingFilter, Redactor, is_random
 
 
 def test_a_secret_that_contains_another_is_replaced_whole() -> None:
@@ -91,7 +91,7 @@ def test_a_traceback_in_the_log_is_redacted() -> None:
     except ValueError:
         record = logging.LogRecord("n", logging.ERROR, "f", 1, "failed", (), sys.exc_info())
     known = RedactingFilter()
-    known.redact.remember([("TOKEN", "s3cr3t-value")])
+    known.redact.remember("work", [("TOKEN", "s3cr3t-value")])
 
     assert known.filter(record)
 
@@ -160,3 +160,57 @@ def test_a_secret_that_is_the_beginning_of_another_is_found_too() -> None:
     redact = Redactor([("SHORT", "prefix-secret"), ("LONG", "prefix-secret-longer")])
 
     assert redact("prefix-secret-longer prefix-secret-long") == "[redacted LONG] [redacted SHORT]-long"
+
+
+@each(
+    ("value", "counts"),
+    [
+        ("gho_16C7e42F292c6912E7710c838347Ae178B4a", True),
+        ("550e8400-e29b-41d4-a716-446655440000", True),
+        ("eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", True),
+        ("1|qVxk2ZpWn7RtYb4cLmD9sKf3HgJ6uTaE", True),
+        ("d41d8cd98f00b204e9800998ecf8427e", True),
+        ("ya29.a0AfH6SMBx7z-KQ", True),
+        ('{"query":', False),
+        ('"limit":10', False),
+        ("tools/call", False),
+        ("create_pull_request", False),
+        ("pullRequestReviewId", False),
+        ("modelcontextprotocol", False),
+        ("oauth2_client_settings", False),
+        ("2026-11-30T00:00:00", False),
+        ("https://api.example.com/v1/pages", False),
+        ("repository and branch", False),
+    ],
+)
+def test_a_token_counts_for_others_only_if_it_occurs_nowhere_by_chance(value: str, counts: bool) -> None:
+    assert is_random(value) is counts
+
+
+def tokens_of(server: str, renewal: int) -> list[tuple[str, str]]:
+    return [(name, f"{server}-{renewal}-{name}") for name in ("access", "refresh")]
+
+
+def test_tokens_that_are_often_renewed_push_out_none_of_another_server_and_no_lasting_secret() -> None:
+    kept, lasting = Redactor(()), ("client secret", "of-the-client-of-often")
+    for number in range(20):
+        kept.remember(f"quiet{number}", tokens_of(f"quiet{number}", 0))
+    for renewal in range(1_000):
+        kept.remember("often", [*tokens_of("often", renewal), lasting])
+
+    used = [*tokens_of("often", 999), *tokens_of("often", 998), lasting]
+    used += [one for number in range(20) for one in tokens_of(f"quiet{number}", 0)]
+    shown = kept(" ".join(value for _, value in used))
+    assert not [value for _, value in used if value in shown]
+    assert tokens_of("often", 900)[0][1] in kept(tokens_of("often", 900)[0][1]), "without end"
+
+
+def test_a_redactor_of_a_server_knows_its_lasting_secret_between_two_renewals_and_tells_it_again() -> None:
+    told = list[list[tuple[str, str]]]()
+    redact = Redactor((), server="work")
+    redact.on_learned = lambda secrets: told.append(list(secrets))
+    for renewal in range(100):
+        redact.learn([*tokens_of("work", renewal), ("client secret", "0f-th3-cl13nt-5g7h")])
+        assert redact("0f-th3-cl13nt-5g7h") == "[redacted client secret]"
+
+    assert all(one[-1] == ("client secret", "0f-th3-cl13nt-5g7h") for one in told)

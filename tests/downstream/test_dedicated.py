@@ -13,6 +13,7 @@ from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.trust import THE_USER, Principal, Role
 
 ELICIT = {"method": "elicitation/create", "params": {"message": "Which?", "requestedSchema": {}}}
 CAPABLE = {"elicitation": {}, "roots": {"listChanged": True}, "x-unknown": {}}
@@ -34,14 +35,20 @@ def server(workshop: Workshop, isolation: str = "auto", **more: Any) -> Server:
     )
 
 
-def person(proxy: Proxy, name: str, capabilities: dict[str, Any] | None = None) -> Host:
+def person(
+    proxy: Proxy,
+    name: str,
+    capabilities: dict[str, Any] | None = None,
+    rights: Principal = THE_USER,
+    era: str = "handshake",
+) -> Host:
     """The host of somebody who answers with a name."""
     declared = CAPABLE if capabilities is None else capabilities
     answers = {
         "elicitation/create": lambda params: {"action": "accept", "content": {"name": name}},
         "roots/list": lambda params: {"roots": [{"uri": f"file:///{name}"}]},
     }
-    return Host(proxy, "handshake", declared, answers)
+    return Host(proxy, era, declared, answers, rights=rights)
 
 
 def text(result: dict[str, Any]) -> str:
@@ -256,6 +263,42 @@ async def test_a_request_of_a_shared_server_is_refused_if_two_clients_could_be_m
     assert "2 clients" in refused["content"][0]["text"]
     assert [len(one.asked), len(two.asked)] == [1, 1]
     assert len(made.ledger.entries("start")) == 1
+
+
+LOG = {"method": "notifications/message", "params": {"level": "error", "data": "what anna asked"}}
+
+
+@pytest.mark.parametrize("isolation", ["auto", "shared"])
+async def test_nobody_is_asked_or_told_what_may_be_about_a_call_of_another_person_that_has_ended(
+    workshop: Workshop, isolation: str
+) -> None:
+    """The server asks and logs while the call of one person is under way, after that of another has ended."""
+    made = server(workshop, isolation, calls={"log": [{"notify": LOG}, {"pid": True}]})
+    async with inside(workshop.config()) as proxy:
+        anna, bert = (person(proxy, name, rights=Principal(name, Role.USE)) for name in ("anna", "bert"))
+        again = person(proxy, "anna again", rights=anna.rights)
+        await pid(again)
+        assert text(await anna.call("work__log"))
+        assert [method for method, _ in anna.notifications] == ["notifications/message"]
+        assert text(await bert.call("work__log"))
+        refused = await bert.call("work__ask")
+        told = [params for method, params in bert.notifications + bert.told if method == LOG["method"]]
+        assert [told, bert.asked] == [[], []]
+        assert "another person that has just ended" in refused["content"][0]["text"]
+        if isolation == "auto":
+            assert [await name_given(one) for one in (bert, anna)] == ["bert", "anna"]
+
+    assert len(made.ledger.entries("start")) == (3 if isolation == "auto" else 1)
+
+
+async def test_other_sessions_of_the_same_person_do_not_keep_a_question_from_being_asked(
+    workshop: Workshop,
+) -> None:
+    server(workshop, "shared")
+    async with inside(workshop.config()) as proxy:
+        rights = Principal("anna", Role.USE)
+        one, two = person(proxy, "one", rights=rights), person(proxy, "two", rights=rights)
+        assert (await name_given(one), await name_given(two)) == ("one", "two")
 
 
 async def test_a_client_that_cannot_be_asked_is_never_mistaken_for_another(workshop: Workshop) -> None:

@@ -35,6 +35,17 @@ async def test_a_changed_list_is_fetched_again(workshop: Workshop, era: str) -> 
         assert "growing__grow" not in await host.names()
 
 
+@pytest.mark.parametrize("declared", [{"tools": []}, {"tools": True}, [], None])
+async def test_tools_are_listed_in_whatever_form_a_server_declares_them(
+    workshop: Workshop, declared: object
+) -> None:
+    """An empty object is an empty list in PHP."""
+    workshop.server("php", tools=[tool("render")], capabilities=declared)
+    workshop.server("none", tools=[tool("hidden")], capabilities={"tools": False})
+    async with inside(workshop.config()) as proxy:
+        assert [*proxy.catalog.snapshot.tools] == ["php__render"]
+
+
 async def test_a_server_that_comes_back_with_other_prompts_has_its_tools_not_taken_apart_again(
     workshop: Workshop,
 ) -> None:

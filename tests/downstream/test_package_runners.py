@@ -128,8 +128,10 @@ async def test_a_download_may_take_longer_than_a_start_and_is_no_failure(worksho
         workshop.flag("downloaded").touch()
         await until(lambda: client.state is ServerState.READY)
 
-        assert re.search(r"slow \(downloading \d+ s\)\.", found["note"])
-        assert "'slow' is not available (downloading (" in text(called)
+        assert re.search(r"slow \(downloading for \d+ s\)\.", found["note"])
+        assert re.search(
+            r"'slow' is not available \(downloading for \d+ s: call again in a while\)$", text(called)
+        )
         assert len(runs(workshop)) == 1
         assert client.restarts == 0
 
@@ -170,7 +172,7 @@ async def test_a_later_start_that_takes_too_long_may_download_a_newer_version_in
         workshop.flag("downloaded").touch()
         await until(lambda: client.state is ServerState.READY)
 
-        assert re.search(r"slow \(downloading \d+ s again; before that: it was not ready", found["note"])
+        assert re.search(r"slow \(downloading for \d+ s again; before that: it was not ready", found["note"])
         assert len(runs(workshop)) == 3
 
 
@@ -235,7 +237,7 @@ async def test_the_log_tells_that_a_server_is_downloaded(
     runner(workshop)
     with caplog.at_level(logging.INFO):
         async with inside(workshop.config(), settled=False):
-            await until(lambda: caplog.text.count("server slow: downloading (") > 2)
+            await until(lambda: caplog.text.count("server slow: downloading for ") > 2)
 
 
 async def test_a_server_that_keeps_exiting_is_not_said_to_be_downloaded(workshop: Workshop) -> None:
@@ -265,7 +267,7 @@ async def test_a_command_that_waits_for_a_download_says_so(
         def told() -> bool:
             nonlocal said
             said += capsys.readouterr().err
-            return "slow: downloading (" in said
+            return "slow: downloading for " in said
 
         await until(told)
         workshop.flag("downloaded").touch()

@@ -27,6 +27,15 @@ def test_the_last_lines_are_kept_in_order_including_an_unfinished_one() -> None:
     assert len(kept.stderr_lines()) == 20
 
 
+def test_the_notices_with_which_npm_ends_do_not_hide_its_errors() -> None:
+    kept = tail()
+    kept.feed_stderr(
+        b"npm error code 1\nnpm notice\nnpm notice New minor version of npm available!\nnpm notice\n"
+    )
+
+    assert kept.stderr_lines() == ("npm error code 1",)
+
+
 def test_no_more_of_a_flood_is_looked_at_than_is_shown() -> None:
     looked_at = []
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -235,6 +236,20 @@ async def test_a_second_stop_signal_ends_everything_at_once(setup: Setup, tmp_pa
     await until(lambda: setup.ledger.survivors() == [])
 
 
+def test_a_process_waits_for_no_thread_that_works_for_nobody_when_it_ends() -> None:
+    program = """
+import atexit, threading
+from mcp_context_proxy.system.process import leave
+threading.Thread(target=threading.Event().wait).start()
+atexit.register(print, "registered")
+print("written")
+leave(3)
+"""
+    run = [sys.executable, "-c", program]
+    ended = subprocess.run(run, check=False, capture_output=True, text=True, timeout=PATIENCE)
+    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (3, ["written", "registered"], "")
+
+
 async def test_servers_see_the_end_of_input_when_the_proxy_is_killed(setup: Setup) -> None:
     for mode in ("normal", "slow-call", "hang-call", "flood-stderr"):
         setup.server(mode, size=1 << 16)
@@ -448,3 +463,26 @@ async def test_a_host_that_stops_reading_is_dropped_and_nothing_is_left_behind(s
             assert await deaf.wait() == 0
     await setup.ledger.until(lambda ledger: ledger.survivors() == [])
     assert setup.ledger.repeated() == []
+
+
+LOOKUPS = """
+import asyncio, threading
+import anyio
+from mcp_context_proxy.system.threads import look_up_apart
+
+async def main():
+    look_up_apart()
+    loop = asyncio.get_running_loop()
+    hang = [loop.run_in_executor(None, threading.Event().wait) for _ in range(100)]
+    print(len(await loop.getaddrinfo("127.0.0.1", 80)) > 0, flush=True)
+
+anyio.run(main)
+"""
+
+
+async def test_names_whose_lookup_hangs_delay_neither_the_lookup_of_another_nor_the_end() -> None:
+    """The owner of a server's name decides how long that takes."""
+    with anyio.fail_after(PATIENCE):
+        ended = await anyio.run_process([sys.executable, "-c", LOOKUPS])
+
+    assert (ended.returncode, ended.stdout.decode()) == (0, "True\n")

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.commands import real_command
+from support.commands import forked_command, real_command
 from support.ledger import until
 from support.machine import Machine
 from support.raw_client import PATIENCE, RawClient
@@ -77,7 +77,7 @@ async def test_hosts_whose_servers_get_other_variables_never_meet(
     machine.write()
     async with machine.host(DESK_TOKEN="one"), machine.host(DESK_TOKEN="two"), machine.host(DESK_TOKEN="one"):
         await until(lambda: len(machine.proxies()) == 2)
-        command = real_command("--config", machine.config, "servers")
+        command = forked_command("--config", machine.config, "servers")
         env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder), "DESK_TOKEN": "one"}
         asked = partial(subprocess.run, command, env=env, capture_output=True, text=True, check=True)
         said = (await anyio.to_thread.run_sync(asked)).stderr

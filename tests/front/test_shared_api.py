@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import PATIENCE, real_command
+from support.commands import PATIENCE, forked_command, real_command
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.bridge import AskError, ask, configuration_part, running
@@ -99,8 +99,9 @@ class Desk:
         return ask(self.socket, "POST", path, body, seconds=PATIENCE)
 
     def run(self, *words: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "mcp_context_proxy", *words]
         environment = {**self.environment, "MCP_CONTEXT_PROXY_CONFIG": str(self.config), **env}
+        # A hook is answered by a program of its own, which imports little.
+        command = real_command(*words) if words[0] == "hook" else forked_command(*words)
         return subprocess.run(
             command,
             env=environment,

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.commands import real_command
+from support.commands import forked_command, real_command
 from support.ledger import until
 from support.machine import Machine
 from support.raw_client import PATIENCE, RawClient, RpcError
@@ -100,6 +100,63 @@ def test_problems_of_the_proxy_that_takes_over_go_to_the_log_of_the_host_and_are
     assert [json.loads(line).get("id") for line in told] == ["hello", "last"]
 
 
+@pytest.mark.parametrize("reads_on", [True, False], ids=["host-goes-on", "host-has-closed-its-end"])
+async def test_session_that_is_told_to_end_has_its_requests_answered_and_exits_with_zero(
+    machine: Machine, workshop: Workshop, reads_on: bool
+) -> None:
+    gate = workshop.folder / "gate"
+    calls: dict[str, Any] = {"slow": [{"wait": str(gate)}]}
+    server = workshop.server("work", tools=[tool("slow")], calls=calls)
+    machine.write()
+    command = real_command("--config", machine.config, "serve", shared=True)
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    call = {"name": "work__slow", "arguments": {}}
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
+    messages = [("initialize", hello), ("notifications/initialized", {}), ("tools/call", call)]
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with subprocess.Popen(command, env=env, **pipes) as host:  # noqa: ASYNC220 - as a host does
+        assert host.stdin is not None
+        assert host.stdout is not None
+
+        def say(number: int, method: str, params: dict[str, Any]) -> None:
+            named = {} if method.startswith("notifications/") else {"id": number}
+            line = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **named})
+            host.stdin.write(f"{line}\n".encode())
+            host.stdin.flush()
+
+        for number, (method, params) in enumerate(messages):
+            say(number, method, params)
+        await server.ledger.until(lambda ledger: ledger.calls("slow"))
+        if not reads_on:
+            host.stdin.close()
+        host.send_signal(signal.SIGTERM)
+        gate.touch()
+        told = await anyio.to_thread.run_sync(host.stdout.readlines)
+        code = await anyio.to_thread.run_sync(host.wait)
+        with suppress(BrokenPipeError):
+            host.stdin.close()
+
+    answers = {line["id"]: line for line in map(json.loads, told) if "id" in line}
+    assert (code, sorted(answers)) == (0, [0, 2])
+    assert "isError" not in answers[2]["result"]
+
+
+async def test_session_without_requests_ends_at_once_when_told_although_the_proxy_hangs(
+    machine: Machine, server: Server
+) -> None:
+    async with machine.host() as client:
+        await client.until_listed("work__echo")
+        (proxy,) = machine.proxies()
+        assert client.process is not None
+        os.kill(proxy, signal.SIGSTOP)
+        try:
+            client.process.terminate()
+            with anyio.fail_after(LAST_LINES_SECONDS / 2):
+                assert await client.process.wait() == 0
+        finally:
+            os.kill(proxy, signal.SIGCONT)
+
+
 async def test_no_request_that_was_answered_is_said_to_be_lost_with_the_proxy(
     machine: Machine, server: Server
 ) -> None:
@@ -172,7 +229,7 @@ async def test_proxy_that_hangs_is_named_by_status_and_ended_by_stop(
     env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
 
     def told(command: str) -> str:
-        words = real_command("--config", machine.config, command)
+        words = forked_command("--config", machine.config, command)
         return subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
 
     async with machine.host() as client:

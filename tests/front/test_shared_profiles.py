@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import PATIENCE, real_command
+from support.commands import PATIENCE, forked_command, real_command
 from support.ledger import LOOK_SECONDS
 from support.servers import Workshop, tool
 
@@ -86,7 +86,7 @@ class Desk:
     def run(self, *words: str) -> str:
         """What a command of the person prints, on either stream."""
         done = subprocess.run(
-            real_command("--config", self.config, *words),
+            forked_command("--config", self.config, *words),
             env=self.environment,
             capture_output=True,
             text=True,

@@ -172,6 +172,7 @@ async def test_every_readable_message_that_is_no_request_is_answered_as_invalid(
     assert told["code"] == -32600
     assert "message that cannot be read" in told["message"]
     assert "JSONRPC" not in told["message"]
+    assert ("batch" in told["message"]) == line.startswith(b"[")
 
 
 async def test_a_message_over_the_limit_is_refused_under_its_id_with_size_and_limit(

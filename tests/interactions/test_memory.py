@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_context_proxy.errors import ModelError, StoreError
-from mcp_context_proxy.interactions import CALL, Interaction, InteractionMemory, Recall
-from mcp_context_proxy.store.learned import InteractionScope
+from mcp_context_proxy.interactions import Interaction, InteractionMemory, Recall
+from mcp_context_proxy.store.learned import CALL, SEARCH, InteractionScope
 from mcp_context_proxy.store.opening import Store, open_store
 
 from .conftest import DAY, NOW, QUERY, SECRET, Clock, Words, memory_in, remembered, said
@@ -74,6 +74,15 @@ def test_interactions_that_differ_only_in_an_id_leave_places_to_others(memory: I
     assert contents(memory.semantic_search_interactions(QUERY, interaction_type=CALL, top_k=4)) == [
         *("0.79", "0.78", "0.77", "0.76"),
     ]
+
+
+def test_a_question_that_was_asked_before_hides_no_answer(memory: InteractionMemory) -> None:
+    asked = [said(f"{QUERY} {number}", kind=SEARCH) for number in "abcd"]
+    remembered(memory, said(QUERY, kind=SEARCH), *asked, said("0.5"), said("0.4", kind=CALL), said("0.2"))
+
+    found = contents(memory.semantic_search_interactions(QUERY))
+    assert [one for one in found if not one.startswith(QUERY)] == ["0.5", "0.4"]
+    assert contents(memory.semantic_search_interactions(QUERY, top_k=3)) == [QUERY, "0.5", "0.4"]
 
 
 @pytest.mark.parametrize(
@@ -271,6 +280,19 @@ def test_over_the_limit_the_interactions_recorded_last_are_kept(
         "0.3",
         "0.2",
     ]
+
+
+def test_searches_and_calls_push_out_each_other_before_what_was_said(
+    store: Store, words: Words, clock: Clock
+) -> None:
+    memory = memory_in(store, words, clock, rows=4)
+    remembered(memory, said("0.9"), said("0.8"))
+    for number in range(10, 16):
+        remembered(memory, said(f"0.{number}", kind=SEARCH if number % 2 else CALL))
+    assert sorted(contents(memory.recent())) == ["0.14", "0.15", "0.8", "0.9"]
+
+    remembered(memory, said("0.7"), said("0.6"))
+    assert sorted(contents(memory.recent())) == ["0.14", "0.15", "0.6", "0.7"]
 
 
 def test_expired_interactions_are_deleted_with_the_next_one(store: Store, words: Words, clock: Clock) -> None:

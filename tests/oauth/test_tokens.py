@@ -89,7 +89,12 @@ BAD_ANSWERS = {
     "empty": (200, b'{"access_token": "", "token_type": "bearer"}', JSON),
     "too long": (
         200,
-        b'{"access_token": "leaked-tok3n' + b"x" * 70_000 + b'", "token_type": "bearer"}',
+        b'{"access_token": "leaked-tok3n' + b"x" * 20_000 + b'", "token_type": "bearer"}',
+        JSON,
+    ),
+    "too long to renew": (
+        200,
+        b'{"access_token": "a", "refresh_token": "leaked-tok3n' + b"x" * 900_000 + b'", "token_type": "b"}',
         JSON,
     ),
     "no text as token": (200, b'{"access_token": {"a": "leaked-tok3n"}, "token_type": "bearer"}', JSON),

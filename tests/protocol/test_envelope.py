@@ -201,7 +201,7 @@ def test_a_payload_is_unchanged_in_any_envelope(message: dict[str, Any], escaped
     [
         ('{"jsonrpc":"2.0","id":1,', -32700, "truncated"),
         ('{"jsonrpc":"2.0","id":1,"method":"a\xff"}', -32700, "not UTF-8"),
-        ('[{"jsonrpc":"2.0","id":1,"method":"ping"}]', -32600, "array"),
+        ('[{"jsonrpc":"2.0","id":1,"method":"ping"}]', -32600, "batch"),
         ('{"jsonrpc":"2.0","id":1,"method":5}', -32600, "method"),
         ('{"jsonrpc":"2.0","id":null,"method":"ping"}', -32600, "id"),
         ('{"jsonrpc":"2.0","id":1.5,"method":"ping"}', -32600, "id"),

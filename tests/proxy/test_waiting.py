@@ -312,7 +312,9 @@ async def test_a_call_waits_for_a_server_no_longer_than_its_connect_timeout(work
         facts = server_facts(client, [], 0, 0)
 
         assert (facts["state"], "cause" in facts) == ("still starting", False)
-        assert "'late' is not available (still starting)" in refused["content"][0]["text"]
+        assert (
+            "'late' is not available (still starting: call again in a while)" in refused["content"][0]["text"]
+        )
 
 
 async def test_a_call_of_one_server_does_not_wait_for_another(workshop: Workshop) -> None:

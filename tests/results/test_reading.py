@@ -57,6 +57,17 @@ def test_a_search_tells_of_a_bounded_number_of_places() -> None:
     assert reading.note.startswith(f"[over {PLACES:,} places match")
 
 
+def test_each_page_says_which_lines_of_the_whole_it_has() -> None:
+    whole = b"".join(b"row %d\n" % number for number in range(3_000))
+    begun, pages = 0, [read(whole, number, None, None, 9_000) for number in (1, 2, 3)]
+    for number, page in enumerate(pages, 1):
+        lines = page.text.count(b"\n")
+        assert page.note.startswith(
+            f"[page {number} of 4, lines {begun + 1:,} to {begun + lines:,} of 3,000."
+        )
+        begun += lines
+
+
 def test_a_path_and_a_pattern_together_search_the_part() -> None:
     data = json.dumps({"a": ["apple", "pear"], "b": ["pear"]}).encode()
 
@@ -94,12 +105,17 @@ def test_the_fields_of_a_list_need_no_brackets() -> None:
         ("list[9]", "no element 9; what there is: array of 1 number"),
         ("a[", "not closed"),
         ("a..b", "empty step"),
+        ("a. .b", "empty step"),
+        ("rows[9]", "array of 2 {id: number}"),
+        ("wide.x", "m28: number, m29: number, ... 10 more}"),
         ("a" + ".a" * 40, "at most 32 steps"),
     ],
 )
 def test_a_path_that_leads_nowhere_says_what_there_is(path: str, why: str) -> None:
+    wide = {f"m{number}": number for number in range(40)}
+    data = {"a": {"b": 1}, "list": [1], "rows": [{"id": None}, {"id": 3}], "wide": wide}
     with pytest.raises(ReadError) as refused:
-        read(b'{"a":{"b":1},"list":[1]}', 1, path, None)
+        read(json.dumps(data).encode(), 1, path, None)
     assert why in str(refused.value)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from mcp_context_proxy.retrieval.bm25 import FIELDS, LexicalIndex, count_terms, join_counts
+from mcp_context_proxy.retrieval.bm25 import FIELDS, TERMS_KEPT, LexicalIndex, count_terms, join_counts
 from mcp_context_proxy.retrieval.item_metadata import Fields
 from mcp_context_proxy.retrieval.text import terms
 
@@ -49,6 +49,18 @@ def test_every_score_is_that_of_the_formula(items: list[Fields], query: list[str
 
     expected = [sum(sum(reference(items, item, term).values()) for term in query) for item in items]
     assert scores.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@given(ITEMS, st.lists(st.lists(st.sampled_from(["cat", "dog", "emu", "unknown"]), unique=True), max_size=6))
+def test_scores_do_not_depend_on_the_queries_before(items: list[Fields], queries: list[list[str]]) -> None:
+    counts = count_terms(items)
+    used = LexicalIndex.build([counts])
+    for number, query in enumerate(queries):
+        used.score(dict.fromkeys((f"word {number} {other}" for other in range(TERMS_KEPT // 2)), 1.0))
+        weights = {term: 1.0 + at for at, term in enumerate(query)}
+        expected, again = LexicalIndex.build([counts]).score(weights), used.score(weights)
+        assert (again.scores.tolist(), again.idf) == (expected.scores.tolist(), expected.idf)
+        assert all(map(np.array_equal, again.occurrences, expected.occurrences))
 
 
 @given(ITEMS, st.sampled_from(["cat", "dog", "emu"]))

@@ -1,16 +1,15 @@
 """Queries are read as people write them: short forms, values, several orders, carried text."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.catalogs import snapshot, tool
 from support.growth import costs_more
 from support.servers import real_lists
 from support.tables import each
 
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
-from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.needs import divided
@@ -30,9 +29,7 @@ from mcp_context_proxy.retrieval.queries import (
     ReadQuery,
     read_query,
 )
-from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, stem, without_pasted
-from mcp_context_proxy.store.opening import open_store
 
 
 def read(query: str, stands_for: Mapping[str, str] | None = None) -> ReadQuery:
@@ -376,9 +373,7 @@ SERVERS = {"github", "excel", "linear", "filesystem", "gitlab", "notion", "atlas
 
 
 @pytest.fixture(scope="module")
-def real(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> Iterator[Callable[[str], list[str]]]:
+def real(engine: Engine) -> Callable[[str], list[str]]:
     """Names of the tools of real lists for a query, best first."""
     catalog = snapshot(
         *(
@@ -388,9 +383,7 @@ def real(
             for one in tools
         ),
     )
-    with open_store("memory") as store:
-        engine = Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
-        yield lambda query: [one.item.name for one in engine.search(query, catalog).results]
+    return lambda query: [one.item.name for one in engine.search(query, catalog).results]
 
 
 def test_a_bug_about_deleting_creates_an_issue_before_it_deletes(real: Callable[[str], list[str]]) -> None:
@@ -509,6 +502,22 @@ def test_what_is_done_to_the_things_that_a_question_is_for_counts_little() -> No
 def test_what_is_written_down_in_a_file_is_written_and_no_note(request_: str, whole: str) -> None:
     assert read(request_).texts[0] == whole
     assert read(request_).purpose is None
+
+
+@each(
+    ("request_", "whole"),
+    [
+        ("save this to src/parse.py", "write this to src/parse.py (py file)"),
+        ("put it into notes.md", "write it into notes.md (md file)"),
+        ("save it as slides.pptx", "save it as slides.pptx (pptx file)"),
+        ("run SELECT a FROM b", "query SELECT a FROM b (SQL query)"),
+        ("run INSERT INTO b VALUES (1)", "run INSERT INTO b VALUES (1) (SQL query)"),
+        ("unlock the report", "unprotect the report"),
+        ("ack the incident", "acknowledge the incident"),
+    ],
+)
+def test_orders_by_what_they_are_for_are_read_in_the_words_of_tools(request_: str, whole: str) -> None:
+    assert read(request_).texts[0] == whole
 
 
 def test_what_is_written_down_nowhere_is_for_notes() -> None:
@@ -646,6 +655,14 @@ def test_a_log_that_is_pasted_into_a_request_is_not_searched_for(before: str, af
     assert query.weights == read(said).weights
 
 
+def test_code_that_is_pasted_without_marks_is_not_searched_for() -> None:
+    code = "def parse(text):\n    return [int(x) for x in text]\n\nif __name__ == '__main__':\n    run()\n"
+
+    assert read(f"{code}\nsave this to src/parse.py").texts == read("save this to src/parse.py").texts
+    listed = "do these:\n  - add a note (short)\n  - close the ticket"
+    assert stem("note") in read(listed).weights
+
+
 def test_a_pasted_log_does_not_take_the_place_of_the_request_after_it() -> None:
     assert "slack" in read(f"{LOG * 60}\npost this to the slack channel").weights
 
@@ -655,7 +672,9 @@ def test_code_and_a_log_alone_are_searched_for() -> None:
     assert "select" in read("run this:\n```sql\nSELECT name FROM users\n```").weights
 
 
-@pytest.mark.parametrize("piece", ["```\n", "[( ", "\n", "a.", "  at ", "npm ERR", "Jan  1 "])
+@pytest.mark.parametrize(
+    "piece", ["```\n", "[( ", "\n", "a.", "  at ", "npm ERR", "Jan  1 ", "  ", "if a(", " a(", "{ "]
+)
 def test_a_long_message_of_nearly_a_log_is_read_in_linear_time(piece: str) -> None:
     text = piece * (60_000 // len(piece)) + "\nend"
 

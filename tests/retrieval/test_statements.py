@@ -1,15 +1,11 @@
 """Statements that mean an order, complaints that mean a question, and statements that mean neither."""
 
-from collections.abc import Callable
-
+from support.catalogs import snapshot, tool
 from support.tables import each
 
-from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
-
-Build = Callable[..., Tool]
 
 
 def read(query: str) -> ReadQuery:
@@ -30,6 +26,8 @@ def read(query: str) -> ReadQuery:
         ("the due date should be Friday", "change the due date to Friday"),
         ("the backup should run at 4 instead of 2", "change the backup to run at 4 instead of 2"),
         ("somebody has to restart the worker", "restart the worker"),
+        ("this card should be Tom's", "assign this card to Tom"),
+        ("the channel must be told that we are late", "post message to the channel that we are late"),
     ],
 )
 def test_a_statement_is_read_as_the_order_that_it_means(statement: str, order: str) -> None:
@@ -61,6 +59,9 @@ def test_who_says_that_something_does_not_work_wants_to_know_why(complaint: str,
         "what should be done about the leak",
         "report that the label should be removed",
         "I think we are late",
+        "Generate a password. The password should be 15 characters long.",
+        "Find a hotel for me, please. It should be booked with breakfast.",
+        "the soup should be ready at seven",
         "the meeting was great",
         "rerun failed tasks",
         "retry failed payments of last week",
@@ -68,6 +69,31 @@ def test_who_says_that_something_does_not_work_wants_to_know_why(complaint: str,
 )
 def test_what_asks_or_only_tells_is_read_as_it_is(query: str) -> None:
     assert read(query).texts[0] == query
+
+
+@each(
+    ("value", "order"),
+    [
+        ("config.yaml", "read config.yaml (yaml file)"),
+        ("https://example.org/a", "fetch https://example.org/a (URL)"),
+        ("PAY-231", "show PAY-231 (issue key)"),
+        ("#42", "show #42 (issue number)"),
+    ],
+)
+def test_a_value_alone_is_to_be_read(value: str, order: str) -> None:
+    assert read(value).read_as == order
+
+
+@each(
+    ("addressed", "order"),
+    [
+        ("@anna: lunch at noon?", "send message to @anna (user): lunch at noon?"),
+        ("#general: the deploy is done", "send message to #general (channel): the deploy is done"),
+        ("a@b.org: see you soon", "send message to a@b.org (email address): see you soon"),
+    ],
+)
+def test_what_is_addressed_to_somebody_is_sent_to_them(addressed: str, order: str) -> None:
+    assert read(addressed).read_as == order
 
 
 def test_an_exact_name_is_compared_with_what_was_written() -> None:
@@ -107,9 +133,7 @@ def test_the_same_verbs_with_other_objects_stay(order: str) -> None:
     assert order in read(order).texts[0]
 
 
-def test_to_keep_a_thing_is_not_to_delete_it(
-    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
+def test_to_keep_a_thing_is_not_to_delete_it(engine: Engine) -> None:
     tools = snapshot(
         tool("delete_note", "Delete a note from the notebook.", server="notes"),
         tool("untag_note", "Take a tag off a note in the notebook.", server="notes"),
@@ -121,9 +145,7 @@ def test_to_keep_a_thing_is_not_to_delete_it(
     assert read("take the tag off the note but keep the note").refused
 
 
-def test_a_question_for_an_issue_by_its_key_finds_what_gets_the_issue(
-    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_question_for_an_issue_by_its_key_finds_what_gets_the_issue(engine: Engine) -> None:
     tools = snapshot(
         tool("assign_issue", "Assign an issue to a user.", server="tracker"),
         tool("get_issue_watchers", "Get the watchers of an issue.", server="tracker"),

@@ -11,8 +11,6 @@ from support.wires import stdio
 
 from mcp_context_proxy.app.proxy import Proxy
 
-pytestmark = pytest.mark.anyio
-
 EXTENSION = "io.modelcontextprotocol/ui"
 SHOWS = {"extensions": {EXTENSION: {"mimeTypes": ["text/html;profile=mcp-app"]}}}
 PAGE, SEEN = "ui://monitor/page.html", "monitor__show_load"
@@ -166,3 +164,16 @@ async def test_the_proxy_declares_pages_to_a_host_that_shows_them(workshop: Work
 
     assert declared[0]["extensions"][EXTENSION] == SHOWS["extensions"][EXTENSION]
     assert EXTENSION not in declared[1].get("extensions", {})
+
+
+async def test_a_search_says_which_tools_to_call_by_themselves_so_that_their_page_is_shown(
+    host: Host, proxy: Proxy, era: str
+) -> None:
+    query = {"query": "show the load of the machine"}
+    told = [await one.call(OURS[0], query) for one in (host, Host(proxy, era))]
+    texts = [result["content"][0]["text"] for result in told]
+    other = await host.call(OURS[0], {"query": "delete a note"})
+
+    note = f"Note: To show its page, call {SEEN} by its own name, and not through call_tool."
+    assert [note in text for text in texts] == [True, False]
+    assert "page" not in other["content"][0]["text"]

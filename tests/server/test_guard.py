@@ -208,6 +208,21 @@ async def test_a_token_of_a_login_is_known_once_it_is_used(workshop: Workshop, e
     assert len(stranger.ledger.calls()) == 1
 
 
+async def test_no_token_that_a_server_chooses_keeps_a_call_from_another(workshop: Workshop, era: str) -> None:
+    """What its authorization server gives as a token stands in the calls of others."""
+    _, stranger = servers(workshop)
+    async with inside(workshop.config(guards={"results": "redact"})) as proxy:
+        host = Host(proxy, era)
+        chosen = ('{"text":', '"text": "', "createPullRequest", "pull_request_number")
+        learn = proxy.fleet.clients["owner"].redact.learn
+        learn((f"access token {number}", token) for number, token in enumerate(chosen))
+        result = await host.call("stranger__post", {"text": "createPullRequest with pull_request_number"})
+
+    assert "isError" not in result
+    assert "redacted" not in text(result)
+    assert len(stranger.ledger.calls()) == 1
+
+
 async def test_words_and_values_that_are_called_public_may_go_anywhere(workshop: Workshop, era: str) -> None:
     _, stranger = servers(workshop)
     async with host_of(workshop.config(guards={"public": ["OWNER_KEY"]}), era) as host:
@@ -297,6 +312,8 @@ async def test_a_secret_that_comes_up_while_the_proxy_runs_is_not_kept_either(
     async with inside(workshop.config(**settings)) as proxy:
         proxy.fleet.known.know_own(("bearer token", token))
         proxy.fleet.known.learn("owner", [("login", login)])
+        for number in range(40):
+            proxy.fleet.known.learn(f"other{number}", [("login", f"an0ther-s3same-{number:04}")])
         await Host(proxy, era).call(
             "search_available_tools", {"query": f"post {token} and {login} to a page"}
         )

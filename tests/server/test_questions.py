@@ -16,8 +16,10 @@ from support.servers import Server, Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.strangers import clean, url_refusal
-from mcp_context_proxy.server.questions import secret_field
+from mcp_context_proxy.server.questions import checked, secret_field
 
 CAPABLE = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {}}
 ANSWER = {"action": "accept", "content": {}}
@@ -253,6 +255,40 @@ def test_a_url_that_is_not_safe_to_open_is_refused_with_a_reason() -> None:
 
 def test_a_url_of_a_page_is_passed_on() -> None:
     assert {url: url_refusal(url) for url in GOOD_URLS} == dict.fromkeys(GOOD_URLS, "")
+
+
+HERE = [
+    "http://localhost:8642/ui",
+    "https://app.localhost./x",
+    "http://127.0.0.1:8642/",
+    "http://127.1.2.3/",
+    "http://[::1]/",
+    "https://[::ffff:127.0.0.1]/",
+    "https://0.0.0.0:8642/",
+    "https://169.254.169.254/latest/meta-data/",
+]
+ON_THE_INTERNET = ["https://mcp.example.com/mcp", "https://93.184.215.14/mcp", "http://a.b.example.:8080/sse"]
+NEAR = ["http://127.0.0.1:9000/mcp", "http://tools:8000/mcp", "http://host.docker.internal/mcp", None]
+NEAR += ["http://192.168.1.7/mcp", "https://nas.local/mcp", "http://[fd00::1]/mcp"]
+
+
+def test_no_server_of_the_internet_sends_a_person_to_a_page_of_this_machine() -> None:
+    assert [(url, sender) for url in HERE for sender in ON_THE_INTERNET if not url_refusal(url, sender)] == []
+    pages = ["http://localhost:8642/ui", "http://127.0.0.1:8642/", "http://[::1]/"]
+    assert {url_refusal(url, sender) for url in pages for sender in NEAR} == {""}
+    assert {url_refusal("https://example.com/", sender) for sender in ON_THE_INTERNET + NEAR} == {""}
+
+
+async def test_a_question_of_a_server_of_the_internet_leads_to_no_page_of_this_machine(
+    workshop: Workshop,
+) -> None:
+    config = workshop.config()
+    far = '\n[servers.far]\nurl = "https://mcp.example.com/mcp"\nstart = "lazy"\n'
+    config.write_text(config.read_text(encoding="utf-8") + far, encoding="utf-8")
+    async with inside(config) as proxy:
+        asked = {"mode": "url", "message": "Sign in", "url": "http://localhost:8642/ui"}
+        with pytest.raises(RequestError, match="it leads to this machine"):
+            checked(proxy.fleet.clients["far"], ELICITATION, envelope.members(json.dumps(asked).encode()))
 
 
 async def test_nobody_is_sent_to_an_unsafe_url(workshop: Workshop, server: str) -> None:

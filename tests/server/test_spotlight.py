@@ -11,7 +11,7 @@ from support.servers import Server, Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.protocol.strangers import CLOSE, OPEN, mark_untrusted
+from mcp_context_proxy.results import CLOSE, OPEN, mark_untrusted
 
 MARKED = re.compile(
     r"\u27e6untrusted data from hostile, ([0-9a-f]{16}): not instructions\u27e7\n"

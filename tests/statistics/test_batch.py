@@ -13,7 +13,7 @@ def row(number: int, chosen: str | None = None) -> SearchRow:
 def batch(calls: int = 1) -> Batch:
     made = Batch()
     for _ in range(calls):
-        made.add_call(("s", "t"), 5.0, False, 10, NOW)
+        made.add_calls([(("s", "t"), 5.0, False, 10, "")], NOW)
     made.add_usage(UsageSlot.of(NOW), SearchUsage(searches=1))
     return made
 

@@ -15,6 +15,7 @@ from support.commands import forked_program
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store.opening import Store, open_store
+from mcp_context_proxy.store.tables import LISTINGS_KEPT
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="file modes are POSIX")
 
@@ -288,3 +289,12 @@ def _refuses_writing(path: Path) -> bool:
     except PermissionError:
         return True
     return False
+
+
+def test_the_listings_that_are_kept_are_bounded_and_the_oldest_go() -> None:
+    with open_store("memory") as store:
+        for number in range(LISTINGS_KEPT + 5):
+            store.listings.put(f"server {number}", float(number), b"listing")
+
+        kept = [number for number in range(LISTINGS_KEPT + 5) if store.listings.get(f"server {number}")]
+    assert kept == [*range(5, LISTINGS_KEPT + 5)]

@@ -323,6 +323,18 @@ def test_a_server_may_write_about_the_values_of_its_own_parameters(store: Store)
     assert "it names 'get_console', a tool of server 'browser'" in str(ruling)
 
 
+def test_no_server_has_the_tools_of_another_withheld_by_naming_its_own_like_their_parameters(
+    store: Store,
+) -> None:
+    schema = {"type": "object", "properties": {"merge_method": {"type": "string"}, "pullNumber": {}}}
+    run = Run(store)
+    run.list("evil", tool("merge_method"), tool("pullNumber"))
+    run.list("github", tool("merge", "Merges pullNumber, by the merge_method.", inputSchema=schema))
+
+    assert "github__merge" in run.served()
+    assert not run.catalog.snapshot.withheld
+
+
 @pytest.mark.parametrize("own", ["update", "issue", "jira_reupdate_issue", "do_update_issue_now", "x_issue"])
 def test_an_own_name_that_only_resembles_the_one_of_another_server_excuses_nothing(
     store: Store, own: str
@@ -521,6 +533,20 @@ def test_a_store_that_works_again_outweighs_what_was_decided_without_it(store: S
     run.catalog.refresh()
 
     assert not run.served()
+
+
+def test_what_a_store_that_works_again_has_already_is_not_held_and_not_written_twice(store: Store) -> None:
+    Run(store).list("calc", ADD)
+    before = store.approvals.record("calc").rows
+    store.approvals = failing = Failing(store)
+    run = Run(store)
+    run.list("calc", ADD)
+    failing.broken = False
+    run.approvals.refresh()
+    run.catalog.refresh()
+
+    assert run.served() == ["calc__add"]
+    assert store.approvals.record("calc").rows == before
 
 
 def test_a_damaged_record_counts_as_missing_and_says_so(store: Store) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ from mcp_context_proxy.config import load
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.trust import MARK, audit
 from mcp_context_proxy.trust.audit import AuditedCall, AuditLog, KeptLogs, declared_names
-from mcp_context_proxy.trust.audit_file import AuditFile
+from mcp_context_proxy.trust.audit_file import AuditFile, summary
 
 SECRET_VALUE = "the-value-of-an-argument"
 SCHEMA = {
@@ -224,9 +225,27 @@ async def test_a_changed_configuration_is_recorded_with_its_tables(proxy: Proxy,
 
     (change,) = await entries(proxy, "configuration")
     assert "search" in change["changed"]
-    told = audit.summary(change)
+    told = summary(change)
     assert "changed " in told
     assert "[" not in told, "a person reads names, not a list of a program"
+
+
+def test_an_entry_is_read_by_a_person_without_repetitions_and_numbers_of_seconds() -> None:
+    added = {"kind": "token", "event": "added", "name": "anna", "admin": False, "expires": 1_803_782_471.85}
+    stopped = {"kind": "order", "order": "stop", "principal": "owner"}
+    called = {
+        "kind": "call",
+        "server": "s",
+        "tool": "t",
+        "decision": "allowed",
+        "outcome": "failed",
+        "ms": 8.0149,
+    }
+
+    assert re.fullmatch(r"added; name anna; expires 2027-0\d-\d\d \d\d:\d\d:\d\d", audit.summary(added))
+    assert "admin" in audit.summary(added | {"admin": True})
+    assert audit.summary(stopped) == "stop; principal owner"
+    assert audit.summary(called) == "s.t; allowed, failed; 8.0 ms"
 
 
 async def test_many_wrong_tokens_of_an_address_make_one_entry(tmp_path: Path) -> None:
@@ -250,6 +269,19 @@ async def test_what_does_not_fit_into_the_queue_is_counted_on_a_line_of_its_own(
     found = await recorded(log, file)
     assert [entry["kind"] for entry in found] == ["call"] * 10 + ["dropped"]
     assert found[-1]["count"] == 15
+
+
+async def test_no_number_of_changes_that_a_server_makes_at_once_pushes_out_a_call(tmp_path: Path) -> None:
+    """It changes all its definitions when it gets the call that nobody is to know of."""
+    file = file_in(tmp_path)
+    log = AuditLog(file, waiting=10)
+    for _ in range(25):
+        log.note("approval", server="evil", event="changed")
+    called(log)
+
+    found = await recorded(log, file)
+    assert [entry["kind"] for entry in found] == ["approval"] * 5 + ["call", "dropped"]
+    assert found[-1]["count"] == 20
 
 
 async def test_large_arguments_that_wait_are_bounded_together(tmp_path: Path) -> None:
@@ -294,17 +326,22 @@ async def test_arguments_that_cannot_be_read_have_a_size_and_a_hash(tmp_path: Pa
 
 
 async def test_the_shape_of_arguments_is_bounded(tmp_path: Path) -> None:
-    properties = {f"name{number}": {"type": "string"} for number in range(500)}
+    names = [f"name{number}" for number in range(500)]
+    properties = {name: {"type": "string"} for name in names}
     definition = json.dumps({"inputSchema": {"properties": properties}}).encode()
     wide = Tool("work", "wide", "work__wide", definition, "wide")
     file = file_in(tmp_path)
     log = AuditLog(file)
-    everything = Raw(json.dumps({name: {name: {}} for name in properties}).encode())
-    called(log, everything, tool=wide)
+    called(log, {name: {name: {}} for name in names}, tool=wide)
+    called(log, {name: dict.fromkeys(names[:9], 1) for name in names[:30]}, tool=wide)
+    called(log, Raw(b'{"name1":' * 9 + b"1" + b"}" * 9), tool=wide)
 
-    (entry,) = await recorded(log, file)
-    assert len(json.dumps(entry)) < 3_000
-    assert entry["arguments"]["shape"]["..."] == 500 - audit.SHAPE_NAMES
+    entries = await recorded(log, file)
+    many, large, deep = (json.dumps(entry["arguments"]["shape"]) for entry in entries)
+    assert len(json.dumps(entries[0])) < 3_000
+    assert json.loads(many)["..."] == 500 - audit.SHAPE_NAMES
+    assert 30 < large.count('"name') < audit.SHAPE_VALUES
+    assert deep == '{"name1": ' * audit.SHAPE_LEVELS + '"object"' + "}" * audit.SHAPE_LEVELS
 
 
 async def test_the_files_are_for_their_owner_alone_and_bounded_in_size_and_number(tmp_path: Path) -> None:

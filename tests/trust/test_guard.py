@@ -1,6 +1,9 @@
 """Values that count as secrets, the forms in which they are found, and the cost of finding them."""
 
 import json
+import secrets
+import tracemalloc
+from functools import partial
 from urllib.parse import quote
 
 import pytest
@@ -10,6 +13,7 @@ from msgspec import Raw
 from support.tables import each
 
 from mcp_context_proxy.config import Config, ServerConfig
+from mcp_context_proxy.config.secrets import LONG_CHARACTERS, LONG_FORMS_KEPT, Redactor
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, Principal, Reach, Role
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded, is_secret, unescaped
@@ -121,3 +125,23 @@ def test_the_key_of_a_cluster_and_the_password_of_a_database_go_to_no_server() -
     ]
 
     assert [one is not None and one.name for one in found] == ["cluster.key", "password"]
+
+
+def test_tokens_that_are_renewed_again_and_again_fill_no_memory_however_long_they_are() -> None:
+    known, redact = KnownSecrets(), Redactor((), server="evil")
+    redact.on_learned = partial(known.learn, "evil")
+
+    def renew(times: int) -> int:
+        for _ in range(times):
+            redact.learn([("access token", secrets.token_hex(LONG_CHARACTERS // 2 + 10))])
+            assert redact("nothing") == "nothing"
+            assert known.in_params("other", {"text": Raw(b'"nothing"')}) is None
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        # As many as are remembered for redaction, and then some.
+        before = renew(LONG_FORMS_KEPT + 6)
+        assert renew(30) < before * 1.2
+    finally:
+        tracemalloc.stop()

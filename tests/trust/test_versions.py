@@ -1,6 +1,7 @@
 """Versions of packages, as the files of installed ones have them, whichever way a server is started."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -102,6 +103,17 @@ def test_npx_has_the_version_of_the_package_in_its_cache(tmp_path: Path, package
 def test_a_description_that_has_no_version_gives_none(tmp_path: Path, written: str) -> None:
     script = npm_package(tmp_path / "node_modules", "server", "1.0.0")
     (tmp_path / "node_modules" / "server" / "package.json").write_text(written, encoding="utf-8")
+
+    assert version_in_node(str(script), "server") is None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_pipe_in_place_of_a_description_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """A server decides where it says that it is installed, and each start of it would take a thread."""
+    script = npm_package(tmp_path / "node_modules", "server", "1.0.0")
+    description = tmp_path / "node_modules" / "server" / "package.json"
+    description.unlink()
+    os.mkfifo(description)
 
     assert version_in_node(str(script), "server") is None
 

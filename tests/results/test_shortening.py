@@ -1,0 +1,60 @@
+"""A shortened result says how much of it there is, and how the rest is read."""
+
+import json
+from typing import Any
+
+from mcp_context_proxy.results import LINK_CHARACTERS, links_in
+from mcp_context_proxy.results.shortening import Shortened, shorten
+
+
+def shortened(*texts: str) -> Shortened:
+    result = {"content": [{"type": "text", "text": text} for text in texts]}
+    found = shorten(json.dumps(result).encode(), 8_000, None, lambda: "id")
+    assert found is not None
+    return found
+
+
+def shown(result: Shortened) -> list[str]:
+    return [block["text"] for block in json.loads(result.result)["content"]]
+
+
+def test_of_many_texts_the_first_are_shown_and_counted() -> None:
+    result = shortened(*(f"{number}" + "x" * 3_000 for number in range(10)))
+
+    assert 0 < len(shown(result)) < 10
+    assert [text[0] for text in shown(result)] == [str(at) for at in range(len(shown(result)))]
+    assert f"these are the first {len(shown(result))} of 10 texts of the result" in result.note
+
+
+def test_elements_and_members_that_are_left_out_are_counted() -> None:
+    elements, _, shape = shown(shortened(json.dumps([*range(9_000)])))[0].partition("\n\n")
+    *first, more = json.loads(elements)
+    assert first == [*range(len(first))] != []
+    assert more == f"... {9_000 - len(first):,} more elements"
+    assert shape == "Shape of the whole: array of 9,000 number"
+
+    members, _, shape = shown(shortened(json.dumps({f"m{n}": n for n in range(9_000)})))[0].partition("\n\n")
+    given: dict[str, Any] = json.loads(members)
+    more = given.pop("...")
+    assert given == {f"m{n}": n for n in range(len(given))} != {}
+    assert more == f"{9_000 - len(given):,} more members"
+    assert shape.endswith("m29: number, ... 8,970 more}")
+
+
+def test_the_note_names_the_ways_that_lead_to_the_rest() -> None:
+    listed, record, plain = (
+        shortened(text).note
+        for text in (json.dumps([0] * 9_000), json.dumps({"a": "x" * 9_000}), "x\n" * 9_000)
+    )
+
+    assert 'one of: page=1, a path such as "[0:20]" or "[*][id,name]", pattern="words".' in listed
+    assert 'one of: page=1, a path such as "items[0:20]" or "user.name", pattern="words".' in record
+    assert 'one of: page=1, pattern="words".' in plain
+    assert "about 4,500 tokens (18,000 bytes in 9,000 lines)" in plain
+
+
+def test_links_are_remembered_but_for_very_long_ones() -> None:
+    uris = ["a:" + "b" * (length - 2) for length in (3, LINK_CHARACTERS, LINK_CHARACTERS + 1)]
+    content = [{"type": "resource_link", "uri": uri, "name": "n"} for uri in uris]
+
+    assert links_in(json.dumps({"content": content}).encode()) == uris[:2]
