@@ -23,13 +23,7 @@ import anyio
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation, HostStream, converse
-from mcp_context_proxy.protocol.framing import (
-    READ_BYTES,
-    LineFramer,
-    MessageReader,
-    PipeWriter,
-    gate,
-)
+from mcp_context_proxy.protocol.framing import READ_BYTES, LineFramer, MessageReader, PipeWriter, gate
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import THE_USER, Principal
