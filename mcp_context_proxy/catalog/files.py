@@ -323,17 +323,24 @@ def _may_be_read(name: str) -> bool:
     return bool(name) and not name.startswith(".") and not set(name) & set("/\\:\0") and is_utf8(name)
 
 
+_PIECE: Final = 64 * 1024
+"""Bytes of a file that are read at once."""
+
+
 def _content(descriptor: int, most: int, advice: str = "") -> bytes:
     """Read a regular file of bounded size to its end, and close it; see `UnsafePathError`."""
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise UnsafePathError("it is not a regular file")
-        # Read one byte more than allowed: a size can be wrong by the time of the read.
-        data = file.read(most + 1) if status.st_size <= most else None
-    if data is None or len(data) > most:
+        # In pieces, which takes room for the file and not for the limit. Its size can be wrong by now.
+        data, size = bytearray(), status.st_size
+        while size <= most and (piece := file.read(_PIECE)):
+            data += piece
+            size = len(data)
+    if size > most:
         raise UnsafePathError(f"it is over {most:,} bytes{advice}")
-    return data
+    return bytes(data)
 
 
 def _opened(root: Path, parts: Iterable[str], stack: ExitStack, by_descriptor: bool) -> _OpenFolder:

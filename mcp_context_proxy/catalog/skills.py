@@ -137,8 +137,7 @@ def parse_skill(server: str, entry: bytes) -> Skill:
 def required_fields(frontmatter: JSON) -> tuple[str, str]:
     """Return name and description of a front matter.
 
-    Raises:
-        UnfitError: One of them is missing or breaks the rules of Agent Skills.
+    Raises `UnfitError` if one of them is missing or breaks the rules of Agent Skills.
     """
     if not isinstance(frontmatter, dict):
         raise UnfitError("its front matter is not an object")
@@ -459,8 +458,7 @@ def own_skills(places: Iterable[SkillPlace]) -> Iterator[Skill]:
 def own_skill(root: str, place: SkillPlace) -> Skill:
     """Return one skill by the URI of its folder. Blocks.
 
-    Raises:
-        UnfitError: It cannot be served as it is now; the text says why.
+    Raises `UnfitError`, which says why, if it cannot be served as it is now.
     """
     # One byte more for a file, so that too much is noticed and not only left out.
     allowance = Allowance(files=SKILL_FILES, file_bytes=SKILL_BYTES + 1, total_bytes=SKILL_BYTES)

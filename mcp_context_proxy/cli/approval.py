@@ -28,7 +28,8 @@ from mcp_context_proxy.cli import (
 from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
-from mcp_context_proxy.trust.audit import KINDS, audit_file, selecting, summary
+from mcp_context_proxy.trust.audit import KINDS, audit_file
+from mcp_context_proxy.trust.audit_file import selecting, summary
 
 if TYPE_CHECKING:
     from mcp_context_proxy.store.opening import Store

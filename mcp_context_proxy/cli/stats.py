@@ -104,33 +104,26 @@ def _read(config: Config, period: str) -> dict[str, Figures]:
     with open_configured_store(config) as store:
         reports, since = Reports(store.statistics), now - seconds
         never = reports.unused(reports.known(lambda server, tool: _is_offered(config, server, tool)), now)
-        unused = [
+        tools = [
             {"server": one.server, "name": one.tool, "tokens": one.tokens, "first_seen": one.first}
             for one in never.tools
         ]
-        figures: dict[str, Figures] = msgspec.to_builtins(
-            {
-                "searches": {"searches": reports.searches(since)},
-                "tools": {
-                    "tools": reports.tools(since),
-                    "unused": {
-                        "tools": unused,
-                        "count": len(unused),
-                        "tokens": sum(one.tokens for one in never.tools),
-                        "newer": never.newer,
-                        "days": UNUSED_AFTER_DAYS,
-                        "since": min((one.first for one in never.tools), default=None),
-                    },
-                },
-                "documents": {
-                    "documents": reports.documents(since),
-                    "unused": reports.unused_documents(now),
-                },
-                "learning": reports.trial(since, now),
-            }
-        )
-    about = {"enabled": config.statistics.enabled, "period": period}
-    return figures | {"searches": {**figures["searches"]["searches"], **about}}
+        unused = {
+            "tools": tools,
+            "count": len(tools),
+            "tokens": sum(one.tokens for one in never.tools),
+            "newer": never.newer,
+            "days": UNUSED_AFTER_DAYS,
+        }
+        found = {
+            "searches": reports.searches(since),
+            "tools": {"tools": reports.tools(since), "unused": unused},
+            "documents": {"documents": reports.documents(since), "unused": reports.unused_documents(now)},
+            "learning": reports.trial(since, now),
+        }
+    figures: dict[str, Any] = msgspec.to_builtins(found)
+    figures["searches"] |= {"enabled": config.statistics.enabled, "period": period}
+    return figures
 
 
 def _is_offered(config: Config, server: str, tool: str) -> bool:

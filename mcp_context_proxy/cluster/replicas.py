@@ -257,7 +257,11 @@ class Relay:
             # Without a client: its redirects, cookies and hooks cost more than the rest, and none is wanted.
             # The environment's proxies lead out of the cluster.
             self._transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False)
-        headers = [pair for pair in scope["headers"] if _passes(pair[0])]
+        headers = [
+            (name, value)
+            for name, value in scope["headers"]
+            if name not in _OF_ONE_HOP and not name.startswith(b"sec-fetch-")
+        ]
         # Only the id of an event stream means anything. The rest of a query would reach the receiver in
         # another spelling than was signed, and this replica would take itself for one with another key.
         found = _STREAM.search(scope["query_string"])
@@ -300,10 +304,6 @@ class Relay:
                 ending = b"\r\n\r\n" + last_event
                 await send({"type": "http.response.body", "body": ending, "more_body": False})
             return RelayEnd.CUT if started else RelayEnd.BROKEN
-
-
-def _passes(name: bytes) -> bool:
-    return name not in _OF_ONE_HOP and not name.startswith(b"sec-fetch-")
 
 
 def not_here() -> Response:

@@ -23,6 +23,7 @@ from math import inf
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeGuard, get_args, get_origin
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -90,7 +91,14 @@ Check: TypeAlias = Callable[[Any], Any]
 """Returns a value as it is used, or raises `ValueError` with the reason why it cannot be."""
 
 
-def within(least: float = -inf, most: float = inf, *, above: float = -inf, below: float = inf) -> Check:
+LARGEST: Final = 10**15
+"""Largest number anywhere: what counts, stores and reserves by numbers takes it, and no larger ones."""
+
+LONGEST: Final = 10**9
+"""Longest time, in seconds: some thirty years, beyond which clocks and timers of systems do not go."""
+
+
+def within(least: float = -inf, most: float = LARGEST, *, above: float = -inf, below: float = inf) -> Check:
     def check(number: float) -> float:
         for wrong, words, bound in (
             (number < least, "at least", least),
@@ -99,7 +107,7 @@ def within(least: float = -inf, most: float = inf, *, above: float = -inf, below
             (number >= below, "less than", below),
         ):
             if wrong:
-                raise ValueError(f"must be {words} {bound:g}")
+                raise ValueError(f"must be {words} {bound:.16g}")
         return number
 
     return check
@@ -129,12 +137,26 @@ def like(expression: str, message: str) -> Check:
     return check
 
 
+def is_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("must begin with http:// or https:// and name a host")
+    return text
+
+
 Text = Annotated[str, sized(1)]
+Url = Annotated[str, is_url]
+VariableName = Annotated[str, like("[^=]+", "cannot be the name of a variable")]
+Environment = dict[VariableName, str]
 Count = Annotated[int, within(1)]
 Amount = Annotated[int, within(0)]
 Score = Annotated[float, within(0, 1)]
-Seconds = Annotated[float, within(above=0)]
-SecondsOrNone = Annotated[float, within(0)]
+Seconds = Annotated[float, within(above=0, most=LONGEST)]
+SecondsOrNone = Annotated[float, within(0, LONGEST)]
 
 
 def read(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> Any:
@@ -162,8 +184,10 @@ def read(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> Any:
         return {names[key]: read(parts[1], value[key], place, found) for key, place in places.items()}
     if _is_table(form) and isinstance(value, Mapping):
         return _read_table(form, value, path, found)
-    if form is Path and isinstance(value, str):
-        return Path(value)
+    if isinstance(value, str) and (form is Path or (origin is None and form is str)):
+        reason = "must not be empty" if form is Path and not value else _unusable(value)
+        found += [Mistake(path, reason)] if reason else []
+        return form(value)
     if form is float and type(value) in (int, float):
         if abs(value) <= sys.float_info.max:
             return float(value)
@@ -173,8 +197,6 @@ def read(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> Any:
     if value in words:
         return form(value) if isinstance(form, EnumMeta) else value
     if origin is None and isinstance(value, form) and (form is bool or not isinstance(value, bool)):
-        if form is str and _is_broken(value):
-            found.append(Mistake(path, "has half of a character, which no program can be given"))
         return value
     *others, last = [f'"{word}"' for word in words] or [_WANTED.get(origin or form, "a table")]
     wanted = f"{', '.join(others)} or {last}" if others else last
@@ -189,12 +211,13 @@ def _is_table(form: Any) -> TypeGuard[type[Table]]:
     return isinstance(form, type) and issubclass(form, Table)
 
 
-def _is_broken(text: str) -> bool:
+def _unusable(text: str) -> str:
+    """Return why no program can be given a text; nothing if one can."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return True
-    return False
+        return "has half of a character, which no program can be given"
+    return "has the character U+0000, which no program can be given" if "\0" in text else ""
 
 
 _WANTED: Final[Mapping[Any, str]] = {

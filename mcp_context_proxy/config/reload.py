@@ -263,11 +263,7 @@ def needs_restart(started: Config, now: Config) -> tuple[str, ...]:
 
 
 Load = Callable[[], Config]
-"""Loads the configuration again from the same place.
-
-Raises:
-    ConfigError: the configuration cannot be used.
-"""
+"""Loads the configuration again from the same place; raises `ConfigError` if it cannot be used."""
 
 Apply = Callable[[Config], Awaitable[None]]
 """Applies a configuration to the running proxy."""

@@ -336,11 +336,7 @@ CAUSE_CHARACTERS: Final = 200
 """Length to which the message of a keyring or a command is cut."""
 
 SecretSource: TypeAlias = Callable[[str], str]
-"""Returns the value for what stands after the colon.
-
-Raises:
-    SecretSourceError: there is none.
-"""
+"""Returns the value for what stands after the colon; raises `SecretSourceError` if there is none."""
 
 
 class SecretSourceError(ContextProxyError):

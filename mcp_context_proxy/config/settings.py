@@ -20,11 +20,13 @@ from mcp_context_proxy.config.forms import (
     HIDDEN,
     Amount,
     Count,
+    Environment,
     Reload,
     Score,
     Seconds,
     Table,
     Text,
+    Url,
     like,
     within,
 )
@@ -61,7 +63,7 @@ class OAuthConfig(Table, frozen=True):
     client_id: Text | None = None
     """Without one, the proxy registers with the authorization server, if that is allowed."""
     client_secret: Annotated[Text | None, HIDDEN] = None
-    issuer: Text | None = None
+    issuer: Url | None = None
     """The authorization server; by default the one that the server names."""
     scope: Text | None = None
     """Scopes, separated by spaces; by default those that the server names."""
@@ -91,13 +93,13 @@ class ServerConfig(Table, frozen=True):
     name: str = ""
     command: Text | None = None
     args: Annotated[tuple[str, ...], HIDDEN] = ()
-    env: Annotated[dict[str, str], HIDDEN] = field(default_factory=dict)
+    env: Annotated[Environment, HIDDEN] = field(default_factory=dict)
     inherit: tuple[Text, ...] = ()
     """Variables that it inherits beside the usual ones: names, or patterns such as ``AWS_*``."""
     cwd: Path | None = None
     """Working folder, by default the folder of the configuration. The folder in which a host starts the proxy
     is often a repository, whose files would decide what ``npx`` or ``python -m`` run."""
-    url: Annotated[str | None, HIDDEN] = None
+    url: Annotated[Url | None, HIDDEN] = None
     headers: Annotated[dict[str, str], HIDDEN] = field(default_factory=dict)
     transport: Transport = "stdio"
     """By default ``stdio`` with a command, ``http`` with a URL."""
@@ -343,7 +345,7 @@ class InteractionsConfig(Table, frozen=True):
     enabled: bool = False
     keep: Count = 10_000
     """Number of interactions that are kept."""
-    keep_days: Annotated[float, within(above=0)] = 90.0
+    keep_days: Annotated[float, within(above=0, most=36_500)] = 90.0
     """Days for which they are kept."""
     recall_tool: bool = False
     """Whether models get ``recall`` to search them."""
@@ -393,6 +395,9 @@ class StoreConfig(Table, frozen=True):
     """Name of this process in rows of its own, such as that of its pod; by default a random one."""
 
 
+HostName = Annotated[str, like(r"[^\s/?#@]+", "must be a name, or name:port, as in the header Host")]
+
+
 class HttpConfig(Table, frozen=True):
     """Settings of the HTTP front: address and authentication."""
 
@@ -404,9 +409,9 @@ class HttpConfig(Table, frozen=True):
     api_port: Annotated[int, within(0, 65535)] | None = None
     """Loopback port of the API and the page beside a stdio front; None for none."""
     token_file: Path | None = None
-    allowed_hosts: tuple[Text, ...] = ()
+    allowed_hosts: tuple[HostName, ...] = ()
     """Further host names that clients may use for this proxy."""
-    resource_url: Text | None = None
+    resource_url: Url | None = None
     """Public URL of this proxy: an issuer makes tokens for it, and clients post messages below its path."""
     drain_grace_seconds: Annotated[float, within(0, 3600)] | None = None
     """Time after SIGTERM in which everything is still served, while ``/readyz`` sends clients elsewhere. None
@@ -430,7 +435,7 @@ class EmbeddingConfig(Table, frozen=True):
     model: Text | None = None
     """Folder of another model, its name at the endpoint, or one of `PACKAGED_MODELS`; None is the first of
     these."""
-    endpoint: Text | None = None
+    endpoint: Url | None = None
     """Base URL of a service with the OpenAI embeddings API."""
     api_key: Annotated[str | None, HIDDEN] = None
     pooling: Literal["mean", "cls"] | None = None
@@ -462,7 +467,7 @@ class RerankConfig(Table, frozen=True):
     model: Text | None = None
     """Name at the endpoint, or else the folder of a cross-encoder; without either, the client's own model is
     asked."""
-    endpoint: Text | None = None
+    endpoint: Url | None = None
     """Base URL of a service with the OpenAI chat API."""
     api_key: Annotated[str | None, HIDDEN] = None
 
@@ -506,7 +511,7 @@ class Config(Table, frozen=True):
 
     inherit: Annotated[tuple[Text, ...], Reload.LIVE] = ()
     """Variables that all servers inherit beside the usual ones: names, or patterns such as ``AWS_*``."""
-    env: Annotated[dict[str, str], Reload.LIVE, HIDDEN] = field(default_factory=dict)
+    env: Annotated[Environment, Reload.LIVE, HIDDEN] = field(default_factory=dict)
     """Variables of all servers; those of a server's own ``env`` come before them."""
 
     expose: Annotated[ExposeConfig, Reload.LIVE] = ExposeConfig()

@@ -154,7 +154,7 @@ def _keys(plain: str) -> Iterator[tuple[KeyPath, int]]:
         elif token == ",":
             key_next = True
         elif key_next and path:
-            path[-1] = _decoded(token)
+            path[-1] = json.loads(token, strict=False)
             key_next = False
             yield tuple(path), match.start()
 
@@ -162,10 +162,6 @@ def _keys(plain: str) -> Iterator[tuple[KeyPath, int]]:
 def _next(plain: str, at: int) -> int:
     found = _VISIBLE.search(plain, at)
     return found.start() if found else at
-
-
-def _decoded(token: str) -> Any:
-    return json.loads(token, strict=False)
 
 
 YAML_VALUES: Final = 100_000

@@ -28,9 +28,7 @@ Notify: TypeAlias = Callable[[str, Members], None]
 Ask: TypeAlias = Callable[[str, Members], Awaitable[bytes]]
 """Answers a request that a server makes of the client: method and params in, encoded result out.
 
-Raises:
-    RequestError: the client refuses, or cannot be asked.
-"""
+Raises `RequestError` if the client refuses, or cannot be asked."""
 
 HeaderMap: TypeAlias = Mapping[tuple[str, ...], str]
 """Header for each argument (by path) that is repeated in one, from ``x-mcp-header`` in a tool's schema."""

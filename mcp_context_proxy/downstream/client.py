@@ -157,11 +157,9 @@ class DownstreamClient(ServerLifecycle):
     async def call(self, method: str, params: Members, outgoing: Outgoing = PLAIN) -> bytes:
         """Send one request and return its encoded result as it came, unless it reports an error.
 
-        A request that the server may have read is never sent again.
-
-        Raises:
-            DownstreamError: see `Link.request`; or too much is pending.
-            RequestError: the server may not be able to read it.
+        A request that the server may have read is never sent again. Raises `DownstreamError` as
+        `Link.request` does, and if too much is pending, and `RequestError` if the server may not be able to
+        read it.
         """
         limits = self.limits
         size = sum(map(len, params.values()))
@@ -241,11 +239,7 @@ class DownstreamClient(ServerLifecycle):
                 self._none_pending.set()
 
     async def refuse_secrets(self, params: Members, subject: str) -> None:
-        """Refuse a message with a secret that this server was not given.
-
-        Raises:
-            SecretRefusedError: it has one; `subject` names the message.
-        """
+        """Raise `SecretRefusedError` for a message with a secret that this server was not given."""
         large = sum(map(len, params.values())) > REDACTED_IN_LOOP_BYTES
         if (secret := await in_thread_if(large, self._known.in_params, self.name, params)) is not None:
             raise self._refused(secret, subject)

@@ -71,10 +71,8 @@ async def connect(
 ) -> AsyncIterator[Connected]:
     """Open the connection and negotiate; close it on the way out.
 
-    Enter and leave it in one task. Secrets of the connection, such as a token, are added to `redact`.
-
-    Raises:
-        Exception: the transport's or the server's failure, possibly in an exception group.
+    Enter and leave it in one task. Secrets of the connection, such as a token, are added to `redact`. A
+    failure of the transport or the server is raised as it is, possibly in an exception group.
     """
     auth = None
     # Also for the handshake: a server that is still being downloaded answers it late.

@@ -219,9 +219,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 async def read(response: httpx2.Response, server: str, limit: int) -> bytes:
     """Return the whole body.
 
-    Raises:
-        BadAnswerError: the body is larger than `limit`, in bytes.
-        httpx2.HTTPError: the body broke off.
+    Raises `BadAnswerError` if it has more bytes than `limit`, and `httpx2.HTTPError` if it broke off.
     """
     body = bytearray()
 
@@ -240,9 +238,8 @@ async def read_events(
 ) -> bool:
     """Pass the events of a body to `take` until it returns True; return False if it never does.
 
-    Raises:
-        BadAnswerError: an event is larger than `limit`, in bytes.
-        httpx2.HTTPError: the stream broke off.
+    Raises `BadAnswerError` if an event has more bytes than `limit`, and `httpx2.HTTPError` if the stream
+    broke off.
     """
     framer = EventFramer(limit)
 

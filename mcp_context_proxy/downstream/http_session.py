@@ -398,11 +398,7 @@ class SseChannel(QueuedChannel):
 async def open_sse(
     config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, peer: Peer
 ) -> AsyncIterator[SseChannel]:
-    """Open the event stream that `config` names.
-
-    Raises:
-        httpx2.HTTPError: it cannot be opened.
-    """
+    """Open the event stream that `config` names; raises `httpx2.HTTPError` if it cannot be opened."""
     url = config.url or ""
     async with (
         await http_client.client_of(config, limits, auth) as client,

@@ -234,8 +234,7 @@ async def open_stdio(
 ) -> AsyncIterator[StdioChannel]:
     """Start the server as a child process; end it on the way out.
 
-    Raises:
-        StartError: it cannot be started; the message says why, and names a remedy.
+    Raises `StartError`, which says why and names a remedy, if it cannot be started.
     """
     process = take_started(config)
     if process is None:
@@ -472,11 +471,7 @@ async def exited(process: subprocess.Popen[bytes], poll_seconds: float) -> None:
 async def open_sdk_channel(
     config: ServerConfig, receive: Callable[[bytes], None]
 ) -> AsyncIterator[QueuedChannel]:
-    """Start the server as a child process of the SDK's transport.
-
-    Raises:
-        Exception: any error of the transport, possibly in an exception group.
-    """
+    """Start the server as a child process of the SDK's transport, which raises any error, also in a group."""
     await load("mcp.client.stdio")
     from mcp.client.stdio import StdioServerParameters, stdio_client  # noqa: PLC0415 - 1 s, nowhere else
     from mcp.shared.message import SessionMessage  # noqa: PLC0415

@@ -442,10 +442,8 @@ class CachedEmbedder:
         """Return one unit vector per text, in order.
 
         ``on_progress(done, total)`` counts distinct texts: first those from the store, then after each batch.
-
-        Raises:
-            ModelError: there is no model, or it failed; the vectors made until then are stored.
-            EmbeddingCancelledError: ``cancelled()`` became true; the vectors made until then are stored.
+        Raises `ModelError` if there is no model or it failed, and `EmbeddingCancelledError` if
+        ``cancelled()`` became true; the vectors made until then are stored.
         """
         keys = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
         distinct = dict(zip(keys, texts, strict=True))

@@ -54,7 +54,6 @@ def _taken_over() -> tuple[int, int]:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    sys.stdout.flush()
     os.dup2(2, 1)
     return read_fd, write_fd
 

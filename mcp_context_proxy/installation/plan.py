@@ -101,7 +101,7 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
     dialect = dialect_of(place[-1:], file, listed)
     whole = text.removeprefix("\ufeff").replace("\r\n", "\n")
     try:
-        source = parse(file, whole if place == place[-1:] else _alone(place, written))
+        source = parse(file, whole if place == place[-1:] else json.dumps({place[-1]: written}))
         source, found_wrong = from_host(source, lambda _warning: None)
     except ConfigError as error:
         raise EditError("; ".join(problem.message for problem in error.problems)) from None
@@ -184,11 +184,6 @@ def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:
 
 _FULL: Final = re.compile(r"[/~\\]|[A-Za-z]:|\$\{")
 """Beginning of a path that means the same everywhere, or of a variable."""
-
-
-def _alone(place: Place, written: Mapping[str, Any]) -> str:
-    """Return the servers of a nested place, such as a project's, as a file of their own."""
-    return json.dumps({place[-1]: written})
 
 
 def _needs_host(

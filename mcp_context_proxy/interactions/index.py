@@ -182,7 +182,9 @@ class InteractionIndex:
         facts = self._known
         within = self._within(wanted.scope)
         unembedded: NDArray[np.float64] = facts["time"][within & (facts["row"] == NOWHERE)]
-        weights = {term: NUMBER_WEIGHT if _has_digit(term) else 1.0 for term in terms(wanted.query)}
+        weights = {
+            term: NUMBER_WEIGHT if any(map(str.isdigit, term)) else 1.0 for term in terms(wanted.query)
+        }
         if not within.any():
             return [], unembedded
         self._lexical = LexicalIndex.build(self._counts, self._lexical)
@@ -410,7 +412,3 @@ def left_share(
         np.maximum(1 - (1 - factor) * days, 0.0) if linear else np.power(factor, days)
     )
     return shares
-
-
-def _has_digit(term: str) -> bool:
-    return any(character.isdigit() for character in term)

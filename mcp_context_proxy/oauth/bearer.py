@@ -192,8 +192,8 @@ class BearerAuth(httpx2.Auth):
             return found
         if not self._without_person:
             self._check_renewable(found)
-        # Its import takes seconds on a busy machine, which no issuer has to answer for and nobody waits for.
-        await load("mcp_context_proxy.oauth.login")
+        # The import of the SDK takes seconds on a busy machine, and must not count against the issuer.
+        await load(f"mcp_context_proxy.oauth.{'login' if self._without_person else 'token_endpoint'}")
         async with self._login.renewing(alone=not self._without_person):
             with anyio.move_on_after(RENEWAL_SECONDS):
                 found = await self._read_if_possible(now=True)
@@ -204,12 +204,14 @@ class BearerAuth(httpx2.Auth):
 
     async def _request_new(self, old: OAuthCredentials | None) -> OAuthCredentials:
         name = self._config.name
-        from mcp_context_proxy.oauth import login, token_endpoint  # noqa: PLC0415 - many servers want no token
-
         if self._without_person:
+            from mcp_context_proxy.oauth import login  # noqa: PLC0415 - needs the SDK
+
             new = await login.log_in_as_client(self._config)
             await self._store(new, old)
             return new
+        from mcp_context_proxy.oauth import token_endpoint  # noqa: PLC0415 - many servers want no token
+
         renewable = self._check_renewable(old)
         try:
             new = await token_endpoint.refresh(self._config, renewable)

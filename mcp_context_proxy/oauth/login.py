@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import httpx2
+import msgspec
 from anyio.abc import SocketAttribute, SocketStream
 from mcp.client.auth import OAuthClientProvider, OAuthFlowError, OAuthRegistrationError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
@@ -46,7 +47,7 @@ from mcp_context_proxy.oauth.token_endpoint import (
     REASON_SHOWN,
     REQUEST_SECONDS,
     Destinations,
-    InMemoryTokenStorage,
+    TokenResponse,
     check_encrypted,
     exchange,
     explained,
@@ -125,7 +126,8 @@ class Loopback(Struct):
         if query is None:
             return NOT_FOUND
         states = query.get("state", [])
-        if self._state is None or len(states) != 1 or not _equal(states[0], self._state):
+        given = states[0].encode(errors="replace") if len(states) == 1 else b""
+        if self._state is None or not secrets.compare_digest(given, self._state):
             if not self._warned:
                 logger.warning("%s: ignored a result that belongs to no login under way", self.server)
             self._warned = True
@@ -152,10 +154,6 @@ class Loopback(Struct):
             return parse_qs(target.query, keep_blank_values=True) if target.path == own.path else None
         except ValueError:
             return None
-
-
-def _equal(given: str, expected: bytes) -> bool:
-    return secrets.compare_digest(given.encode(errors="replace"), expected)
 
 
 @asynccontextmanager
@@ -227,6 +225,27 @@ class LoginOffer(Struct, frozen=True):
     def is_elsewhere(self) -> bool:
         """True if the page is that of another than the issuer, who gets what the person confirms there."""
         return self.page != httpx2.URL(self.issuer).host
+
+
+class InMemoryTokenStorage:
+    """Storage of the SDK's provider for one flow: returns the client's registration, but no token."""
+
+    def __init__(self) -> None:
+        self.client: OAuthClientInformationFull | None = None
+        self.tokens: OAuthToken | None = None
+
+    async def get_tokens(self) -> OAuthToken | None:
+        """Return no token: each flow gets a new one."""
+        return None
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self.tokens = tokens
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self.client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self.client = client_info
 
 
 Tell: TypeAlias = Callable[[LoginOffer], Awaitable[None]]
@@ -467,4 +486,4 @@ def _credentials(
         reach=destinations.reach,
         access_token="",
     )
-    return with_tokens(bare, tokens)
+    return with_tokens(bare, msgspec.convert(tokens.model_dump(), TokenResponse))

@@ -6,11 +6,13 @@ resolved once, its addresses are checked, and the connection is made to a checke
 resolves to something else a moment later (DNS rebinding) has no effect. Hosts that the configuration names
 are connected to wherever they are.
 
-Each request is encrypted, goes only to allowed addresses, and is bounded in time and size.
+Each request is encrypted, goes only to allowed addresses, and is bounded in time and size. Tokens are renewed
+without the MCP SDK, which only a login loads.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ipaddress
 import logging
@@ -21,16 +23,13 @@ from contextlib import suppress
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from typing import Final, TypeAlias
+from urllib.parse import quote
 from urllib.request import getproxies, proxy_bypass
 
 import anyio
 import anyio.abc
 import httpx2
 import msgspec
-from mcp.client.auth import OAuthFlowError
-from mcp.client.auth.oauth2 import OAuthContext
-from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
-from pydantic import ValidationError
 
 from mcp_context_proxy.config import AuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
@@ -61,6 +60,10 @@ TRANSLATED: Final = (
     IPv6Network("::/96"),  # IPv4-compatible
 )
 """Prefixes of IPv6 addresses that hold an IPv4 address in their last four bytes."""
+
+
+class ExchangeError(Exception):
+    """A request must not be sent, or its response cannot be used."""
 
 
 class NetworkReach(IntEnum):
@@ -103,7 +106,7 @@ class Destinations:
     async def pinned(self, request: httpx2.Request) -> list[httpx2.Request]:
         """Return the request once for each allowed address of its host.
 
-        Raises `OAuthFlowError` if no address is allowed, and `OSError` if the host is not known.
+        Raises `ExchangeError` if no address is allowed, and `OSError` if the host is not known.
         """
         url = request.url
         if _host(url) in self._configured:
@@ -129,13 +132,13 @@ class Destinations:
     def _allowed(self, url: httpx2.URL, found: Sequence[Address]) -> list[Address]:
         """Return those of the addresses of a host that may be connected to.
 
-        Raises `OAuthFlowError` if there are none.
+        Raises `ExchangeError` if there are none.
         """
         allowed = [address for address in found if _reach(address) <= self.reach]
         if not allowed:
             where = ", ".join(str(address) for address in found) or "nowhere"
             at = "" if where == url.host else f" ({where})"
-            raise OAuthFlowError(
+            raise ExchangeError(
                 f"it leads to {url.host}{at}, an address nearer to this machine than its own; where that is "
                 "meant, set oauth.issuer to its authorization server, or auth.jwks_url to the keys"
             )
@@ -215,7 +218,7 @@ class GrantRefusedError(AuthorizationError):
     """Raised when the refresh token is no longer valid, so that only a new login helps."""
 
 
-class _SlowAnswerError(OAuthFlowError):
+class _SlowAnswerError(ExchangeError):
     """Raised when a response is not whole after its time."""
 
 
@@ -251,8 +254,10 @@ async def refresh(
     if not response.is_success:
         raise AuthorizationError(credentials.server, reason(response))
     try:
-        tokens = OAuthToken.model_validate_json(response.content)
-    except ValidationError:
+        tokens = msgspec.json.decode(response.content, type=TokenResponse, strict=False)
+        if tokens.token_type.lower() != "bearer":
+            raise msgspec.ValidationError(tokens.token_type)
+    except (msgspec.DecodeError, RecursionError):
         raise AuthorizationError(
             credentials.server, "its authorization server gave no usable token"
         ) from None
@@ -299,7 +304,17 @@ async def revoke(config: ServerConfig, credentials: OAuthCredentials) -> bool:
         return False
 
 
-def with_tokens(credentials: OAuthCredentials, tokens: OAuthToken) -> OAuthCredentials:
+class TokenResponse(msgspec.Struct, frozen=True):
+    """The tokens in the response of an authorization server (RFC 6749, section 5.1)."""
+
+    access_token: str
+    token_type: str = "Bearer"
+    expires_in: int | None = None
+    scope: str | None = None
+    refresh_token: str | None = None
+
+
+def with_tokens(credentials: OAuthCredentials, tokens: TokenResponse) -> OAuthCredentials:
     """Return the credentials with new tokens; fields that the response leaves out stay as they were.
 
     Raises `AuthorizationError` if the token cannot be sent as one.
@@ -326,17 +341,14 @@ async def _post_as_client(
     data: dict[str, str],
     seconds: float = REQUEST_SECONDS,
 ) -> httpx2.Response:
-    context = OAuthContext(
-        credentials.resource, OAuthClientMetadata(redirect_uris=None), InMemoryTokenStorage(), None, None
-    )
-    context.client_info = OAuthClientInformationFull(
-        client_id=credentials.client_id,
-        client_secret=credentials.client_secret,
-        token_endpoint_auth_method=credentials.auth_method,
-    )
+    headers, secret = dict[str, str](), credentials.client_secret
+    if secret and credentials.auth_method == "client_secret_basic":
+        pair = f"{quote(credentials.client_id, safe='')}:{quote(secret, safe='')}"
+        headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    elif secret and credentials.auth_method == "client_secret_post":
+        data = {**data, "client_secret": secret}
     try:
         destinations = Destinations(config, NetworkReach(credentials.reach))
-        data, headers = context.prepare_token_auth(data, {})
         request = httpx2.Request("POST", url, data=data, headers=headers)
         return await exchange(destinations, request, seconds=seconds)
     except Exception as error:
@@ -352,7 +364,7 @@ async def exchange(
 ) -> httpx2.Response:
     """Send a request and return its whole response, of at most so many bytes.
 
-    Raises `OAuthFlowError` if the address is not allowed or not encrypted, or the response is too large or
+    Raises `ExchangeError` if the address is not allowed or not encrypted, or the response is too large or
     too slow, and `httpx2.HTTPError` if there is no response, and `OSError` if the host is not known.
     """
     check_encrypted(str(request.url))
@@ -362,7 +374,7 @@ async def exchange(
     raise too_slow(request, seconds)
 
 
-def too_slow(request: httpx2.Request, seconds: float = REQUEST_SECONDS) -> OAuthFlowError:
+def too_slow(request: httpx2.Request, seconds: float = REQUEST_SECONDS) -> ExchangeError:
     """Return the error for a response that is not whole after its time."""
     return _SlowAnswerError(f"{request.url.host} did not answer within {seconds:g} s")
 
@@ -393,11 +405,11 @@ async def _whole(
     body = bytearray()
     try:
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise OAuthFlowError(f"{request.url.host} answered with compressed content, unasked")
+            raise ExchangeError(f"{request.url.host} answered with compressed content, unasked")
         async for chunk in response.aiter_bytes():
             body += chunk
             if len(body) > most:
-                raise OAuthFlowError(f"{request.url.host} answered with more than {most:,} bytes")
+                raise ExchangeError(f"{request.url.host} answered with more than {most:,} bytes")
     finally:
         await response.aclose()
     return httpx2.Response(
@@ -408,12 +420,12 @@ async def _whole(
 def check_encrypted(url: str) -> None:
     """Refuse an address to which tokens would go as plain text.
 
-    Raises `OAuthFlowError` if it is neither https nor this machine.
+    Raises `ExchangeError` if it is neither https nor this machine.
     """
     parts = httpx2.URL(url)
     if parts.scheme != "https" and not is_loopback(parts.host):
         where = parts.host or one_line(url, REASON_SHOWN)
-        raise OAuthFlowError(f"{where} is not reached over https: tokens would be readable on the way")
+        raise ExchangeError(f"{where} is not reached over https: tokens would be readable on the way")
 
 
 def explained(error: BaseException) -> str:
@@ -431,24 +443,3 @@ def reason(response: httpx2.Response) -> str:
     return one_line(
         f"its authorization server answered {response.status_code}: {response.text}", REASON_SHOWN
     )
-
-
-class InMemoryTokenStorage:
-    """Storage of the SDK's provider for one flow: returns the client's registration, but no token."""
-
-    def __init__(self) -> None:
-        self.client: OAuthClientInformationFull | None = None
-        self.tokens: OAuthToken | None = None
-
-    async def get_tokens(self) -> OAuthToken | None:
-        """Return no token: each flow gets a new one."""
-        return None
-
-    async def set_tokens(self, tokens: OAuthToken) -> None:
-        self.tokens = tokens
-
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return self.client
-
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        self.client = client_info

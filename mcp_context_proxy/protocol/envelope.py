@@ -163,13 +163,10 @@ def decode(frame: bytes) -> Envelope:
 
 
 def decode_from_server(frame: bytes) -> Envelope:
-    """Decode one message of a server; a response may nest deeper than can be read.
+    """Decode one message of a server as `decode` does; a response may nest deeper than can be read.
 
     Its values far beyond any limit are left out, so that a list loses only the entry that has them: what is
     left of that is still too deep for a definition or a result.
-
-    Raises:
-        MalformedError: see `decode`.
     """
     try:
         return decode(frame)
@@ -190,8 +187,7 @@ _VERSION: Final = b'"2.0"'
 def decode_from_client(frame: bytes) -> Envelope:
     """Decode one message of a client, with the checks that JSON-RPC asks of a server.
 
-    Raises:
-        MalformedError: see `decode`; also if the message can be read but is no valid request or response.
+    Raises `MalformedError` as `decode` does, and if it can be read but is no valid request or response.
     """
     message = decode(frame)
     if message.method is UNSET:
@@ -246,8 +242,7 @@ def decode_large(frame: bytes, decode: Callable[[bytes], Envelope]) -> Envelope:
 async def decode_any(frame: bytes, decode: Callable[[bytes], Envelope]) -> Envelope:
     """Decode one message of any size by `decode`; a large one in a worker thread.
 
-    Raises:
-        MalformedError: see `decode`; or it has too many values.
+    Raises `MalformedError` as `decode` does, and if it has too many values.
     """
     return await in_thread(decode_large, frame, decode) if is_large(frame) else decode(frame)
 

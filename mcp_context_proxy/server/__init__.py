@@ -1,8 +1,8 @@
 """The one MCP server that hosts see: lists, meta tools, forwarding, for both protocol eras.
 
 Here is the caller of a request: its client, and the profile that it has, with the folders of its open
-projects. A name by which a client introduces itself is what it says of itself, so a profile found by it is a
-convenience. One that a token is bound to is a protection.
+projects. A client chooses the name by which it introduces itself, so a profile found by that name is a
+convenience; a profile that a token is bound to is a protection.
 """
 
 from __future__ import annotations

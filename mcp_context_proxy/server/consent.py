@@ -137,11 +137,8 @@ class PendingInput:
         """Make a call, or resume the one that its params name; return its result, or one that asks for input.
 
         A call is the same if principal, `subject` and params are. `listener` takes notifications until this
-        returns; `work` makes the call.
-
-        Raises:
-            RequestError: the handle is unknown, another caller's or another call's, or an answer is unusable.
-            Exception: any that `work` raises.
+        returns; `work` makes the call, and may raise anything. Raises `RequestError` if the handle is
+        unknown, or that of another caller or call, or an answer is unusable.
         """
         same = {key: raw for key, raw in params.items() if key not in eras.RETRY_KEYS and key != "_meta"}
         purpose = principal, subject, await _identity(same)

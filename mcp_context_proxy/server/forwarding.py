@@ -189,11 +189,9 @@ class Forwarder:
         """Send a request to a downstream server and return the result, fitted to the caller's era.
 
         The names in `params` are those that the server knows; `subject` names the request in error messages,
-        such as ``tool 'create_issue'``; `judge` is that of `Outgoing`.
-
-        Raises:
-            DownstreamError: see `Link.request`.
-            RequestError: the client refused a request of the server, or continues an unknown call.
+        such as ``tool 'create_issue'``; `judge` is that of `Outgoing`. Raises `DownstreamError` as
+        `Link.request` does, and `RequestError` if the client refused a request of the server, or continues an
+        unknown call.
         """
         request = _Request(client, method, params, caller=caller, subject=subject, judge=judge)
         modern = caller.era is MODERN

@@ -147,8 +147,7 @@ class Gateway:
     async def handle(self, method: str, params: Members, caller: Caller) -> bytes:
         """Answer a request with its encoded result, fitted to the caller's era.
 
-        Raises:
-            RequestError: the request is refused or failed; nothing else is ever raised but a cancellation.
+        Raises `RequestError` if it is refused or failed, and nothing else but a cancellation.
         """
         handler = self._handlers.get(method)
         if handler is None or (caller.era is MODERN and method in HANDSHAKE_ONLY):

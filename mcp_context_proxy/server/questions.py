@@ -318,8 +318,7 @@ async def _checked(client: DownstreamClient, method: str, params: Members) -> Me
 def checked(client: DownstreamClient, method: str, params: Members) -> Members:
     """Return the params of a server's request as they may reach a person or a model.
 
-    Raises:
-        RequestError: they may not; the message tells the server why.
+    Raises `RequestError`, which tells the server why, if they may not.
     """
     server, limits = client.name, client.limits
     if (odd := envelope.misread(params)) is not None:

@@ -290,7 +290,8 @@ def _definition(item: Document | Resource | dict[str, Any]) -> Raw | dict[str, A
         return definitions.resource_definition(item)
     return {
         "uri": item.uri,
-        "name": _document_name(item),
+        # That of a server's skill is a file of the skill, whose name is the folder's.
+        "name": item.uri.split("/")[-2] if item.server else item.name,
         "description": item.description,
         "mimeType": "text/markdown",
         "annotations": {"priority": round(1 - item.priority / PRIORITY_SCALE, 3)},
@@ -488,8 +489,3 @@ def shown_completions(result: bytes, redact: Callable[[bytes], bytes]) -> bytes:
     shown = [one for one in values if isinstance(one, str) and unmarked(one_line(one)) == one.strip()]
     kept = [one for one in shown if len(one) <= COMPLETION_CHARACTERS][:COMPLETIONS]
     return envelope.encode({**parts, "completion": {**completion, "values": kept}})
-
-
-def _document_name(document: Document) -> str:
-    """Return the name of a document as hosts list it; for a server's skill that of the skill alone."""
-    return document.uri.split("/")[-2] if document.server else document.name

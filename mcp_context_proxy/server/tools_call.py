@@ -441,11 +441,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         Every call of a tool passes here, so this is where a person is asked for consent, if it needs any.
 
         The server never sees `goal`, the purpose of the call in the model's words. `through` is the name that
-        was called, if it is not the listed one of the tool.
-
-        Raises:
-            DownstreamError: see `Link.request`.
-            RequestError: the call continues one that nobody knows.
+        was called, if it is not the listed one of the tool. Raises `DownstreamError` as `Link.request` does,
+        and `RequestError` if the call continues one that nobody knows.
         """
         client = self.fleet.clients[tool.server]
         if client.connected is None:

@@ -169,8 +169,7 @@ class SharedCredentials:
     def look(self, *, now: bool = False) -> None:
         """Take over the changes of others, if it is time.
 
-        Raises:
-            StoreError: the store cannot be read, and `now` was asked for; known credentials stay known.
+        Raises `StoreError` if the store cannot be read and `now` was asked for; known credentials stay known.
         """
         with self._looking:
             if not now and self._clock() - self._looked < LOOK_SECONDS:
@@ -237,10 +236,8 @@ class SharedCredentials:
     def write(self, kind: str, name: str, content: bytes | None, after: int) -> bool:
         """Replace a credential that is still at this revision; return False if another replica was faster.
 
-        Without content it is given up, for which the key is not needed.
-
-        Raises:
-            StoreError: the store cannot be written; whether it was written is not known.
+        Without content it is given up, for which the key is not needed. Raises `StoreError` if the store
+        cannot be written; whether it was written is not known.
         """
         sealed = b"" if content is None else self._seal.sealed(kind, name, content)
         written = self._store.put(SealedRow(kind, name, sealed, self._seal.mark, after))

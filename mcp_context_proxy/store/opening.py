@@ -128,10 +128,8 @@ def open_store(place: StoreConfig | Path | Literal["memory"] | None = None) -> S
 
     A damaged file is moved aside and a new one created. A file that another process holds, or for which there
     is no room on the disk, is retried whenever it is needed. When there can be no file, the store is in
-    memory. A database that is away is retried, too, and never replaced by memory.
-
-    Raises:
-        StoreError: the package for PostgreSQL is not installed. Nothing else is raised.
+    memory. A database that is away is retried, too, and never replaced by memory. Raises nothing but
+    `StoreError`, if the package for PostgreSQL is not installed.
     """
     if isinstance(place, StoreConfig):
         if place.url is not None:
@@ -407,8 +405,7 @@ def tables() -> list[StoredTable]:
 def copy(source: Store, target: Store, on_copied: OnCopied = lambda _table, _rows: None) -> Copied:
     """Copy everything, and compare. Blocks; may be called again after a break.
 
-    Raises:
-        StoreError: one of the stores cannot be used; rows copied so far stay.
+    Raises `StoreError` if one of the stores cannot be used; rows copied so far stay.
     """
     rows, different = dict[str, int](), []
     for table in tables():

@@ -1,8 +1,8 @@
 """The process, the machine and its user: threads, signals, memory, descriptors, clocks.
 
-Here is the user's own: the place of the configuration, its first text, the variables that servers inherit,
-and private files with their locks; and bounds, on what is remembered and on how often something may happen.
-Standard library only: the bridge reads it, too.
+Here are the place of the configuration and its first text, the variables that servers inherit, and private
+files with their locks; and bounds: on what is remembered, and on how often something may happen. It imports
+the standard library alone, because the bridge, which has to start fast, imports it.
 """
 
 from __future__ import annotations

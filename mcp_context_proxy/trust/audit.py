@@ -38,7 +38,6 @@ from mcp_context_proxy.protocol.envelope import nests_deeper
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS
 from mcp_context_proxy.store.opening import IN_MEMORY, default_path
 from mcp_context_proxy.system import keep_latest
-from mcp_context_proxy.system.process import date_of
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import PERSONS_SHARE, person_in
 from mcp_context_proxy.trust.approval import ApprovalEvent, Observer
@@ -457,51 +456,6 @@ def _shape(value: Any, names: frozenset[str], left: list[int], levels: int) -> J
     if value is None:
         return "null"
     return "string" if isinstance(value, str) else "number"
-
-
-def selecting(
-    since: float, server: str | None, tool: str | None, kind: str | None
-) -> Callable[[dict[str, Any]], bool]:
-    """Return whether an entry is wanted: from a time on, and about a server, a tool, of a kind if given."""
-    facts = {"server": server, "tool": tool, "kind": kind}
-    wanted = {name: fact for name, fact in facts.items() if fact is not None}
-    return lambda entry: entry["time"] >= since and all(entry.get(name) == wanted[name] for name in wanted)
-
-
-VERBS: Final = ("event", "order")
-"""Facts that say what was done, and stand behind the kind of their entry: ``token  added``."""
-
-TIMES: Final = ("expires", "since")
-"""Facts that are times, in seconds since 1970."""
-
-
-def summary(entry: Mapping[str, Any]) -> str:
-    """Return an entry on one line for a person, without its time and kind."""
-    named = ".".join(str(entry[key]) for key in ("server", "tool") if key in entry)
-    if entry["kind"] == "call":
-        outcome = f"{entry.get('decision')}, {entry.get('outcome')}"
-        parts = [named, outcome, "ms" in entry and f"{entry['ms']:,.1f} ms"]
-        parts += ["result_bytes" in entry and f"{entry['result_bytes']:,} bytes"]
-        parts += ["rule" in entry and f"by {entry['rule']}", "class" in entry and f"class {entry['class']}"]
-    else:
-        left_out = ("time", "kind", "server", "tool", "principal", "subject", "client", "session")
-        parts = [named, *(_fact(key, value) for key, value in entry.items() if key not in left_out)]
-    parts += [key in entry and f"{key} {entry[key]}" for key in ("subject", "principal", "client")]
-    return "; ".join(str(part) for part in parts if part)
-
-
-def _fact(key: str, value: object) -> str:
-    """Return a fact of an entry for a person; empty if it says nothing."""
-    if isinstance(value, bool):
-        return key if value else ""
-    if key in TIMES and isinstance(value, int | float):
-        value = date_of(value).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return in_words(value) if key in VERBS else f"{key} {in_words(value)}"
-
-
-def in_words(value: object) -> str:
-    """Return a fact of an entry for a person: a list as its members."""
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 LOGS_FOLDER: Final = "logs"

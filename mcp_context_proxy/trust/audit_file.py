@@ -18,7 +18,7 @@ import secrets
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -32,6 +32,7 @@ from mcp_context_proxy.system import (
     read_own,
     write_private,
 )
+from mcp_context_proxy.system.process import date_of
 from mcp_context_proxy.trust import person_in
 
 NAME: Final = "audit"
@@ -133,8 +134,7 @@ class AuditFile:
     def _drop_oldest(self) -> None:
         """Delete the files beyond the number that is kept; of the audit, merge them into the oldest before.
 
-        Raises:
-            OSError: there is no room for the merged file; all others are still there.
+        Raises `OSError` if there is no room for the merged file; all others are still there.
         """
         number = self._files
         while self._numbered(number).exists():
@@ -368,3 +368,48 @@ def _entry(line: bytes) -> dict[str, Any] | None:
         return None
     fits = isinstance(entry, dict) and isinstance(entry.get("time"), int | float)
     return entry if fits and isinstance(entry.get("kind"), str) else None
+
+
+def selecting(
+    since: float, server: str | None, tool: str | None, kind: str | None
+) -> Callable[[dict[str, Any]], bool]:
+    """Return whether an entry is wanted: from a time on, and about a server, a tool, of a kind if given."""
+    facts = {"server": server, "tool": tool, "kind": kind}
+    wanted = {name: fact for name, fact in facts.items() if fact is not None}
+    return lambda entry: entry["time"] >= since and all(entry.get(name) == wanted[name] for name in wanted)
+
+
+VERBS: Final = ("event", "order")
+"""Facts that say what was done, and stand behind the kind of their entry: ``token  added``."""
+
+TIMES: Final = ("expires", "since")
+"""Facts that are times, in seconds since 1970."""
+
+
+def summary(entry: Mapping[str, Any]) -> str:
+    """Return an entry on one line for a person, without its time and kind."""
+    named = ".".join(str(entry[key]) for key in ("server", "tool") if key in entry)
+    if entry["kind"] == "call":
+        outcome = f"{entry.get('decision')}, {entry.get('outcome')}"
+        parts = [named, outcome, "ms" in entry and f"{entry['ms']:,.1f} ms"]
+        parts += ["result_bytes" in entry and f"{entry['result_bytes']:,} bytes"]
+        parts += ["rule" in entry and f"by {entry['rule']}", "class" in entry and f"class {entry['class']}"]
+    else:
+        left_out = ("time", "kind", "server", "tool", "principal", "subject", "client", "session")
+        parts = [named, *(_fact(key, value) for key, value in entry.items() if key not in left_out)]
+    parts += [key in entry and f"{key} {entry[key]}" for key in ("subject", "principal", "client")]
+    return "; ".join(str(part) for part in parts if part)
+
+
+def _fact(key: str, value: object) -> str:
+    """Return a fact of an entry for a person; empty if it says nothing."""
+    if isinstance(value, bool):
+        return key if value else ""
+    if key in TIMES and isinstance(value, int | float):
+        value = date_of(value).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return _in_words(value) if key in VERBS else f"{key} {_in_words(value)}"
+
+
+def _in_words(value: object) -> str:
+    """Return a fact of an entry for a person: a list as its members."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,4 +1,4 @@
-"""For people and programs beside the protocol: the REST API, and the pages.
+"""The REST API and the pages, for people and programs beside the protocol.
 
 Here is the framework: operations, endpoints, the OpenAPI document, and the routes of the pages. Requests are
 decoded into the declared types, and refused if they do not fit. The OpenAPI document is made from the same
@@ -283,17 +283,33 @@ async def _decoded(operation: Operation, request: Request) -> dict[str, Any]:
             decoded, form = msgspec.json.decode(await _body(request)), operation.body
             values["body"] = msgspec.convert(_with_integers(decoded), form)
     except (msgspec.ValidationError, RecursionError) as error:
-        detail = in_words(error, form, "The body")
-        raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{detail}.") from None
+        raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, _told(error, form)) from None
     except msgspec.DecodeError as error:
         raise BadRequestError(HTTPStatus.BAD_REQUEST, f"The body is not JSON: {error}.") from None
     return values
 
 
+def _told(error: Exception, form: type[msgspec.Struct]) -> str:
+    """Return why a request does not have its form; where a pattern is not met, what the text should say."""
+    detail = in_words(error, form, "The body")
+    name, pattern_missed, _ = detail.partition(": Expected `str` matching regex")
+    if not pattern_missed:
+        return f"{detail}."
+    schema = _properties(form).get(name, {})
+    found = (each["description"] for each in (schema, *schema.get("anyOf", ())) if "description" in each)
+    meant = next(found, None)
+    return f"{name} must not be blank." if meant is None else f"{name} cannot be read. {meant}"
+
+
+@cache
+def _properties(form: type[msgspec.Struct]) -> dict[str, Any]:
+    properties: dict[str, Any] = msgspec.json.schema(form)["$defs"][form.__name__]["properties"]
+    return properties
+
+
 @cache
 def _lists(query: type[msgspec.Struct]) -> frozenset[str]:
-    properties = msgspec.json.schema(query)["$defs"][query.__name__]["properties"]
-    return frozenset(name for name, schema in properties.items() if schema.get("type") == "array")
+    return frozenset(name for name, schema in _properties(query).items() if schema.get("type") == "array")
 
 
 def _with_integers(value: JSON) -> JSON:

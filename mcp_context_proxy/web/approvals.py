@@ -19,8 +19,8 @@ from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.approval import Approvals
-from mcp_context_proxy.trust.audit import KINDS, AuditLog, selecting, summary
-from mcp_context_proxy.trust.audit_file import AuditFile
+from mcp_context_proxy.trust.audit import KINDS, AuditLog
+from mcp_context_proxy.trust.audit_file import AuditFile, selecting, summary
 from mcp_context_proxy.trust.decisions import ApprovalError, changes, decide, hash_of
 from mcp_context_proxy.trust.fingerprints import State
 from mcp_context_proxy.web import (

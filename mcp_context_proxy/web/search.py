@@ -46,7 +46,7 @@ Kinds = Annotated[
     str,
     Meta(
         pattern=f"^(({_KIND})(,({_KIND}))*)?$",
-        description="Only items of these kinds, separated by commas; by default all.",
+        description=f"Only items of these kinds, separated by commas: {', '.join(Kind)}. By default all.",
     ),
 ]
 

@@ -236,7 +236,15 @@ class UsageApi(Api):
         )
 
 
-InteractionType = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+InteractionType = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=64,
+        pattern=r"^[A-Za-z0-9_.-]+$",
+        description="At most 64 letters, digits, '_', '.' and '-'.",
+    ),
+]
 Decay = Annotated[float, Meta(gt=0, le=1)]
 Moment = Annotated[float, Meta(ge=0)]
 """Seconds since 1970."""

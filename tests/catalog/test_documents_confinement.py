@@ -102,6 +102,11 @@ def test_a_file_over_the_size_limit_is_reported_and_not_read(write: Write, by_de
     )
 
 
+def test_a_limit_of_any_size_takes_no_room_of_its_own(write: Write) -> None:
+    root = write({"short.md": "Short."})
+    assert [each.name for each in load(root, document_bytes=10**15).documents] == ["short"]
+
+
 @by_both_ways
 def test_a_file_swapped_for_a_link_after_listing_is_not_read(
     write: Write, secret: Path, by_descriptor: bool

@@ -114,6 +114,12 @@ def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
             "[limits]\ncall_seconds = inf", "2 limits.call_seconds: must be a finite number", id="inf"
         ),
         pytest.param(
+            "[search]\ntop_n = 1" + "0" * 22, f"2 search.top_n: must be at most {10**15}", id="huge"
+        ),
+        pytest.param(
+            "[limits]\ncall_seconds = 1e18", f"2 limits.call_seconds: must be at most {10**9}", id="ages"
+        ),
+        pytest.param(
             "[limits]\ncall_seconds = -1", "2 limits.call_seconds: must be more than 0", id="negative"
         ),
         pytest.param(
@@ -131,6 +137,32 @@ def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
         ),
         pytest.param("[[documents]]\nkind = 'rule'", "1 documents[0].path: is missing", id="missing"),
         pytest.param("[store]\npath = ''", "2 store.path: must not be empty", id="empty"),
+        pytest.param("[http]\ntoken_file = ''", "2 http.token_file: must not be empty", id="empty-file"),
+        pytest.param(
+            '[store]\npath = "a\\u0000"',
+            "2 store.path: has the character U+0000, which no program can be given",
+            id="nul",
+        ),
+        pytest.param(
+            "[http]\nresource_url = 'proxy.example.com'",
+            "2 http.resource_url: must begin with http:// or https:// and name a host",
+            id="no-url",
+        ),
+        pytest.param(
+            "[http]\nallowed_hosts = ['https://proxy.example.com']",
+            "2 http.allowed_hosts[0]: must be a name, or name:port, as in the header Host",
+            id="url-for-host",
+        ),
+        pytest.param(
+            "[servers.a]\ncommand = 'x'\nenv = { 'A=B' = 'c' }",
+            '3 servers.a.env."A=B": cannot be the name of a variable',
+            id="variable",
+        ),
+        pytest.param(
+            "[servers.a]\nurl = 'https://a.example'\noauth = { issuer = 'x' }",
+            "3 servers.a.oauth.issuer: must begin with http:// or https:// and name a host",
+            id="issuer",
+        ),
         pytest.param(
             "[store]\npath = 1979-05-27", "2 store.path: must be text in quotes, not a date", id="date"
         ),

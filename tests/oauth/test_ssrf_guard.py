@@ -18,13 +18,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
-from mcp.client.auth import OAuthFlowError
 from support.tables import each
 
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import OAuthCredentials, token_endpoint
-from mcp_context_proxy.oauth.token_endpoint import Destinations, NetworkReach, exchange
+from mcp_context_proxy.oauth.token_endpoint import Destinations, ExchangeError, NetworkReach, exchange
 
 PUBLIC = ServerConfig(name="far", url="https://mcp.example/mcp")
 NEARER = "nearer to this machine"
@@ -75,7 +74,7 @@ async def test_a_server_that_sends_one_byte_after_the_other_delays_nobody_for_lo
     request = httpx2.Request("GET", f"http://127.0.0.1:{port}/")
     async with listener, anyio.create_task_group() as group:
         group.start_soon(listener.serve, drip)
-        with pytest.raises(OAuthFlowError, match="did not answer within"):
+        with pytest.raises(ExchangeError, match="did not answer within"):
             await exchange(Destinations(PUBLIC, NetworkReach.LOOPBACK), request, seconds=0.2)
         group.cancel_scope.cancel()
 
@@ -99,7 +98,7 @@ async def test_an_authorization_server_that_sends_interim_responses_without_end_
 
 @contextmanager
 def refused() -> Iterator[None]:
-    with pytest.raises(OAuthFlowError, match=NEARER):
+    with pytest.raises(ExchangeError, match=NEARER):
         yield
 
 

@@ -4,6 +4,7 @@ import errno
 import gzip
 import os
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -405,3 +406,10 @@ async def test_a_damaged_file_counts_as_no_login(protected: Protected, content: 
 
     with pytest.raises(LoginRequiredError):
         await fetched(config)
+
+
+def test_tokens_are_renewed_without_loading_the_sdk() -> None:
+    code = "import sys, mcp_context_proxy.oauth.token_endpoint; print({'mcp', 'pydantic'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "set()"

@@ -1,12 +1,8 @@
 """One promise of a page, with the tests that prove it."""
 
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
 class Promise:
-    """A passage of a page, and the tests that prove it."""
+    """A passage of a page, and the tests that prove it: ``file::test``, from the folder of the tests."""
 
-    sentence: str
-    proofs: tuple[str, ...]
-    """``file::test``, from the folder of the tests."""
+    def __init__(self, sentence: str, *proofs: str) -> None:
+        self.sentence, self.proofs = sentence, proofs

@@ -1,18 +1,10 @@
-"""Small catalogs, the packaged engine, and an embedder that needs no model: words have fixed directions."""
+"""The packaged engine."""
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
-from support.general_requests import GENERAL_REQUESTS
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
-from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store.opening import open_store
@@ -23,90 +15,3 @@ def engine() -> Iterator[Engine]:
     with open_store("memory") as store:
         embedder = CachedEmbedder(LazyModel(), store.vectors)
         yield Engine(embedder, embedder, calibration=packaged_background())
-
-
-class WordVectors:
-    """A text is the sum of its words; whether anything fails is decided by `error`.
-
-    Remembers the texts it was asked to embed, but for the general requests every catalog is compared with.
-    """
-
-    def __init__(self, error: ModelError | None = None) -> None:
-        self.error = error
-        self.calls: list[list[str]] = []
-
-    def embed(
-        self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
-    ) -> np.ndarray:
-        if texts is not GENERAL_REQUESTS:
-            self.calls.append(list(texts))
-        if self.error is not None:
-            raise self.error
-        if on_progress is not None:
-            on_progress(len(texts), len(texts))
-        return np.array([self._vector(text) for text in texts], np.float32)
-
-    @property
-    def texts(self) -> list[str]:
-        return [text for call in self.calls for text in call]
-
-    def _vector(self, text: str) -> np.ndarray:
-        total = sum(self._direction(word) for word in text.lower().split() or [""])
-        return total / np.linalg.norm(total)
-
-    @staticmethod
-    @cache
-    def _direction(word: str) -> np.ndarray:
-        seed = int.from_bytes(
-            hashlib.sha256(word.strip(".,:").encode("utf-8", "replace")).digest()[:8], "big"
-        )
-        return np.random.default_rng(seed).standard_normal(32)
-
-
-def build_tool(
-    name: str,
-    description: str = "",
-    *,
-    server: str = "srv",
-    schema: Any = None,
-    include: IncludeMode = IncludeMode.AGENT,
-    marked: bool = True,
-) -> Tool:
-    """A tool; unless its definition is `marked`, the same one of another server has just the same."""
-    definition = {"name": name, "description": description, "inputSchema": schema or {}}
-    raw = json.dumps(definition | ({"_meta": {"server": server}} if marked else {})).encode()
-    fingerprint = hashlib.sha256(server.encode() + raw).hexdigest()
-    return Tool(server, name, f"{server}__{name}", raw, fingerprint, include)
-
-
-def build_rule(name: str, description: str = "", text: str = "") -> Document:
-    return Document(Kind.RULE, name, description, text, hashlib.sha256(text.encode()).hexdigest())
-
-
-def build_snapshot(*items: Tool | Document, generation: int = 1) -> Snapshot:
-    """Items by owner."""
-    owned: dict[str, list[Tool | Document]] = {}
-    for item in items:
-        owned.setdefault(item.server if isinstance(item, Tool) else f"{item.kind}s", []).append(item)
-    sources = tuple(Source(key, tuple(group)) for key, group in owned.items())
-    return Snapshot(generation, sources)
-
-
-@pytest.fixture(scope="session")
-def tool() -> Callable[..., Tool]:
-    return build_tool
-
-
-@pytest.fixture(scope="session")
-def rule() -> Callable[..., Document]:
-    return build_rule
-
-
-@pytest.fixture(scope="session")
-def snapshot() -> Callable[..., Snapshot]:
-    return build_snapshot
-
-
-@pytest.fixture(scope="session")
-def word_vectors() -> type[WordVectors]:
-    return WordVectors

@@ -1,13 +1,12 @@
 """Actions of tools, and the actions that orders want."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.catalogs import snapshot, tool
 from support.tables import each
 
-from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import FITTING
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList
@@ -23,10 +22,8 @@ from mcp_context_proxy.retrieval.needs import CHANGES, MOST_ADDED, WEIGHTS, open
 from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import TAKEN_FROM_CHANGING
 
-Build = Callable[..., Tool]
 
-
-def notes(tool: Build, snapshot: Callable[..., Snapshot]) -> Snapshot:
+def notes() -> Snapshot:
     return snapshot(
         tool("delete_note", "Delete a note from the notebook.", server="notes"),
         tool("create_note", "Create a note in the notebook.", server="notes"),
@@ -153,17 +150,15 @@ def test_what_an_order_carries_does_not_say_what_it_wants() -> None:
     ],
 )
 def test_of_tools_for_the_same_thing_the_one_that_does_what_is_wanted_is_first(
-    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot], query: str, first: str
+    engine: Engine, query: str, first: str
 ) -> None:
-    ranking = engine.search(query, notes(tool, snapshot), options=FITTING)
+    ranking = engine.search(query, notes(), options=FITTING)
 
     assert ranking.results[0].item.name == first
 
 
-def test_the_addition_is_part_of_the_score(
-    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
-    ranking = engine.search("show the note", notes(tool, snapshot), options=FITTING)
+def test_the_addition_is_part_of_the_score(engine: Engine) -> None:
+    ranking = engine.search("show the note", notes(), options=FITTING)
 
     for one in ranking.results:
         assert one.cosine is not None
@@ -171,15 +166,11 @@ def test_the_addition_is_part_of_the_score(
     assert ranking.results[0].action > 0
 
 
-def test_an_exact_name_comes_first_whatever_it_does(
-    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
-    assert engine.search("delete_note", notes(tool, snapshot)).results[0].item.name == "delete_note"
+def test_an_exact_name_comes_first_whatever_it_does(engine: Engine) -> None:
+    assert engine.search("delete_note", notes()).results[0].item.name == "delete_note"
 
 
-def test_a_deleting_tool_is_not_first_where_nothing_is_to_be_deleted(
-    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_deleting_tool_is_not_first_where_nothing_is_to_be_deleted(engine: Engine) -> None:
     tools = snapshot(
         tool("delete_old_notes", "Delete the old notes of the trip to Rome.", server="notes"),
         tool("list_notes", "List the notes of a trip.", server="notes"),
@@ -241,9 +232,7 @@ def test_the_words_that_name_no_tool_count_little_and_those_of_tools_more() -> N
     assert query.weights["giv"] < query.weights["assign"] < query.weights["ticket"]
 
 
-def test_a_phrase_finds_the_tool_that_does_it(
-    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_phrase_finds_the_tool_that_does_it(engine: Engine) -> None:
     tracker = snapshot(
         tool("assign_task", "Assign a task to a person.", server="tracker"),
         tool("get_task", "Get a task.", server="tracker"),
@@ -258,7 +247,7 @@ def test_a_phrase_finds_the_tool_that_does_it(
 
 
 @pytest.fixture
-def desk(tool: Build, snapshot: Callable[..., Snapshot]) -> Snapshot:
+def desk() -> Snapshot:
     return snapshot(
         tool("approve-timesheet", "Approve a payroll timesheet by its ID.", server="payroll"),
         tool("revert-timesheet", "Revert a payroll timesheet to draft by its ID.", server="payroll"),

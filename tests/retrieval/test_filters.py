@@ -1,11 +1,10 @@
 """Filters are met before anything is cut off, and change nothing else."""
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.catalogs import WordVectors, snapshot, tool
 
 from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval import Result, SearchOptions
@@ -87,15 +86,10 @@ def ranked(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), catalog=tools(), query=TEXTS, top_n=st.integers(1, 8))
 def test_a_filtered_search_is_the_unfiltered_ranking_without_the_excluded_items(
-    word_vectors: Callable[..., Any],
-    snapshot: Callable[..., Snapshot],
-    data: st.DataObject,
-    catalog: list[Tool],
-    query: str,
-    top_n: int,
+    data: st.DataObject, catalog: list[Tool], query: str, top_n: int
 ) -> None:
     chosen, there = data.draw(filters(catalog)), snapshot(*catalog)
-    engine = Engine(word_vectors())
+    engine = Engine(WordVectors())
     everything = ranked(engine, query, there, Filters(), SearchOptions(top_k=100, top_n=100))
     by_name = {(tool.server, tool.name): tool for tool in catalog}
     meeting = [entry for entry in everything if chosen.allow(by_name[entry[0], entry[1]])]
@@ -107,7 +101,7 @@ def test_a_filtered_search_is_the_unfiltered_ranking_without_the_excluded_items(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), catalog=tools())
 def test_an_item_passes_a_filter_exactly_if_its_own_metadata_match(
-    snapshot: Callable[..., Snapshot], data: st.DataObject, catalog: list[Tool]
+    data: st.DataObject, catalog: list[Tool]
 ) -> None:
     """The expected number follows from the plain facts, one constraint after the other."""
     chosen = data.draw(filters(catalog))
@@ -134,14 +128,12 @@ def test_an_item_passes_a_filter_exactly_if_its_own_metadata_match(
     assert considered == sum(map(meets, catalog))
 
 
-def test_a_filtered_search_returns_as_many_results_as_requested(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_filtered_search_returns_as_many_results_as_requested() -> None:
     """Long ones, whose chunks take all the places of the best."""
     long = [tool(f"mail_{n}", "send mail to the team " * 400, server="post") for n in range(6)]
     catalog = snapshot(*long, *(tool(f"other_{n}", "mail", server="ant") for n in range(50)))
     options = SearchOptions(top_k=5, top_n=5, include_score=9)
 
-    found = Engine(word_vectors()).search("team", catalog, Filters(servers=frozenset({"post"})), options)
+    found = Engine(WordVectors()).search("team", catalog, Filters(servers=frozenset({"post"})), options)
 
     assert len(found.results) == 5

@@ -1,18 +1,15 @@
 """Quality of search on a public set of tools and needs, with the packaged model."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.catalogs import snapshot, tool
 
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
-from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Ranking, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store.opening import open_store
 
 DATA = Path(__file__).parent / "data" / "mcpproxy_golden"
 FIVE = SearchOptions(top_n=5, include_score=9)
@@ -23,17 +20,13 @@ def lines(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def search(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> Iterator[Callable[[str], Ranking]]:
+def search(engine: Engine) -> Callable[[str], Ranking]:
     items = [
         tool(row["name"], row["description"], server=row["server"], schema=row.get("input_schema"))
         for row in lines("corpus.jsonl")
     ]
     catalog = snapshot(*items)
-    with open_store("memory") as store:
-        engine = Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
-        yield lambda query: engine.search(query, catalog, options=FIVE)
+    return lambda query: engine.search(query, catalog, options=FIVE)
 
 
 def test_95_of_100_needed_tools_are_among_the_first_five(search: Callable[[str], Ranking]) -> None:

@@ -3,7 +3,7 @@
 import gc
 import itertools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from support.catalogs import WordVectors, snapshot, tool
 
-from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval.bm25 import Flat, Group, LexicalIndex, count_terms, grouped
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters, Index
@@ -35,13 +36,9 @@ COUNTS = st.lists(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(versions=st.lists(CATALOGS, min_size=2, max_size=4), query=DESCRIPTIONS)
 def test_after_any_changes_every_result_is_that_of_a_new_index(
-    word_vectors: Callable[..., Any],
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-    versions: list[dict[tuple[str, str], str]],
-    query: str,
+    versions: list[dict[tuple[str, str], str]], query: str
 ) -> None:
-    engine, current = Engine(word_vectors()), None
+    engine, current = Engine(WordVectors()), None
     for generation, version in enumerate(versions):
         tools = [tool(name, text, server=server) for (server, name), text in version.items()]
         current = snapshot(*tools, generation=generation)
@@ -49,7 +46,7 @@ def test_after_any_changes_every_result_is_that_of_a_new_index(
     assert current is not None
     anew = snapshot(*(item for source in current.sources for item in source.items))
 
-    assert engine.search(query, current).results == Engine(word_vectors()).search(query, anew).results
+    assert engine.search(query, current).results == Engine(WordVectors()).search(query, anew).results
 
 
 @given(COUNTS, COUNTS)
@@ -104,10 +101,8 @@ def test_a_changed_member_rebuilds_only_its_group() -> None:
     assert sum(isinstance(group, Group) and group in before for group in after) == 5
 
 
-def test_a_changed_tool_is_the_only_one_that_is_read_and_embedded_again(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
-    vectors = word_vectors()
+def test_a_changed_tool_is_the_only_one_that_is_read_and_embedded_again() -> None:
+    vectors = WordVectors()
     engine = Engine(vectors)
     tools = [tool(f"tool_{n}", f"Does thing {n}.") for n in range(20)]
     before = snapshot(*tools)
@@ -120,10 +115,8 @@ def test_a_changed_tool_is_the_only_one_that_is_read_and_embedded_again(
     assert engine.search("bake a cake", after).results[0].item is tools[7]
 
 
-def test_changed_tags_and_names_are_filtered_by_without_reindexing(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
-    engine = Engine(word_vectors())
+def test_changed_tags_and_names_are_filtered_by_without_reindexing() -> None:
+    engine = Engine(WordVectors())
     tools = [replace(tool(f"tool_{n}", f"Does thing {n}."), tags=("old",)) for n in range(3)]
     before = snapshot(*tools)
     engine.index(before)
@@ -136,12 +129,10 @@ def test_changed_tags_and_names_are_filtered_by_without_reindexing(
     assert [result.exact for result in engine.search("renamed", after).results][:1] == [True]
 
 
-def test_indexes_of_earlier_snapshots_are_dropped(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_indexes_of_earlier_snapshots_are_dropped() -> None:
     gc.collect()
     before = sum(isinstance(one, Index) for one in gc.get_objects())
-    engine = Engine(word_vectors())
+    engine = Engine(WordVectors())
     for generation in range(8):
         engine.search("a step", snapshot(tool("step", f"Step {generation}."), generation=generation))
     gc.collect()
@@ -149,15 +140,13 @@ def test_indexes_of_earlier_snapshots_are_dropped(
     assert sum(isinstance(one, Index) for one in gc.get_objects()) - before == 2
 
 
-def test_unused_vectors_are_dropped(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_unused_vectors_are_dropped() -> None:
     tools, index, sizes = [tool("stays", "Stays as it is.")], None, []
     for generation in range(8):
         changing = [tool(f"tool_{n}", f"Step {generation}.") for n in range(1_000)]
         catalog = snapshot(*tools, *changing, generation=generation)
         begun = read(catalog, True, index, seconds=60.0)
-        (index,) = embedded(begun, word_vectors(), None, lambda: False, pace=1e9)
+        (index,) = embedded(begun, WordVectors(), None, lambda: False, pace=1e9)
         sizes.append(index.pool.vectors.size)
 
     assert max(sizes) < 7_000
@@ -165,14 +154,12 @@ def test_unused_vectors_are_dropped(
     assert index.dense is not None
     (at,) = index.named(["stays"])
     (stored,) = index.dense.vectors_of(at)
-    (vector,) = word_vectors().embed(["stays: Stays as it is."])
+    (vector,) = WordVectors().embed(["stays: Stays as it is."])
     assert np.abs(stored - vector).max() < 0.51 / UNIT
 
 
 @pytest.mark.slow
-def test_an_incrementally_updated_large_index_equals_a_new_one(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_an_incrementally_updated_large_index_equals_a_new_one() -> None:
     def build(changed: int, generation: int) -> Snapshot:
         texts = [f"{WORDS[n % 8]} {WORDS[n // 8 % 8]} {n % 97}" for n in range(EXACT_CHUNKS + 500)]
         texts[changed] = "bake a cake"
@@ -193,9 +180,7 @@ def test_an_incrementally_updated_large_index_equals_a_new_one(
 
 
 @pytest.mark.slow
-def test_tools_that_serve_whatever_is_asked_are_found_among_very_many(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_tools_that_serve_whatever_is_asked_are_found_among_very_many() -> None:
     class Far:
         def embed(self, texts: Sequence[str], on_progress: object = None) -> np.ndarray:
             near = [0.0 if "nodes" in one else zlib.crc32(one.encode()) % 997 / 9_970 for one in texts]
@@ -222,16 +207,9 @@ class AnyVectors:
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_thousands_of_servers_share_a_few_arrays(
-    word_vectors: Callable[..., Any],
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-    several: bool,
-) -> None:
+def test_thousands_of_servers_share_a_few_arrays(several: bool) -> None:
     servers = 300 if several else 1
     catalog = snapshot(*(tool(f"tool_{n}", "Does it.", server=f"s{n % servers}") for n in range(300)))
-    (index,) = embedded(
-        read(catalog, True, None, seconds=60.0), word_vectors(), None, lambda: False, pace=1e9
-    )
+    (index,) = embedded(read(catalog, True, None, seconds=60.0), WordVectors(), None, lambda: False, pace=1e9)
 
     assert (len(index.pool.vectors.slabs), len(index.lexical.groups)) == (1, 1)

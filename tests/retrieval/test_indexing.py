@@ -1,53 +1,48 @@
 """Indexing: which texts are embedded and kept, and how search works without a model."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.catalogs import WordVectors, snapshot, tool
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
 
 MISSING = ModelError(Path("model.onnx"), "the file is missing", "install the package again")
 
 
 @pytest.fixture
-def two(tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]) -> Snapshot:
+def two() -> Snapshot:
     return snapshot(tool("read_file", "Reads a file."), tool("send_mail", "Sends a mail."))
 
 
-def test_nothing_is_embedded_before_the_first_search(word_vectors: Callable[..., Any], two: Snapshot) -> None:
-    vectors = word_vectors()
+def test_nothing_is_embedded_before_the_first_search(two: Snapshot) -> None:
+    vectors = WordVectors()
     Engine(vectors)
 
     assert vectors.calls == []
 
 
-def test_the_first_search_embeds_everything_in_one_pass(
-    word_vectors: Callable[..., Any], two: Snapshot
-) -> None:
-    vectors, progress = word_vectors(), []
+def test_the_first_search_embeds_everything_in_one_pass(two: Snapshot) -> None:
+    vectors, progress = WordVectors(), []
     Engine(vectors).search("a file", two, on_progress=lambda done, total: progress.append((done, total)))
 
     assert vectors.calls == [["read file: Reads a file.", "send mail: Sends a mail."], ["a file", "file"]]
     assert progress == [(2, 2)]
 
 
-def test_a_long_description_has_several_chunks(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
-    vectors = word_vectors()
+def test_a_long_description_has_several_chunks() -> None:
+    vectors = WordVectors()
     long = " ".join(f"Sentence {n} is about something." for n in range(60))
     Engine(vectors).index(snapshot(tool("long", long)))
 
     assert [len(texts) for texts in vectors.calls] == [4]
 
 
-def test_searching_again_embeds_the_query_only(word_vectors: Callable[..., Any], two: Snapshot) -> None:
-    vectors = word_vectors()
+def test_searching_again_embeds_the_query_only(two: Snapshot) -> None:
+    vectors = WordVectors()
     engine = Engine(vectors)
     engine.index(two)
     engine.search("a file", two)
@@ -56,13 +51,8 @@ def test_searching_again_embeds_the_query_only(word_vectors: Callable[..., Any],
     assert vectors.calls[1:] == [["a file", "file"], ["a mail", "mail"]]
 
 
-def test_a_changed_definition_is_embedded_again(
-    word_vectors: Callable[..., Any],
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-    two: Snapshot,
-) -> None:
-    vectors = word_vectors()
+def test_a_changed_definition_is_embedded_again(two: Snapshot) -> None:
+    vectors = WordVectors()
     engine = Engine(vectors)
     engine.index(two)
     changed = tool("send_mail", "Sends a parcel.")
@@ -73,10 +63,8 @@ def test_a_changed_definition_is_embedded_again(
     assert engine.search("a parcel", after).results[0].item is changed
 
 
-def test_a_removed_item_is_forgotten(
-    word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
-) -> None:
-    engine = Engine(word_vectors())
+def test_a_removed_item_is_forgotten(two: Snapshot) -> None:
+    engine = Engine(WordVectors())
     engine.index(two)
     after = snapshot(two.sources[0].items[0], generation=2)
     ranking = engine.search("send_mail", after)
@@ -84,13 +72,8 @@ def test_a_removed_item_is_forgotten(
     assert ranking.considered == 1
 
 
-def test_with_a_second_server_the_server_name_becomes_part_of_the_texts(
-    word_vectors: Callable[..., Any],
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-    two: Snapshot,
-) -> None:
-    vectors = word_vectors()
+def test_with_a_second_server_the_server_name_becomes_part_of_the_texts(two: Snapshot) -> None:
+    vectors = WordVectors()
     engine = Engine(vectors)
     engine.index(two)
     engine.index(snapshot(*two.sources[0].items, tool("sum", server="math"), generation=2))
@@ -98,19 +81,15 @@ def test_with_a_second_server_the_server_name_becomes_part_of_the_texts(
     assert "srv read file: Reads a file." in vectors.calls[1]
 
 
-def test_equal_texts_are_embedded_once(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
-    vectors = word_vectors()
+def test_equal_texts_are_embedded_once() -> None:
+    vectors = WordVectors()
     Engine(vectors).index(snapshot(tool("doIt", "The same."), tool("do_it", "The same.")))
 
     assert vectors.texts == ["do it: The same."]
 
 
-def test_a_request_keeps_its_snapshot_after_the_catalog_changed(
-    word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
-) -> None:
-    engine = Engine(word_vectors())
+def test_a_request_keeps_its_snapshot_after_the_catalog_changed(two: Snapshot) -> None:
+    engine = Engine(WordVectors())
     before = engine.search("send a mail", two)
     after = snapshot(two.sources[0].items[0], generation=2)
     engine.index(after)
@@ -118,10 +97,8 @@ def test_a_request_keeps_its_snapshot_after_the_catalog_changed(
     assert engine.search("send a mail", two).results == before.results
 
 
-def test_an_old_snapshot_indexed_late_does_not_bring_back_what_was_removed(
-    word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
-) -> None:
-    engine = Engine(word_vectors())
+def test_an_old_snapshot_indexed_late_does_not_bring_back_what_was_removed(two: Snapshot) -> None:
+    engine = Engine(WordVectors())
     after = snapshot(two.sources[0].items[0], generation=2)
     engine.index(after)
 
@@ -129,8 +106,8 @@ def test_an_old_snapshot_indexed_late_does_not_bring_back_what_was_removed(
     assert engine.search("send_mail", after).considered == 1
 
 
-def test_concurrent_searches_share_one_indexing(word_vectors: Callable[..., Any], two: Snapshot) -> None:
-    vectors, found = word_vectors(), []
+def test_concurrent_searches_share_one_indexing(two: Snapshot) -> None:
+    vectors, found = WordVectors(), []
     engine = Engine(vectors)
     together = threading.Barrier(8)
 
@@ -149,8 +126,8 @@ def test_concurrent_searches_share_one_indexing(word_vectors: Callable[..., Any]
     assert all(results == found[0] for results in found)
 
 
-def test_without_a_model_search_is_lexical(word_vectors: Callable[..., Any], two: Snapshot) -> None:
-    ranking = Engine(word_vectors(MISSING)).search("read a file", two)
+def test_without_a_model_search_is_lexical(two: Snapshot) -> None:
+    ranking = Engine(WordVectors(MISSING)).search("read a file", two)
 
     assert ranking.method == "lexical"
     assert ranking.note == (
@@ -179,10 +156,8 @@ def test_without_a_model_a_synonym_alone_fits_nothing_and_is_named_as_near(two: 
     assert [result.item.name for result in ranking.near_misses] == ["read_file"]
 
 
-def test_a_missing_model_is_tried_once_per_snapshot(
-    word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
-) -> None:
-    vectors = word_vectors(MISSING)
+def test_a_missing_model_is_tried_once_per_snapshot(two: Snapshot) -> None:
+    vectors = WordVectors(MISSING)
     engine = Engine(vectors)
     for _ in range(3):
         engine.search("a file", two)
@@ -192,10 +167,8 @@ def test_a_missing_model_is_tried_once_per_snapshot(
     assert len(vectors.calls) == 2
 
 
-def test_a_model_that_fails_is_tried_again_when_the_catalog_changes(
-    word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
-) -> None:
-    vectors = word_vectors()
+def test_a_model_that_fails_is_tried_again_when_the_catalog_changes(two: Snapshot) -> None:
+    vectors = WordVectors()
     engine = Engine(vectors)
     engine.index(two)
     vectors.error = MISSING
@@ -209,8 +182,8 @@ def test_a_model_that_fails_is_tried_again_when_the_catalog_changes(
     assert engine.search("read a file", again).method == "hybrid"
 
 
-def test_an_interrupted_indexing_can_be_repeated(word_vectors: Callable[..., Any], two: Snapshot) -> None:
-    engine = Engine(word_vectors())
+def test_an_interrupted_indexing_can_be_repeated(two: Snapshot) -> None:
+    engine = Engine(WordVectors())
 
     def interrupt(done: int, total: int) -> None:
         raise InterruptedError

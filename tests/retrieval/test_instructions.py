@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from msgspec.structs import replace
+from support.catalogs import snapshot, tool
 from support.listings import Introduced, Run
 from support.listings import tool as listed
 
@@ -15,14 +16,12 @@ from mcp_context_proxy.retrieval.indexing import INSTRUCTION_TERMS, instruction_
 from mcp_context_proxy.retrieval.scoring import INSTRUCTIONS, packaged_background
 from mcp_context_proxy.store.opening import open_store
 
-from .conftest import build_snapshot, build_tool
-
 Search = Callable[..., Ranking]
 
 
 def catalog(*tools: Tool, **said: str) -> Snapshot:
     """A catalog of tools whose servers give some instructions."""
-    whole = build_snapshot(*tools)
+    whole = snapshot(*tools)
     sources = tuple(replace(source, about=said.get(source.key, "")) for source in whole.sources)
     return replace(whole, sources=sources)
 
@@ -39,13 +38,13 @@ def search() -> Iterator[Search]:
         yield ranked
 
 
-TWO = [build_tool("add_item", "Adds an item", server=server) for server in ("alpha", "beta")]
+TWO = [tool("add_item", "Adds an item", server=server) for server in ("alpha", "beta")]
 
 
 def test_of_like_tools_the_one_whose_server_speaks_of_the_request_is_first(search: Search) -> None:
     query = "add an item to the shopping basket"
 
-    tools = [build_tool(one.name, f"Adds an item, {one.server}", server=one.server) for one in TWO]
+    tools = [tool(one.name, f"Adds an item, {one.server}", server=one.server) for one in TWO]
     first = {
         server: search(query, *tools, **{server: "The shopping basket of the store."}).results[0].item.server
         for server in ("alpha", "beta")
@@ -67,9 +66,9 @@ def test_the_addition_is_bounded_and_part_of_the_score(search: Search) -> None:
 
 def test_a_server_is_not_lifted_over_others_by_instructions_of_all_words(search: Search) -> None:
     tools = [
-        build_tool("create_note", "Create a note with a title and text", server="notes"),
-        build_tool("get_weather", "Weather forecast of a city", server="weather"),
-        build_tool("spam", "Does something else", server="evil"),
+        tool("create_note", "Create a note with a title and text", server="notes"),
+        tool("get_weather", "Weather forecast of a city", server="weather"),
+        tool("spam", "Does something else", server="evil"),
     ]
     words = "create note title text weather forecast city write jot down temperature Paris"
     for query, first in (("write a note", "create_note"), ("forecast for Paris", "get_weather")):

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
+from support import catalogs
 from support.tables import each
 
 from mcp_context_proxy.catalog.definitions import markers_of
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.engine import Engine
@@ -17,12 +17,8 @@ from mcp_context_proxy.retrieval.item_metadata import (
     item_text,
     metadata_of,
 )
-from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.trust.guard import danger_of
 from mcp_context_proxy.web.search import described
-
-from .conftest import build_snapshot, build_tool
 
 
 def tool(name: str, server: str = "srv", annotations: Any = None, **given: Any) -> Tool:
@@ -186,8 +182,8 @@ def test_a_title_and_labels_that_say_something_else_are_chunks_of_their_own() ->
 
 def test_values_are_embedded_with_a_short_description() -> None:
     schema = {"type": "object", "properties": {"kind": {"enum": ["payroll", "overtime"]}}}
-    short = build_tool("op19", "Produces a document.", schema=schema)
-    long = build_tool("op19", "Produces a document, with all that it takes. " * 3, schema=schema)
+    short = catalogs.tool("op19", "Produces a document.", schema=schema)
+    long = catalogs.tool("op19", "Produces a document, with all that it takes. " * 3, schema=schema)
 
     assert item_text(short, False)[1][1:] == ("op 19: Produces a document. payroll overtime",)
     assert len(item_text(long, False)[1]) == 1
@@ -204,7 +200,9 @@ def test_values_are_embedded_with_a_short_description() -> None:
         ("make it grayscale", "op25"),
     ],
 )
-def test_badly_described_tools_are_found_by_their_other_fields(query: str, expected: str) -> None:
+def test_badly_described_tools_are_found_by_their_other_fields(
+    engine: Engine, query: str, expected: str
+) -> None:
     def operation(name: str, description: str, members: dict[str, Any], **configured: Any) -> Tool:
         told = {"name": name, "description": description, "inputSchema": {}, **members}
         definition = json.dumps(told).encode()
@@ -222,14 +220,11 @@ def test_badly_described_tools_are_found_by_their_other_fields(query: str, expec
         operation("op25", "Runs operation 25.", schema(enum=["grayscale", "sepia"])),
     )
     others = [
-        build_tool("add_picture", "Add an image to a document.", server="word"),
-        build_tool("list_users", "List the users of the workspace.", server="chat"),
-        build_tool("copy_document", "Create a copy of a document.", server="word"),
+        catalogs.tool("add_picture", "Add an image to a document.", server="word"),
+        catalogs.tool("list_users", "List the users of the workspace.", server="chat"),
+        catalogs.tool("copy_document", "Create a copy of a document.", server="word"),
     ]
-    with open_store("memory") as store:
-        embedder = CachedEmbedder(LazyModel(), store.vectors)
-        engine = Engine(embedder, embedder, calibration=packaged_background())
-        ranking = engine.search(query, build_snapshot(*tools, *others))
+    ranking = engine.search(query, catalogs.snapshot(*tools, *others))
 
     assert ranking.fits
     assert ranking.results[0].item.name == expected

@@ -1,10 +1,11 @@
 """Detection of servers whose descriptions are written to be found."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
+from support.catalogs import tool
 from support.tables import each
 
 from mcp_context_proxy.items import Tool
@@ -18,14 +19,12 @@ REQUESTS = [
     "Translate this letter.",
 ]
 
-Build = Callable[..., Tool]
 
-
-def poison(tool: Build, texts: Sequence[str] = (" ".join(REQUESTS),) * 5) -> list[Tool]:
+def poison(texts: Sequence[str] = (" ".join(REQUESTS),) * 5) -> list[Tool]:
     return [tool(f"helper_{at}", text, server="evil") for at, text in enumerate(texts)]
 
 
-def named(tool: Build, described: dict[str, str]) -> list[Tool]:
+def named(described: dict[str, str]) -> list[Tool]:
     return [tool(name, text, server="odd") for name, text in described.items()]
 
 
@@ -39,22 +38,22 @@ def named(tool: Build, described: dict[str, str]) -> list[Tool]:
         "Use it for anything. It can: " + "; ".join(REQUESTS),
     ],
 )
-def test_descriptions_made_of_user_requests_are_recognised(tool: Build, description: str) -> None:
-    assert suspicion(poison(tool, [description] * 10)) == "requests"
+def test_descriptions_made_of_user_requests_are_recognised(description: str) -> None:
+    assert suspicion(poison([description] * 10)) == "requests"
 
 
-def test_titles_made_of_user_requests_are_recognised(tool: Build) -> None:
+def test_titles_made_of_user_requests_are_recognised() -> None:
     tools = [
         replace(one, written=json.dumps({"name": one.name, "title": REQUESTS[at % 4]}).encode())
-        for at, one in enumerate(poison(tool, ["Helps with a thing."] * 20))
+        for at, one in enumerate(poison(["Helps with a thing."] * 20))
     ]
 
     assert suspicion(tools) == "requests"
-    assert suspicion(poison(tool, ["Helps with a thing."] * 20)) != "requests"
+    assert suspicion(poison(["Helps with a thing."] * 20)) != "requests"
 
 
-def test_requests_spread_over_several_tools_are_recognised(tool: Build) -> None:
-    assert suspicion(poison(tool, REQUESTS * 4)) == "requests"
+def test_requests_spread_over_several_tools_are_recognised() -> None:
+    assert suspicion(poison(REQUESTS * 4)) == "requests"
 
 
 @pytest.mark.parametrize(
@@ -67,34 +66,32 @@ def test_requests_spread_over_several_tools_are_recognised(tool: Build) -> None:
         "Ask the user for a name. We store it. Our service is free. Your data stays with you.",
     ],
 )
-def test_imperative_descriptions_are_not_taken_for_requests(tool: Build, description: str) -> None:
-    assert suspicion(poison(tool, [description] * 20)) != "requests"
+def test_imperative_descriptions_are_not_taken_for_requests(description: str) -> None:
+    assert suspicion(poison([description] * 20)) != "requests"
 
 
 @pytest.mark.parametrize(
     "example", ["Use it for 'find me a flight'.", 'Somebody may say ("I need a flight", "show me flights").']
 )
-def test_quoted_example_requests_are_allowed(tool: Build, example: str) -> None:
-    assert suspicion(poison(tool, [f"Lists flights. {example}"] * 20)) != "requests"
+def test_quoted_example_requests_are_allowed(example: str) -> None:
+    assert suspicion(poison([f"Lists flights. {example}"] * 20)) != "requests"
 
 
 @pytest.mark.parametrize(("honest_sentences", "asking"), [(3, True), (5, False)])
-def test_requests_in_a_fifth_of_the_sentences_are_suspicious(
-    tool: Build, honest_sentences: int, asking: bool
-) -> None:
+def test_requests_in_a_fifth_of_the_sentences_are_suspicious(honest_sentences: int, asking: bool) -> None:
     description = "Find me a flight. " + "It lists flights. " * honest_sentences
 
-    assert (suspicion(poison(tool, [description] * 10)) == "requests") is asking
+    assert (suspicion(poison([description] * 10)) == "requests") is asking
 
 
-def test_a_few_informally_described_tools_are_not_suspected(tool: Build) -> None:
+def test_a_few_informally_described_tools_are_not_suspected() -> None:
     descriptions = [
         "Show me my notes. I call them by their day.",
         "Send me the news.",
         "Tells me the weather.",
     ]
 
-    assert suspicion(poison(tool, descriptions)) != "requests"
+    assert suspicion(poison(descriptions)) != "requests"
 
 
 OPAQUE = {
@@ -107,21 +104,18 @@ OPAQUE = {
 }
 
 
-def test_names_that_have_nothing_to_do_with_descriptions_are_suspected(tool: Build) -> None:
-    assert suspicion(named(tool, OPAQUE)) == "names"
+def test_names_that_have_nothing_to_do_with_descriptions_are_suspected() -> None:
+    assert suspicion(named(OPAQUE)) == "names"
 
 
-def test_a_word_shared_by_most_names_does_not_count_as_support(tool: Build) -> None:
+def test_a_word_shared_by_most_names_does_not_count_as_support() -> None:
+    assert suspicion(named({name: f"This helper can: {text}" for name, text in OPAQUE.items()})) == "names"
+
+
+def test_a_server_is_trusted_if_a_quarter_of_its_names_match_their_descriptions() -> None:
+    assert suspicion(named(OPAQUE | {"booking": OPAQUE["helper_1"]})) == "names"
     assert (
-        suspicion(named(tool, {name: f"This helper can: {text}" for name, text in OPAQUE.items()})) == "names"
-    )
-
-
-def test_a_server_is_trusted_if_a_quarter_of_its_names_match_their_descriptions(tool: Build) -> None:
-    assert suspicion(named(tool, OPAQUE | {"booking": OPAQUE["helper_1"]})) == "names"
-    assert (
-        suspicion(named(tool, OPAQUE | {"booking": "Books a table.", "translator": "Translates a letter."}))
-        is None
+        suspicion(named(OPAQUE | {"booking": "Books a table.", "translator": "Translates a letter."})) is None
     )
 
 
@@ -133,25 +127,23 @@ def test_a_server_is_trusted_if_a_quarter_of_its_names_match_their_descriptions(
         ("XMLExport", "Exports the table to XML."),
     ],
 )
-def test_names_are_matched_by_parts_and_word_forms(tool: Build, name: str, description: str) -> None:
+def test_names_are_matched_by_parts_and_word_forms(name: str, description: str) -> None:
     texts = [
         f"{description} Part {at} of the {word}."
         for at, word in enumerate(["red", "blue", "green", "grey", "black"])
     ]
 
     assert suspicion([tool(f"{name}{at}", text) for at, text in enumerate(texts)]) == "names"
-    assert suspicion([tool(name, description), *named(tool, dict(list(OPAQUE.items())[:3]))]) is None
+    assert suspicion([tool(name, description), *named(dict(list(OPAQUE.items())[:3]))]) is None
 
 
 @pytest.mark.parametrize("count", [0, 4])
-def test_servers_with_few_tools_are_not_judged(tool: Build, count: int) -> None:
-    assert suspicion(named(tool, dict(list(OPAQUE.items())[:count]))) is None
+def test_servers_with_few_tools_are_not_judged(count: int) -> None:
+    assert suspicion(named(dict(list(OPAQUE.items())[:count]))) is None
 
 
-def test_tools_without_descriptions_are_not_counted(tool: Build) -> None:
-    assert (
-        suspicion(named(tool, {f"do_{at}": "" for at in range(20)} | dict(list(OPAQUE.items())[:4]))) is None
-    )
+def test_tools_without_descriptions_are_not_counted() -> None:
+    assert suspicion(named({f"do_{at}": "" for at in range(20)} | dict(list(OPAQUE.items())[:4]))) is None
 
 
 @pytest.mark.parametrize(
@@ -182,9 +174,7 @@ def test_tools_without_descriptions_are_not_counted(tool: Build) -> None:
         ["Returns JSON", "Max 30 items", "Deprecated", "Beta", "Requires OAuth", "Paid plans only"],
     ],
 )
-def test_names_are_not_compared_with_descriptions_in_other_languages(
-    tool: Build, descriptions: list[str]
-) -> None:
+def test_names_are_not_compared_with_descriptions_in_other_languages(descriptions: list[str]) -> None:
     names = ("get_weather", "nearby", "geocode", "measure", "driving", "trains")
 
     assert suspicion([tool(name, text) for name, text in zip(names, descriptions, strict=False)]) is None
@@ -197,13 +187,13 @@ def test_servers_are_suspected_only_beside_unsuspected_ones() -> None:
 
 
 @each("server", sorted(real_lists()))
-def test_no_real_server_is_suspected(tool: Build, server: str) -> None:
+def test_no_real_server_is_suspected(server: str) -> None:
     tools = [tool(one["name"], one.get("description") or "", server=server) for one in real_lists()[server]]
 
     assert suspicion(tools) is None
 
 
-def test_of_names_with_short_words_alone_nothing_is_told(tool: Build) -> None:
+def test_of_names_with_short_words_alone_nothing_is_told() -> None:
     described = {
         "ls": "Lists what a folder has.",
         "cp": "Copies files to another folder.",
@@ -213,11 +203,11 @@ def test_of_names_with_short_words_alone_nothing_is_told(tool: Build) -> None:
         "df": "Shows the free space of each disk.",
     }
 
-    assert suspicion(named(tool, described)) is None
+    assert suspicion(named(described)) is None
 
 
-def test_a_server_that_the_configuration_trusts_is_never_suspected(tool: Build) -> None:
-    evil = poison(tool, [" ".join(REQUESTS)] * 10)
+def test_a_server_that_the_configuration_trusts_is_never_suspected() -> None:
+    evil = poison([" ".join(REQUESTS)] * 10)
 
     assert suspicion(evil) is not None
     assert suspicion([replace(one, trusted=True) for one in evil]) is None

@@ -1,6 +1,7 @@
 """Tools with texts in any language are found by the words of a query."""
 
 import pytest
+from support.catalogs import snapshot, tool
 from support.model_folders import write_export
 from support.tables import each
 
@@ -9,7 +10,7 @@ from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, Qu
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WORDS, WordList
 from mcp_context_proxy.retrieval.queries import read_query
-from mcp_context_proxy.retrieval.scoring import calibration_for, packaged_background
+from mcp_context_proxy.retrieval.scoring import calibration_for
 from mcp_context_proxy.retrieval.text import TRANSLATIONS
 from mcp_context_proxy.store.opening import open_store
 
@@ -76,7 +77,7 @@ CATALOGS = {
         ("Hindi", "आज का मौसम कैसा है", "mausam"),
     ],
 )
-def test_a_query_in_any_language_finds_the_tool_with_its_words(tool, snapshot, language, query, expected):
+def test_a_query_in_any_language_finds_the_tool_with_its_words(language, query, expected):
     tools = [tool(name, text, server="werkzeug") for name, text in CATALOGS[language].items()]
 
     ranking = Engine(None).search(query, snapshot(*tools))
@@ -85,7 +86,7 @@ def test_a_query_in_any_language_finds_the_tool_with_its_words(tool, snapshot, l
     assert ranking.results[0].item.name == expected
 
 
-def test_tools_in_several_languages_do_not_hide_one_another(tool, snapshot):
+def test_tools_in_several_languages_do_not_hide_one_another():
     tools = [
         tool(name, text, server=language.lower())
         for language, texts in CATALOGS.items()
@@ -104,26 +105,20 @@ def test_tools_in_several_languages_do_not_hide_one_another(tool, snapshot):
         ("muéstrame los commits más recientes del repositorio", "list_commits"),
     ],
 )
-def test_a_name_in_a_query_of_another_language_is_enough_for_the_packaged_model(
-    tool, snapshot, query, expected
-):
+def test_a_name_in_a_query_of_another_language_is_enough_for_the_packaged_model(engine, query, expected):
     tools = [
         tool("list_pull_requests", "List the pull requests of a repository.", server="git"),
         tool("list_commits", "List the latest commits of a branch.", server="git"),
         tool("get_forecast", "Get the weather of the next days for a city.", server="weather"),
         tool("send_message", "Send a message to somebody in a channel.", server="chat"),
     ]
-    with open_store("memory") as store:
-        embedder = CachedEmbedder(LazyModel(), store.vectors)
-        ranking = Engine(embedder, embedder, calibration=packaged_background()).search(
-            query, snapshot(*tools)
-        )
+    ranking = engine.search(query, snapshot(*tools))
 
     assert ranking.fits
     assert ranking.results[0].item.name == expected
 
 
-def test_a_model_of_several_languages_in_a_folder_finds_tools_by_meaning(tool, snapshot, tmp_path):
+def test_a_model_of_several_languages_in_a_folder_finds_tools_by_meaning(tmp_path):
     folder = write_export(tmp_path, alike={"wetter": "weather"})
     settings = EmbeddingConfig(model=str(folder), query_prefix="query: ", passage_prefix="passage: ")
     tools = [
@@ -143,13 +138,10 @@ def test_a_model_of_several_languages_in_a_folder_finds_tools_by_meaning(tool, s
     assert ranking.results[0].lexical == 0
 
 
-def test_a_query_of_another_language_without_any_name_fits_nothing(tool, snapshot):
+def test_a_query_of_another_language_without_any_name_fits_nothing(engine):
     tools = [tool("list_pull_requests", "List the pull requests of a repository.", server="git")]
-    with open_store("memory") as store:
-        embedder = CachedEmbedder(LazyModel(), store.vectors)
-        engine = Engine(embedder, embedder, calibration=packaged_background())
 
-        assert not engine.search("wie wird das wetter morgen in der stadt", snapshot(*tools)).fits
+    assert not engine.search("wie wird das wetter morgen in der stadt", snapshot(*tools)).fits
 
 
 EVERYDAY = {
@@ -183,13 +175,9 @@ EVERYDAY = {
         ("crie uma fatura para o cliente", "create_invoice"),
     ],
 )
-def test_the_packaged_model_reads_common_words_of_some_languages(tool, snapshot, query, expected):
+def test_the_packaged_model_reads_common_words_of_some_languages(engine, query, expected):
     tools = [tool(name, text, server="office") for name, text in EVERYDAY.items()]
-    with open_store("memory") as store:
-        embedder = CachedEmbedder(LazyModel(), store.vectors)
-        engine = Engine(embedder, embedder, calibration=packaged_background())
-
-        ranking = engine.search(query, snapshot(*tools))
+    ranking = engine.search(query, snapshot(*tools))
 
     assert ranking.fits
     assert expected in [result.item.name for result in ranking.results[:2]]
@@ -235,14 +223,10 @@ OFFICES = {
     ],
 )
 def test_the_packaged_model_finds_tools_that_are_described_in_another_language(
-    tool, snapshot, language, query, place
+    engine, language, query, place
 ):
     tools = [tool(name, text, server="buero") for name, text in OFFICES[language].items()]
-    with open_store("memory") as store:
-        embedder = CachedEmbedder(LazyModel(), store.vectors)
-        engine = Engine(embedder, embedder, calibration=packaged_background())
-
-        ranking = engine.search(query, snapshot(*tools))
+    ranking = engine.search(query, snapshot(*tools))
 
     assert ranking.fits
     assert ranking.results[0].item.name == tools[place].name

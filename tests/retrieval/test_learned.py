@@ -1,13 +1,13 @@
 """Learned support in a ranking: it raises tools within bounds, and results say so."""
 
-from collections.abc import Callable
 from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
+from support.catalogs import WordVectors, snapshot, tool
 
-from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.learning import MOST_ADDED_IF_GENERAL
 from mcp_context_proxy.retrieval import Support
 from mcp_context_proxy.retrieval.engine import Engine
@@ -27,7 +27,7 @@ class Says:
 
 
 @pytest.fixture
-def catalog(tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]) -> Snapshot:
+def catalog() -> Snapshot:
     return snapshot(
         tool("read_file", "Reads a file."),
         tool("send_mail", "Sends a mail."),
@@ -40,16 +40,16 @@ def ranked(engine: Engine, query: str, catalog: Snapshot) -> dict[str, Any]:
     return {result.item.name: result for result in (*ranking.results, *ranking.near_misses)}
 
 
-def test_a_tool_used_for_similar_queries_ranks_higher(word_vectors, catalog):
+def test_a_tool_used_for_similar_queries_ranks_higher(catalog):
     query = "open a mail"
-    before = list(ranked(Engine(word_vectors()), query, catalog))
-    after = list(ranked(Engine(word_vectors(), learned=Says(read_file=0.9)), query, catalog))
+    before = list(ranked(Engine(WordVectors()), query, catalog))
+    after = list(ranked(Engine(WordVectors(), learned=Says(read_file=0.9)), query, catalog))
 
     assert before.index("read_file") >= after.index("read_file")
 
 
-def test_every_result_has_its_learned_part(word_vectors, catalog):
-    results = ranked(Engine(word_vectors(), learned=Says(send_mail=0.8)), "read a mail", catalog)
+def test_every_result_has_its_learned_part(catalog):
+    results = ranked(Engine(WordVectors(), learned=Says(send_mail=0.8)), "read a mail", catalog)
     mail, other = results["send_mail"], results["read_file"]
 
     assert mail.learned == pytest.approx(0.8 - mail.cosine)
@@ -61,10 +61,10 @@ def test_every_result_has_its_learned_part(word_vectors, catalog):
     assert "used before" not in other.why
 
 
-def test_learning_never_lowers_a_score(word_vectors, catalog):
+def test_learning_never_lowers_a_score(catalog):
     query = "send a mail"
-    static = ranked(Engine(word_vectors()), query, catalog)
-    learned = ranked(Engine(word_vectors(), learned=Says(send_mail=0.0, read_file=-1.0)), query, catalog)
+    static = ranked(Engine(WordVectors()), query, catalog)
+    learned = ranked(Engine(WordVectors(), learned=Says(send_mail=0.0, read_file=-1.0)), query, catalog)
 
     assert {name: result.score for name, result in learned.items()} == {
         name: result.score for name, result in static.items()
@@ -72,9 +72,9 @@ def test_learning_never_lowers_a_score(word_vectors, catalog):
 
 
 @pytest.mark.parametrize("most_added", [MOST_ADDED_IF_GENERAL, 1.0])
-def test_weak_support_adds_no_more_than_a_share_of_the_own_cosine(word_vectors, catalog, most_added):
+def test_weak_support_adds_no_more_than_a_share_of_the_own_cosine(catalog, most_added):
     learned = Says(most_added, open_door=1.0)
-    results = ranked(Engine(word_vectors(), learned=learned), "send a mail", catalog)
+    results = ranked(Engine(WordVectors(), learned=learned), "send a mail", catalog)
 
     door = results["open_door"]
     assert door.cosine > 0
@@ -82,9 +82,9 @@ def test_weak_support_adds_no_more_than_a_share_of_the_own_cosine(word_vectors, 
     assert next(iter(results)) == "send_mail"
 
 
-def test_for_a_mere_topic_weak_support_brings_a_tool_no_nearer_than_the_nearest_is(word_vectors, catalog):
+def test_for_a_mere_topic_weak_support_brings_a_tool_no_nearer_than_the_nearest_is(catalog):
     learned = Says(10.0, open_door=1.0)
-    results = ranked(Engine(word_vectors(), learned=learned), "send a mail", catalog)
+    results = ranked(Engine(WordVectors(), learned=learned), "send a mail", catalog)
 
     mail, door = results["send_mail"], results["open_door"]
     assert 11 * door.cosine > mail.cosine
@@ -92,29 +92,29 @@ def test_for_a_mere_topic_weak_support_brings_a_tool_no_nearer_than_the_nearest_
     assert next(iter(results)) == "send_mail"
 
 
-def test_for_a_need_weak_support_can_make_a_tool_the_first(word_vectors, catalog):
+def test_for_a_need_weak_support_can_make_a_tool_the_first(catalog):
     learned = Says(10.0, open_door=1.0)
-    results = ranked(Engine(word_vectors(), learned=learned), "send a long mail about doors", catalog)
+    results = ranked(Engine(WordVectors(), learned=learned), "send a long mail about doors", catalog)
 
     assert next(iter(results)) == "open_door"
 
 
-def test_an_exact_name_is_never_displaced(word_vectors, catalog):
+def test_an_exact_name_is_never_displaced(catalog):
     learned = Says(read_file=1.0, open_door=1.0)
 
-    assert next(iter(ranked(Engine(word_vectors(), learned=learned), "send_mail", catalog))) == "send_mail"
+    assert next(iter(ranked(Engine(WordVectors(), learned=learned), "send_mail", catalog))) == "send_mail"
 
 
-def test_a_tool_that_filters_forbid_is_not_brought_in_by_use(word_vectors, catalog):
-    engine = Engine(word_vectors(), learned=Says(read_file=1.0))
+def test_a_tool_that_filters_forbid_is_not_brought_in_by_use(catalog):
+    engine = Engine(WordVectors(), learned=Says(read_file=1.0))
     ranking = engine.search("send a mail", catalog, Filters(servers=frozenset({"other"})))
 
     assert (ranking.results, ranking.near_misses) == ((), ())
 
 
-def test_tools_with_the_same_name_on_other_servers_gain_nothing(word_vectors, tool, snapshot):
+def test_tools_with_the_same_name_on_other_servers_gain_nothing():
     catalog = snapshot(tool("send_mail", "Sends a mail."), tool("send_mail", "Sends a mail.", server="other"))
-    ranking = Engine(word_vectors(), learned=Says(send_mail=1.0)).search("mail to send now", catalog)
+    ranking = Engine(WordVectors(), learned=Says(send_mail=1.0)).search("mail to send now", catalog)
 
     assert [(result.item.server, result.learned > 0) for result in ranking.results] == [
         ("srv", True),
@@ -122,10 +122,10 @@ def test_tools_with_the_same_name_on_other_servers_gain_nothing(word_vectors, to
     ]
 
 
-def test_without_pairs_scores_are_the_same_as_without_learning(word_vectors, catalog):
+def test_without_pairs_scores_are_the_same_as_without_learning(catalog):
     for query in ("send a mail", "file", "read_file", "nothing of the kind"):
-        static = Engine(word_vectors()).search(query, catalog)
-        learned = Engine(word_vectors(), learned=Says()).search(query, catalog)
+        static = Engine(WordVectors()).search(query, catalog)
+        learned = Engine(WordVectors(), learned=Says()).search(query, catalog)
 
         assert learned.results == static.results
         assert learned.near_misses == static.near_misses

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.catalogs import WordVectors, snapshot, tool
 
 from mcp_context_proxy.retrieval import SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
@@ -110,13 +111,13 @@ def test_no_score_is_lowered_and_excluded_items_stay_out():
 
 
 @pytest.mark.parametrize("method", ["hybrid", "dense"])
-def test_two_sentences_bring_two_tools_first(word_vectors, tool, snapshot, method):
+def test_two_sentences_bring_two_tools_first(method):
     """Only the proxy's own ranking changes; the ranking that it is compared with stays."""
     twins = [tool(f"send_mail_{i}", "send mail to people", server=f"mail{i}") for i in range(4)]
     catalog = snapshot(*twins, tool("make_chart", "draw chart of numbers kept in table", server="charts"))
     query = "Send mail to people. Draw chart of numbers."
 
-    ranking = Engine(word_vectors()).search(query, catalog, options=SearchOptions(top_n=2, method=method))
+    ranking = Engine(WordVectors()).search(query, catalog, options=SearchOptions(top_n=2, method=method))
 
     servers = {result.item.server for result in ranking.results}
     needs = [result.need for result in ranking.results]
@@ -124,18 +125,18 @@ def test_two_sentences_bring_two_tools_first(word_vectors, tool, snapshot, metho
     assert (max(needs) > 0) == (method == "hybrid")
 
 
-def test_a_query_of_one_sentence_is_scored_unchanged(word_vectors, tool, snapshot):
+def test_a_query_of_one_sentence_is_scored_unchanged():
     catalog = snapshot(tool("send_mail", "send mail to people"), tool("make_chart", "draw chart of numbers"))
 
-    results = Engine(word_vectors()).search("send mail with chart of numbers", catalog).results
+    results = Engine(WordVectors()).search("send mail with chart of numbers", catalog).results
     assert {result.need for result in results} == {0}
 
 
-def test_a_result_names_the_sentence_that_it_covers(word_vectors, tool, snapshot):
+def test_a_result_names_the_sentence_that_it_covers():
     twins = [tool(f"send_mail_{i}", "send mail to people", server=f"mail{i}") for i in range(4)]
     catalog = snapshot(*twins, tool("make_chart", "draw chart of numbers kept in table", server="charts"))
 
-    ranking = Engine(word_vectors()).search("Send mail to people. Draw chart of numbers.", catalog)
+    ranking = Engine(WordVectors()).search("Send mail to people. Draw chart of numbers.", catalog)
 
     by_name = {result.item.name: result for result in ranking.results}
     assert by_name["make_chart"].serves == "Draw chart of numbers."

@@ -1,18 +1,17 @@
 """New tools get a little more in an exploring search, and never displace an exact name."""
 
 import pytest
+from support.catalogs import WordVectors, snapshot, tool
 
 from mcp_context_proxy.retrieval import SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
 
-from .conftest import WordVectors, build_snapshot, build_tool
-
 EXPLORING = SearchOptions(explore=True, top_n=5)
-TWINS = build_snapshot(
-    build_tool("a_mail", "send a mail"),
-    build_tool("b_mail", "send a mail"),
-    build_tool("chat", "send a chat"),
+TWINS = snapshot(
+    tool("a_mail", "send a mail"),
+    tool("b_mail", "send a mail"),
+    tool("chat", "send a chat"),
 )
 
 

@@ -1,13 +1,11 @@
 """Properties of search that hold for any catalog."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.catalogs import WordVectors, snapshot, tool
 
-from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import Result, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
@@ -43,16 +41,11 @@ def scores(results: tuple[Result, ...]) -> list[tuple[str, str, float, float | N
     catalog=st.dictionaries(KEYS, DESCRIPTIONS, min_size=1, max_size=12), query=DESCRIPTIONS, data=st.data()
 )
 def test_the_order_of_a_catalog_changes_nothing(
-    word_vectors: Callable[..., Any],
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-    catalog: dict[tuple[str, str], str],
-    query: str,
-    data: st.DataObject,
+    catalog: dict[tuple[str, str], str], query: str, data: st.DataObject
 ) -> None:
     tools = [tool(name, text, server=server) for (server, name), text in catalog.items()]
-    found = ranked(Engine(word_vectors()), query, snapshot(*tools))
-    other = ranked(Engine(word_vectors()), query, snapshot(*data.draw(st.permutations(tools))))
+    found = ranked(Engine(WordVectors()), query, snapshot(*tools))
+    other = ranked(Engine(WordVectors()), query, snapshot(*data.draw(st.permutations(tools))))
 
     assert scores(other) == scores(found)
 
@@ -64,19 +57,14 @@ def test_the_order_of_a_catalog_changes_nothing(
     query=DESCRIPTIONS,
 )
 def test_another_tool_changes_scores_only_through_word_rarity(
-    word_vectors: Callable[..., Any],
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-    catalog: dict[tuple[str, str], str],
-    added: str,
-    query: str,
+    catalog: dict[tuple[str, str], str], added: str, query: str
 ) -> None:
     """All fields are equally long, because their average length is the other thing BM25F goes by."""
     tools = [tool(name, text, server=server) for (server, name), text in catalog.items()]
     tools += [tool("visit_city", "read write send file", server=server) for server in SERVERS]
     more = [*tools, tool("bake_cake", added, server="ant")]
-    before = {r.item: r for r in ranked(Engine(word_vectors()), query, snapshot(*tools))}
-    after = {r.item: r for r in ranked(Engine(word_vectors()), query, snapshot(*more))}
+    before = {r.item: r for r in ranked(Engine(WordVectors()), query, snapshot(*tools))}
+    after = {r.item: r for r in ranked(Engine(WordVectors()), query, snapshot(*more))}
     shared = before.keys() & after.keys()
     rarity: dict[str, float] = {}
 
@@ -95,33 +83,24 @@ def test_another_tool_changes_scores_only_through_word_rarity(
     exposed=st.booleans(),
 )
 def test_a_query_that_is_a_tool_name_finds_it_first(
-    word_vectors: Callable[..., Any],
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-    catalog: dict[tuple[str, str], str],
-    data: st.DataObject,
-    exposed: bool,
+    catalog: dict[tuple[str, str], str], data: st.DataObject, exposed: bool
 ) -> None:
     tools = [tool(name, text, server=server) for (server, name), text in catalog.items()]
     wanted = data.draw(st.sampled_from(tools))
     query = wanted.exposed_name if exposed else wanted.name
-    first = Engine(word_vectors()).search(query, snapshot(*tools)).results[0].item
+    first = Engine(WordVectors()).search(query, snapshot(*tools)).results[0].item
 
     assert name_key(query) in {name_key(first.exposed_name), name_key(first.name)}
-    assert "exact name" in Engine(word_vectors()).search(query, snapshot(*tools)).results[0].why
+    assert "exact name" in Engine(WordVectors()).search(query, snapshot(*tools)).results[0].why
 
 
 @any_catalog
 @given(catalog=st.dictionaries(KEYS, DESCRIPTIONS, min_size=1, max_size=12), query=DESCRIPTIONS)
 def test_a_filter_removes_items_without_changing_scores_of_others(
-    word_vectors: Callable[..., Any],
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-    catalog: dict[tuple[str, str], str],
-    query: str,
+    catalog: dict[tuple[str, str], str], query: str
 ) -> None:
     tools = [tool(name, text, server=server) for (server, name), text in catalog.items()]
-    engine, one = Engine(word_vectors()), tools[0].server
+    engine, one = Engine(WordVectors()), tools[0].server
     everything = ranked(engine, query, snapshot(*tools))
     filtered = ranked(engine, query, snapshot(*tools), Filters(servers=frozenset({one})))
 

@@ -1,11 +1,10 @@
 """A request tells what it is for: the web, a memory, a history, a service by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from support.catalogs import snapshot, tool
 from support.tables import each
 
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
-from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.purposes import (
@@ -21,8 +20,6 @@ from mcp_context_proxy.retrieval.queries import (
     ReadQuery,
     read_query,
 )
-from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store.opening import open_store
 
 
 def read(query: str, stands_for: Mapping[str, str] | None = None) -> ReadQuery:
@@ -161,17 +158,13 @@ def test_a_request_may_be_for_a_service_by_name(request_: str, service: str | No
     assert service_of(request_) == service
 
 
-def test_what_is_for_a_service_that_no_tool_names_fits_nothing(
-    snapshot: Callable[..., Snapshot], tool: Callable[..., Tool]
-) -> None:
+def test_what_is_for_a_service_that_no_tool_names_fits_nothing(engine: Engine) -> None:
     attach = tool("upload_attachment", "Upload a file as an attachment of a page.", server="wiki")
     put = tool("put_object", "Upload a file to a bucket of S3.", server="storage")
     read = tool("read_sections", "Read a page, such as the naming rules of an S3 bucket.", server="docs")
-    with open_store("memory") as store:
-        engine = Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
 
-        assert not engine.search("upload this to s3", snapshot(attach)).fits
-        assert not engine.search("upload this to s3", snapshot(attach, read)).fits
-        assert engine.search("read the naming rules of s3", snapshot(attach, read)).fits
-        assert engine.search("upload this to s3", snapshot(attach, put)).results[0].item.name == "put_object"
-        assert engine.search("upload this to the page", snapshot(attach)).fits
+    assert not engine.search("upload this to s3", snapshot(attach)).fits
+    assert not engine.search("upload this to s3", snapshot(attach, read)).fits
+    assert engine.search("read the naming rules of s3", snapshot(attach, read)).fits
+    assert engine.search("upload this to s3", snapshot(attach, put)).results[0].item.name == "put_object"
+    assert engine.search("upload this to the page", snapshot(attach)).fits

@@ -1,16 +1,15 @@
 """Queries are read as people write them: short forms, values, several orders, carried text."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.catalogs import snapshot, tool
 from support.growth import costs_more
 from support.servers import real_lists
 from support.tables import each
 
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
-from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.needs import divided
@@ -30,9 +29,7 @@ from mcp_context_proxy.retrieval.queries import (
     ReadQuery,
     read_query,
 )
-from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, stem, without_pasted
-from mcp_context_proxy.store.opening import open_store
 
 
 def read(query: str, stands_for: Mapping[str, str] | None = None) -> ReadQuery:
@@ -376,9 +373,7 @@ SERVERS = {"github", "excel", "linear", "filesystem", "gitlab", "notion", "atlas
 
 
 @pytest.fixture(scope="module")
-def real(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> Iterator[Callable[[str], list[str]]]:
+def real(engine: Engine) -> Callable[[str], list[str]]:
     """Names of the tools of real lists for a query, best first."""
     catalog = snapshot(
         *(
@@ -388,9 +383,7 @@ def real(
             for one in tools
         ),
     )
-    with open_store("memory") as store:
-        engine = Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
-        yield lambda query: [one.item.name for one in engine.search(query, catalog).results]
+    return lambda query: [one.item.name for one in engine.search(query, catalog).results]
 
 
 def test_a_bug_about_deleting_creates_an_issue_before_it_deletes(real: Callable[[str], list[str]]) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.catalogs import WordVectors, snapshot, tool
 from support.general_requests import GENERAL_REQUESTS
 from support.servers import real_lists
 
@@ -33,7 +34,7 @@ from mcp_context_proxy.retrieval.scoring import (
 
 
 @pytest.fixture(scope="module")
-def five(tool, snapshot):
+def five():
     return snapshot(
         tool("create_issue", "Open a new ticket in a repository."),
         tool("list_pull_requests", "List open pull requests of a repository."),
@@ -154,7 +155,7 @@ def test_queries_that_five_tools_cannot_serve_fit_nothing_and_name_the_nearest(e
 
 
 @pytest.mark.parametrize("query", ["asdf qwer zxcv", "blorp", "xyzzy frobnitz"])
-def test_words_that_nobody_knows_fit_no_tool_even_of_the_smallest_catalog(engine, tool, snapshot, query):
+def test_words_that_nobody_knows_fit_no_tool_even_of_the_smallest_catalog(engine, query):
     alone = snapshot(tool("echo", "Echoes back the input."))
 
     assert not engine.search(query, alone).fits
@@ -162,7 +163,7 @@ def test_words_that_nobody_knows_fit_no_tool_even_of_the_smallest_catalog(engine
 
 
 @pytest.fixture(scope="module")
-def small(tool, snapshot):
+def small():
     """The 16 tools of two example servers."""
     servers = {name: server(name) for name in ("notes", "calculator")}
     return snapshot(
@@ -193,7 +194,7 @@ def test_what_no_tool_anywhere_is_near_to_does_not_fit_the_least_bad_one(engine,
     assert not engine.search(query, small).fits
 
 
-def test_a_word_that_nearly_every_tool_has_says_little_even_in_a_small_catalog(engine, tool, snapshot):
+def test_a_word_that_nearly_every_tool_has_says_little_even_in_a_small_catalog(engine):
     tools = [
         tool("crop", "Crop a picture to a rectangle, and return its name.", server="pictures"),
         tool("rotate", "Turn a picture by 90 degrees.", server="pictures"),
@@ -234,7 +235,7 @@ def test_colloquial_requests_of_a_small_catalog_still_fit(engine, small, query):
         ("turn off the lights", False),
     ],
 )
-def test_a_question_about_the_world_is_for_a_tool_that_searches_the_web(engine, tool, snapshot, query, fits):
+def test_a_question_about_the_world_is_for_a_tool_that_searches_the_web(engine, query, fits):
     tools = (
         tool("create_issue", "Open a new ticket in a repository.", server="code"),
         tool("merge_pull_request", "Merge a pull request.", server="code"),
@@ -254,9 +255,7 @@ def test_a_question_about_the_world_is_for_a_tool_that_searches_the_web(engine, 
         ("which city has most streets", ["search_places"]),
     ],
 )
-def test_a_search_of_the_web_is_shown_where_all_others_are_far_from_a_question(
-    engine, tool, snapshot, query, shown
-):
+def test_a_search_of_the_web_is_shown_where_all_others_are_far_from_a_question(engine, query, shown):
     about = "Search for places: cities, streets, countries and what is the name of their capital."
     catalog = snapshot(
         tool("search_places", about, server="maps"),
@@ -271,7 +270,7 @@ def test_a_search_of_the_web_is_shown_where_all_others_are_far_from_a_question(
 
 
 @pytest.fixture(scope="module")
-def tracker(tool, snapshot):
+def tracker():
     """A real tracker of issues, whose tools call nothing a ticket."""
     return snapshot(
         *(
@@ -301,7 +300,7 @@ def test_a_request_for_other_things_of_that_name_still_fits_nothing(engine, trac
     assert not engine.search(query, tracker, options=FITTING).fits
 
 
-def test_names_of_hidden_tools_are_not_read(engine, tool, snapshot, tracker):
+def test_names_of_hidden_tools_are_not_read(engine, tracker):
     """A hidden tool for tickets would keep them from being read as the issues that are there."""
     hidden = tool("close_ticket", "Closes a ticket of the help desk.", server="desk")
     catalog = snapshot(*tracker.sources[0].items, hidden)
@@ -316,7 +315,7 @@ def test_names_of_hidden_tools_are_not_read(engine, tool, snapshot, tracker):
 
 
 @pytest.fixture(scope="module")
-def containers(tool, snapshot):
+def containers():
     """A memory and a database, which say nothing of what they hold, and a tool beside them."""
     return snapshot(
         tool("add_facts", "Add facts to entities in the knowledge graph.", server="memory"),
@@ -349,7 +348,7 @@ def test_a_tool_that_may_hold_anything_fits_by_the_form_of_a_request(engine, con
 
 
 @pytest.fixture(scope="module")
-def travels(tool, snapshot):
+def travels():
     """Tools that say what they are for, and none of what they are asked about."""
     return snapshot(
         tool("directions", "Directions between two points, with steps.", server="maps"),
@@ -383,7 +382,7 @@ def test_ways_places_papers_and_files_are_known_by_the_form_of_a_request(engine,
 
 
 @pytest.fixture(scope="module")
-def offices(tool, snapshot):
+def offices():
     """Servers with much the same tools, as people have them in one company."""
     return snapshot(
         *(
@@ -411,13 +410,13 @@ def test_the_tools_of_a_server_that_a_request_names_come_first(engine, offices, 
 
 
 @pytest.mark.parametrize("said", ["in prod", "of the production database", "on the production server"])
-def test_a_server_that_is_called_shortly_is_named_in_full_as_well(engine, tool, snapshot, said):
+def test_a_server_that_is_called_shortly_is_named_in_full_as_well(engine, said):
     tools = [tool("list_tables", "List tables.", server=key) for key in ("staging-db", "dev-db", "prod-db")]
 
     assert engine.search(f"list tables {said}", snapshot(*tools)).results[0].item.server == "prod-db"
 
 
-def test_a_request_that_names_a_server_of_the_catalog_fits_sooner(engine, tool, snapshot):
+def test_a_request_that_names_a_server_of_the_catalog_fits_sooner(engine):
     tools = [tool(f"run_{n}", "Runs a saved report.", server="salesforce") for n in range(6)]
     query = "get me all opportunities over 50k from"
 
@@ -428,7 +427,7 @@ def test_a_request_that_names_a_server_of_the_catalog_fits_sooner(engine, tool, 
 
 
 @pytest.fixture(scope="module")
-def tables(tool, snapshot):
+def tables():
     """A database, and tools with the words of tables that have none."""
     return snapshot(
         tool("read_query", "Execute a SELECT query on the database.", server="sqlite"),
@@ -462,7 +461,7 @@ def test_a_request_about_rows_is_for_a_tool_that_runs_sql(engine, tables, query,
         ("what did I write down about the tap", "search_notes"),
     ],
 )
-def test_what_is_written_down_is_kept_in_notes_where_there_is_no_memory(engine, tool, snapshot, query, best):
+def test_what_is_written_down_is_kept_in_notes_where_there_is_no_memory(engine, query, best):
     notes = (
         tool("create_note", "Create a note with a title and a text.", server="notes"),
         tool("search_notes", "Search notes by their text.", server="notes"),
@@ -476,7 +475,7 @@ def test_what_is_written_down_is_kept_in_notes_where_there_is_no_memory(engine, 
     assert not engine.search(query, snapshot(*others)).fits
 
 
-def test_what_is_to_be_remembered_fits_nothing_without_a_memory(engine, tool, snapshot):
+def test_what_is_to_be_remembered_fits_nothing_without_a_memory(engine):
     tools = (
         tool("crop", "Crop a picture to a rectangle.", server="pictures"),
         tool("save_page", "Save a page as PDF.", server="browser"),
@@ -485,7 +484,7 @@ def test_what_is_to_be_remembered_fits_nothing_without_a_memory(engine, tool, sn
     assert not engine.search("remember that I like tea", snapshot(*tools)).fits
 
 
-def test_relevance_is_judged_after_filtering(engine, tool, snapshot):
+def test_relevance_is_judged_after_filtering(engine):
     both = snapshot(
         tool("get_weather", "Weather forecast for a city.", server="weather"),
         tool("create_issue", "Open a new ticket in a repository.", server="code"),
@@ -497,10 +496,10 @@ def test_relevance_is_judged_after_filtering(engine, tool, snapshot):
     assert not engine.search(query, both, Filters(servers=frozenset({"code"}))).fits
 
 
-def test_a_configured_cosine_replaces_the_relevance_model(tool, snapshot, word_vectors):
+def test_a_configured_cosine_replaces_the_relevance_model():
     catalog = snapshot(tool("send_mail", "Sends a mail."), tool("read_file", "Reads a file."))
     query = "quagga okapi mail"
 
-    assert Engine(word_vectors(), calibration=0.1).search(query, catalog).fits
-    assert not Engine(word_vectors(), calibration=0.99).search(query, catalog).fits
-    assert Engine(word_vectors(), calibration="anything").search("quagga okapi", catalog).fits
+    assert Engine(WordVectors(), calibration=0.1).search(query, catalog).fits
+    assert not Engine(WordVectors(), calibration=0.99).search(query, catalog).fits
+    assert Engine(WordVectors(), calibration="anything").search("quagga okapi", catalog).fits

@@ -1,6 +1,5 @@
 """Search: results, their order and number, and the explanations."""
 
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -9,10 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from support.catalogs import WordVectors, rule, snapshot, tool
 from support.general_requests import GENERAL_REQUESTS
 from support.tables import each
 
-from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Tool
+from mcp_context_proxy.items import IncludeMode, Kind, Snapshot
 from mcp_context_proxy.retrieval import FITTING, Ranking, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
@@ -36,15 +36,13 @@ def found(ranking: Ranking) -> list[str]:
 
 
 @pytest.fixture
-def engine(word_vectors: Callable[..., object]) -> Engine:
-    vectors = word_vectors()
+def engine() -> Engine:
+    vectors = WordVectors()
     return Engine(vectors, calibration=background(vectors))
 
 
 @pytest.fixture
-def office(
-    tool: Callable[..., Tool], rule: Callable[..., Document], snapshot: Callable[..., Snapshot]
-) -> Snapshot:
+def office() -> Snapshot:
     return snapshot(
         tool("create_issue", "Opens a ticket in a repository.", server="github"),
         tool("list_issues", "Lists the tickets of a repository.", server="github"),
@@ -99,18 +97,14 @@ def test_a_query_that_is_an_exact_name_finds_it_first(engine: Engine, office: Sn
     assert best.why.startswith("exact name")
 
 
-def test_an_exact_name_ranks_first_even_if_others_repeat_it_more_often(
-    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_an_exact_name_ranks_first_even_if_others_repeat_it_more_often(engine: Engine) -> None:
     talkative = [tool(f"search_{kind}", "search search search", server="search") for kind in "abcdef"]
     catalog = snapshot(*talkative, tool("search", "Something else altogether, told at length.", server="z"))
 
     assert found(engine.search("search", catalog, options=SearchOptions(top_n=1)))[0] == "search"
 
 
-def test_an_exact_name_is_found_without_any_similarity(
-    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_an_exact_name_is_found_without_any_similarity(engine: Engine) -> None:
     """Stop words are no terms, and the model reads ``whoami`` as one strange word."""
     catalog = snapshot(tool("whoami"), *[tool(f"t{i}", "who am i") for i in range(30)])
 
@@ -130,9 +124,7 @@ def test_an_exact_name_is_found_without_any_similarity(
         pytest.param("อากาศ", "แสดงสภาพอากาศในเมือง", id="Thai"),
     ],
 )
-def test_words_of_any_script_are_found(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot], query: str, description: str
-) -> None:
+def test_words_of_any_script_are_found(query: str, description: str) -> None:
     catalog = snapshot(tool("t1", description), tool("t2", "Something in English."), tool("t3", "別の道具"))
 
     assert found(Engine(None).search(query, catalog)) == ["t1"]
@@ -160,9 +152,7 @@ def test_filters_that_nothing_meets_find_nothing(engine: Engine, office: Snapsho
     assert (ranking.results, ranking.near_misses, ranking.considered, ranking.fits) == ((), (), 0, False)
 
 
-def test_an_item_included_by_hand_only_is_never_found(
-    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_an_item_included_by_hand_only_is_never_found(engine: Engine) -> None:
     by_hand = tool("drop_database", "Drops a database.", include=IncludeMode.MANUAL)
     catalog = snapshot(by_hand, tool("other", include=IncludeMode.ALWAYS))
 
@@ -185,18 +175,14 @@ def test_include_score_selects_near_items_beyond_top_n(engine: Engine, office: S
     assert [result.score for result in ranking.results] == expected
 
 
-def test_no_more_than_top_k_are_selected_for_their_score(
-    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_no_more_than_top_k_are_selected_for_their_score(engine: Engine) -> None:
     """A server with a thousand copies of one tool must not fill a context."""
     flood = snapshot(*[tool(f"copy_{i:03}", "Sends a message.") for i in range(300)])
 
     assert len(found(engine.search("sends a message", flood, options=SearchOptions(include_score=0)))) == 20
 
 
-def test_a_strong_lexical_match_is_not_hidden_by_near_meanings(
-    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_strong_lexical_match_is_not_hidden_by_near_meanings(engine: Engine) -> None:
     """The chunk of the only tool that says xlsx is far down the list of cosines."""
     near = [tool(f"near_{i}", "convert the report file" + " again" * i) for i in range(30)]
     other = tool("other", "lengthy words about entirely different matters " * 8 + "xlsx")
@@ -274,12 +260,10 @@ def test_a_query_that_nothing_fits_says_so_and_names_the_nearest(engine: Engine,
     assert len(ranking.near_misses) == 5
 
 
-def test_a_query_fits_if_most_of_its_words_match(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot], word_vectors: Callable[..., object]
-) -> None:
+def test_a_query_fits_if_most_of_its_words_match() -> None:
     padding = " ".join(f"word{i}" for i in range(60))
     catalog = snapshot(tool("one", f"quarkonium {padding}"), tool("two", padding), tool("three", padding))
-    vectors = word_vectors()
+    vectors = WordVectors()
     ranking = Engine(vectors, calibration=background(vectors)).search("quarkonium", catalog)
 
     assert ranking.fits
@@ -291,32 +275,23 @@ def test_a_query_without_content_is_answered(engine: Engine, office: Snapshot, q
     assert engine.search(query, office).query == query
 
 
-def test_an_empty_catalog_is_searched(engine: Engine, snapshot: Callable[..., Snapshot]) -> None:
+def test_an_empty_catalog_is_searched(engine: Engine) -> None:
     assert engine.search("anything", snapshot()).considered == 0
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=NAMES, query=st.sampled_from(["read mail", "the weather", "sum of a file"]), seed=st.integers())
-def test_the_order_of_the_catalog_changes_nothing(
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-    word_vectors: Callable[..., object],
-    names: list[str],
-    query: str,
-    seed: int,
-) -> None:
+def test_the_order_of_the_catalog_changes_nothing(names: list[str], query: str, seed: int) -> None:
     items = [tool(name, f"Can {name} it.", server=server) for name in names for server in ("a", "b")]
-    first = Engine(word_vectors()).search(query, snapshot(*items), options=EVERYTHING)
+    first = Engine(WordVectors()).search(query, snapshot(*items), options=EVERYTHING)
     Random(seed).shuffle(items)
-    second = Engine(word_vectors()).search(query, snapshot(*items), options=EVERYTHING)
+    second = Engine(WordVectors()).search(query, snapshot(*items), options=EVERYTHING)
 
     assert first.results == second.results
     assert first.near_misses == second.near_misses
 
 
-def test_equal_scores_are_ordered_by_server_and_name(
-    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_equal_scores_are_ordered_by_server_and_name(engine: Engine) -> None:
     twins = [tool("same", "Does it.", server=server) for server in ("s3", "s1", "s2")]
     ranking = engine.search("unrelated", snapshot(*twins), options=EVERYTHING)
     twice = engine.search("unrelated", snapshot(*reversed(twins)), options=EVERYTHING)
@@ -325,9 +300,7 @@ def test_equal_scores_are_ordered_by_server_and_name(
     assert ranking.near_misses == twice.near_misses
 
 
-def test_equal_scores_of_one_server_are_ordered_by_name(
-    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_equal_scores_of_one_server_are_ordered_by_name(engine: Engine) -> None:
     spellings = ["do.it", "do-it", "doIt", "do_it"]
     ranking = engine.search("something else", snapshot(*map(tool, spellings)), options=EVERYTHING)
 
@@ -336,14 +309,9 @@ def test_equal_scores_of_one_server_are_ordered_by_name(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=NAMES)
-def test_another_tool_changes_no_cosine(
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-    word_vectors: Callable[..., object],
-    names: list[str],
-) -> None:
+def test_another_tool_changes_no_cosine(names: list[str]) -> None:
     items = [tool(name, f"Can {name} it.") for name in names]
-    engine = Engine(word_vectors())
+    engine = Engine(WordVectors())
     before = engine.search("read my mail", snapshot(*items), options=EVERYTHING)
     after = engine.search("read my mail", snapshot(*items, tool("added", "read mail")), options=EVERYTHING)
 
@@ -355,9 +323,7 @@ def test_another_tool_changes_no_cosine(
     )
 
 
-def test_of_the_same_tool_at_two_servers_one_is_shown_and_names_the_other(
-    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_of_the_same_tool_at_two_servers_one_is_shown_and_names_the_other(engine: Engine) -> None:
     said = "Opens a ticket in a repository."
     catalog = snapshot(
         tool("create_issue", said, server="github", marked=False),
@@ -377,9 +343,7 @@ def test_of_the_same_tool_at_two_servers_one_is_shown_and_names_the_other(
     assert [result.item.exposed_name for result in ranking.others] == ["work__create_issue"]
 
 
-def test_tools_of_one_name_that_say_different_things_are_shown_both(
-    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_tools_of_one_name_that_say_different_things_are_shown_both(engine: Engine) -> None:
     """Else a server could hide another one's tool by repeating it with a word more."""
     catalog = snapshot(
         tool("create_issue", "Opens a ticket in a repository.", server="github"),

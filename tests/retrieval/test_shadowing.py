@@ -1,11 +1,10 @@
 """A description does not rise by repeating the names of other tools."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
+from support.catalogs import WordVectors, snapshot, tool
 
-from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT
@@ -32,14 +31,9 @@ Rank = Callable[[str, str], int]
 
 
 @pytest.fixture(params=["words", "words and meaning"])
-def rank(
-    request: pytest.FixtureRequest,
-    word_vectors: Callable[..., Any],
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-) -> Rank:
+def rank(request: pytest.FixtureRequest) -> Rank:
     """The place at which a query finds a tool of that description among the honest ones; 1 is the first."""
-    embedder = None if request.param == "words" else word_vectors()
+    embedder = None if request.param == "words" else WordVectors()
     honest = [tool(name, text, server="honest") for name, text in TOOLS.items()]
 
     def place(query: str, description: str) -> int:

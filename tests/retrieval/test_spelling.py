@@ -1,6 +1,5 @@
 """Misspelled words are corrected, and right ones never changed."""
 
-from collections.abc import Callable
 from functools import cache
 from itertools import chain
 from typing import Final
@@ -8,17 +7,15 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.catalogs import WordVectors, snapshot, tool
 from support.servers import real_lists
 from support.tables import each
 
-from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import SHORT, SHORTEST, TWO_ERRORS_FROM, WORDS, WordList, errors
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.queries import CORRECTED_SHARE, MOST_CORRECTED, read_query
 from mcp_context_proxy.retrieval.text import is_known, words
-
-from .conftest import build_snapshot, build_tool
 
 RIGHT: Final = sorted(
     {
@@ -44,11 +41,11 @@ def read_as(query: str, *catalog: str) -> str | None:
 def real_index() -> Index:
     """The index of all real lists."""
     tools = [
-        build_tool(one["name"], one.get("description", ""), server=server)
+        tool(one["name"], one.get("description", ""), server=server)
         for server, listed in real_lists().items()
         for one in listed
     ]
-    return Engine(None).index(build_snapshot(*tools))
+    return Engine(None).index(snapshot(*tools))
 
 
 @each(
@@ -202,11 +199,9 @@ def test_a_corrected_word_counts_less_than_one_that_is_written_right() -> None:
     assert query.asked["search"] == "search"
 
 
-def test_a_misspelled_query_finds_the_tool(
-    word_vectors: Callable[[], object], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_misspelled_query_finds_the_tool() -> None:
     catalog = snapshot(tool("search_issues", "Search issues."), tool("wipe_disk", "Wipe."))
-    engine = Engine(word_vectors())
+    engine = Engine(WordVectors())
 
     ranking = engine.search("serch for isues", catalog)
 
@@ -215,13 +210,11 @@ def test_a_misspelled_query_finds_the_tool(
     assert engine.search("search for issues", catalog).read_as is None
 
 
-def test_words_of_parameters_and_of_added_tools_correct_queries(
-    word_vectors: Callable[[], object], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_words_of_parameters_and_of_added_tools_correct_queries() -> None:
     schema = {"properties": {"zorbimexName": {"type": "string"}}}
     before = snapshot(tool("wipe", "Wipe."))
     after = snapshot(tool("wipe", "Wipe."), tool("make", "Make.", schema=schema), generation=2)
-    engine = Engine(word_vectors())
+    engine = Engine(WordVectors())
 
     assert engine.search("show the zorbimx", before).read_as is None
     assert engine.search("show the zorbimx", after).read_as == "show the zorbimex"

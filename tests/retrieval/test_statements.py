@@ -1,15 +1,11 @@
 """Statements that mean an order, complaints that mean a question, and statements that mean neither."""
 
-from collections.abc import Callable
-
+from support.catalogs import snapshot, tool
 from support.tables import each
 
-from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
-
-Build = Callable[..., Tool]
 
 
 def read(query: str) -> ReadQuery:
@@ -107,9 +103,7 @@ def test_the_same_verbs_with_other_objects_stay(order: str) -> None:
     assert order in read(order).texts[0]
 
 
-def test_to_keep_a_thing_is_not_to_delete_it(
-    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
+def test_to_keep_a_thing_is_not_to_delete_it(engine: Engine) -> None:
     tools = snapshot(
         tool("delete_note", "Delete a note from the notebook.", server="notes"),
         tool("untag_note", "Take a tag off a note in the notebook.", server="notes"),
@@ -121,9 +115,7 @@ def test_to_keep_a_thing_is_not_to_delete_it(
     assert read("take the tag off the note but keep the note").refused
 
 
-def test_a_question_for_an_issue_by_its_key_finds_what_gets_the_issue(
-    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_question_for_an_issue_by_its_key_finds_what_gets_the_issue(engine: Engine) -> None:
     tools = snapshot(
         tool("assign_issue", "Assign an issue to a user.", server="tracker"),
         tool("get_issue_watchers", "Get the watchers of an issue.", server="tracker"),

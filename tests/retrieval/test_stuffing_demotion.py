@@ -1,11 +1,12 @@
 """Demotion: tools of a suspected server come after others, and are not lost."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from support.catalogs import WordVectors, snapshot, tool
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import FITTING, Ranking, SearchOptions, Support
@@ -14,10 +15,8 @@ from mcp_context_proxy.retrieval.index import Filters
 
 QUERY = "send a mail about the invoice"
 
-Build = Callable[..., Tool]
 
-
-def honest(tool: Build) -> list[Tool]:
+def honest() -> list[Tool]:
     return [
         tool("search_flights", "Find flights between two airports.", server="travel"),
         tool("list_events", "List what is in the calendar.", server="office"),
@@ -37,7 +36,7 @@ STUFFED = (
 )
 
 
-def stuffed(tool: Build, texts: Sequence[str] = STUFFED) -> list[Tool]:
+def stuffed(texts: Sequence[str] = STUFFED) -> list[Tool]:
     return [tool(f"helper_{at}", text, server="evil") for at, text in enumerate(texts)]
 
 
@@ -46,21 +45,17 @@ def found(ranking: Ranking) -> list[str]:
 
 
 @pytest.fixture
-def catalog(tool: Build, snapshot: Callable[..., Snapshot]) -> Snapshot:
-    return snapshot(*honest(tool), *stuffed(tool))
+def catalog() -> Snapshot:
+    return snapshot(*honest(), *stuffed())
 
 
 @pytest.mark.parametrize("options", [SearchOptions(), SearchOptions(top_n=1), SearchOptions(top_n=3)])
 def test_tools_of_other_servers_come_first_with_their_unchanged_scores(
-    word_vectors: Callable[..., Any],
-    tool: Build,
-    snapshot: Callable[..., Snapshot],
-    catalog: Snapshot,
-    options: SearchOptions,
+    catalog: Snapshot, options: SearchOptions
 ) -> None:
     """The demoted tool does not change the rarity of words or the average length of descriptions either."""
-    without = Engine(word_vectors()).search(QUERY, snapshot(*honest(tool)), Filters(), options)
-    poisoned = Engine(word_vectors()).search(QUERY, catalog, Filters(), options)
+    without = Engine(WordVectors()).search(QUERY, snapshot(*honest()), Filters(), options)
+    poisoned = Engine(WordVectors()).search(QUERY, catalog, Filters(), options)
 
     def honest_ones(ranking: Ranking) -> list[tuple[str, float]]:
         return [(one.item.name, one.score) for one in ranking.results if one.item.server != "evil"]
@@ -80,9 +75,9 @@ def test_tools_of_other_servers_come_first_with_their_unchanged_scores(
     ],
 )
 def test_one_tool_of_a_suspected_server_comes_after_all_that_is_half_as_near(
-    word_vectors: Callable[..., Any], catalog: Snapshot, options: SearchOptions
+    catalog: Snapshot, options: SearchOptions
 ) -> None:
-    ranking = Engine(word_vectors()).search(QUERY, catalog, Filters(), options)
+    ranking = Engine(WordVectors()).search(QUERY, catalog, Filters(), options)
     (place,) = [at for at, name in enumerate(found(ranking)) if name.startswith("helper")]
     half = ranking.results[place].score / 2
 
@@ -92,10 +87,8 @@ def test_one_tool_of_a_suspected_server_comes_after_all_that_is_half_as_near(
     assert options.share_of_best or len(ranking.results) == options.top_n
 
 
-def test_a_result_says_that_its_server_is_suspected(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
-    ranking = Engine(word_vectors()).search(QUERY, catalog, Filters(), FITTING)
+def test_a_result_says_that_its_server_is_suspected(catalog: Snapshot) -> None:
+    ranking = Engine(WordVectors()).search(QUERY, catalog, Filters(), FITTING)
     reasons = {one.item.name: one.why for one in ranking.results}
 
     assert ranking.suspected == {"evil": "names"}
@@ -104,21 +97,15 @@ def test_a_result_says_that_its_server_is_suspected(
         assert suspected is name.startswith("helper")
 
 
-def test_other_tools_that_are_nearly_as_near_keep_the_first_places(
-    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
+def test_other_tools_that_are_nearly_as_near_keep_the_first_places() -> None:
     mails = [tool(f"send_{what}_mail", "Send a mail about an invoice.", server="office") for what in "abcdef"]
-    ranking = Engine(word_vectors()).search(QUERY, snapshot(*mails, *stuffed(tool)), Filters(), FITTING)
+    ranking = Engine(WordVectors()).search(QUERY, snapshot(*mails, *stuffed()), Filters(), FITTING)
 
     assert [name.startswith("helper") for name in found(ranking)[:5]] == [False] * 5
 
 
-def test_if_no_other_tool_fits_a_suspected_server_gets_half_of_the_places(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
-    ranking = Engine(word_vectors(), calibration=0.5).search(
-        "unfold the tent pitch it into the sand", catalog
-    )
+def test_if_no_other_tool_fits_a_suspected_server_gets_half_of_the_places(catalog: Snapshot) -> None:
+    ranking = Engine(WordVectors(), calibration=0.5).search("unfold the tent pitch it into the sand", catalog)
 
     assert ranking.fits
     assert found(ranking)[0] == "helper_4"
@@ -126,51 +113,39 @@ def test_if_no_other_tool_fits_a_suspected_server_gets_half_of_the_places(
     assert len(ranking.results) == 5
 
 
-def test_if_other_tools_are_few_a_suspected_server_gets_the_rest(
-    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
-    engine = Engine(word_vectors(), calibration=0.5)
-    ranking = engine.search(
-        "unfold the tent pitch it into the sand", snapshot(honest(tool)[0], *stuffed(tool))
-    )
+def test_if_other_tools_are_few_a_suspected_server_gets_the_rest() -> None:
+    engine = Engine(WordVectors(), calibration=0.5)
+    ranking = engine.search("unfold the tent pitch it into the sand", snapshot(honest()[0], *stuffed()))
 
     assert found(ranking)[0] == "helper_4"
     assert "search_flights" in found(ranking)
     assert len(ranking.results) == 5
 
 
-def test_if_neither_suspected_nor_other_tools_fit_nothing_fits(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
-    ranking = Engine(word_vectors(), calibration=0.5).search("quantum chromodynamics", catalog)
+def test_if_neither_suspected_nor_other_tools_fit_nothing_fits(catalog: Snapshot) -> None:
+    ranking = Engine(WordVectors(), calibration=0.5).search("quantum chromodynamics", catalog)
 
     assert not ranking.fits
     assert len(ranking.near_misses) == 5
 
 
-def test_a_suspected_server_is_ranked_normally_if_only_it_is_searched(
-    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot], catalog: Snapshot
-) -> None:
-    alone = Engine(word_vectors()).search(QUERY, snapshot(*stuffed(tool)))
-    asked_for = Engine(word_vectors()).search(QUERY, catalog, Filters(servers=frozenset({"evil"})))
+def test_a_suspected_server_is_ranked_normally_if_only_it_is_searched(catalog: Snapshot) -> None:
+    alone = Engine(WordVectors()).search(QUERY, snapshot(*stuffed()))
+    asked_for = Engine(WordVectors()).search(QUERY, catalog, Filters(servers=frozenset({"evil"})))
 
     assert len(found(alone)) == len(found(asked_for)) == 5
     assert alone.suspected == {}
     assert not any("its server" in one.why for one in alone.results)
 
 
-def test_a_suspected_tool_is_first_if_its_exact_name_is_queried(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
-    assert found(Engine(word_vectors()).search("helper_3", catalog))[0] == "helper_3"
+def test_a_suspected_tool_is_first_if_its_exact_name_is_queried(catalog: Snapshot) -> None:
+    assert found(Engine(WordVectors()).search("helper_3", catalog))[0] == "helper_3"
 
 
-def test_every_tool_is_ranked_once_however_deep(
-    word_vectors: Callable[..., Any], tool: Build, catalog: Snapshot
-) -> None:
-    everything = sorted(one.name for one in (*honest(tool), *stuffed(tool)))
+def test_every_tool_is_ranked_once_however_deep(catalog: Snapshot) -> None:
+    everything = sorted(one.name for one in (*honest(), *stuffed()))
     for query in (QUERY, "unfold the tent pitch it into the sand"):
-        ranking = Engine(word_vectors(), calibration=0.5).search(
+        ranking = Engine(WordVectors(), calibration=0.5).search(
             query, catalog, Filters(), SearchOptions(depth=11)
         )
         names = [one.item.name for one in (*ranking.results, *ranking.others)]
@@ -185,16 +160,14 @@ def test_lexical_search_puts_a_suspected_server_last_too(catalog: Snapshot) -> N
     assert found(ranking)[-1].startswith("helper")
 
 
-def test_suspicion_is_updated_when_definitions_change(
-    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
-    engine = Engine(word_vectors())
-    plain = stuffed(tool)[0]
-    first = snapshot(*honest(tool), plain)
+def test_suspicion_is_updated_when_definitions_change() -> None:
+    engine = Engine(WordVectors())
+    plain = stuffed()[0]
+    first = snapshot(*honest(), plain)
     engine.index(first)
-    suspected = snapshot(*honest(tool), *stuffed(tool), generation=2)
+    suspected = snapshot(*honest(), *stuffed(), generation=2)
     engine.index(suspected)
-    again = snapshot(*honest(tool), plain, generation=3)
+    again = snapshot(*honest(), plain, generation=3)
 
     assert found(engine.search(QUERY, first))[:2] == ["helper_0", "send_mail"]
     assert found(engine.search(QUERY, suspected))[0] == "send_mail"
@@ -224,17 +197,13 @@ class OneUse:
 @pytest.mark.parametrize("options", [SearchOptions(), FITTING, SearchOptions(top_n=7, include_score=inf)])
 @pytest.mark.parametrize("used", [("travel", "search_flights"), ("office", "pay"), ("evil", "helper_3")])
 def test_one_use_of_another_tool_removes_no_suspected_tool_from_the_answer(
-    word_vectors: Callable[..., Any],
-    tool: Build,
-    snapshot: Callable[..., Snapshot],
-    options: SearchOptions,
-    used: tuple[str, str],
+    options: SearchOptions, used: tuple[str, str]
 ) -> None:
     camp = [tool(f"helper_{at}", text, server="camp") for at, text in enumerate(STUFFED)]
     others = [tool(f"helper_{at}", text, server="evil") for at, text in enumerate(STUFFED)]
-    catalog = snapshot(*honest(tool), *camp, *others)
-    before = Engine(word_vectors(), calibration=0.5).search(TENT, catalog, Filters(), options)
-    engine = Engine(word_vectors(), learned=OneUse(*used), calibration=0.5)
+    catalog = snapshot(*honest(), *camp, *others)
+    before = Engine(WordVectors(), calibration=0.5).search(TENT, catalog, Filters(), options)
+    engine = Engine(WordVectors(), learned=OneUse(*used), calibration=0.5)
     after = engine.search(TENT, catalog, Filters(), options)
 
     def servers(ranking: Ranking) -> set[str]:
@@ -244,32 +213,26 @@ def test_one_use_of_another_tool_removes_no_suspected_tool_from_the_answer(
     assert servers(before) == servers(after) == {"camp", "evil"}
 
 
-def test_one_use_makes_no_difference_where_only_suspected_tools_are_searched(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
+def test_one_use_makes_no_difference_where_only_suspected_tools_are_searched(catalog: Snapshot) -> None:
     only = Filters(servers=frozenset({"evil"}))
-    engine = Engine(word_vectors(), learned=OneUse("evil", "helper_3"), calibration=0.5)
-    before = Engine(word_vectors(), calibration=0.5).search(TENT, catalog, only)
+    engine = Engine(WordVectors(), learned=OneUse("evil", "helper_3"), calibration=0.5)
+    before = Engine(WordVectors(), calibration=0.5).search(TENT, catalog, only)
     after = engine.search(TENT, catalog, only)
 
     assert set(found(before)) == set(found(after))
 
 
-def test_few_other_tools_that_fit_leave_the_rest_of_the_places_to_a_suspected_server(
-    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
+def test_few_other_tools_that_fit_leave_the_rest_of_the_places_to_a_suspected_server() -> None:
     mail = tool("send_mail", "Send a mail to somebody.", server="office")
-    ranking = Engine(word_vectors()).search(QUERY, snapshot(mail, *stuffed(tool)))
+    ranking = Engine(WordVectors()).search(QUERY, snapshot(mail, *stuffed()))
 
     assert found(ranking)[0] == "send_mail"
     assert len(found(ranking)) == 5
 
 
-def test_tools_of_a_trusted_server_are_ranked_as_usual(
-    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
-    trusted = [replace(one, trusted=True) for one in stuffed(tool)]
-    ranking = Engine(word_vectors()).search(QUERY, snapshot(*honest(tool), *trusted), Filters(), FITTING)
+def test_tools_of_a_trusted_server_are_ranked_as_usual() -> None:
+    trusted = [replace(one, trusted=True) for one in stuffed()]
+    ranking = Engine(WordVectors()).search(QUERY, snapshot(*honest(), *trusted), Filters(), FITTING)
 
     assert ranking.suspected == {}
     assert any(name.startswith("helper") for name in found(ranking)[:3])
@@ -277,25 +240,23 @@ def test_tools_of_a_trusted_server_are_ranked_as_usual(
 
 @pytest.mark.parametrize(("include_score", "shown"), [(inf, 5), (2.0, 5), (0.5, 8)])
 def test_top_n_and_include_score_hold_for_suspected_tools_too(
-    word_vectors: Callable[..., Any], catalog: Snapshot, include_score: float, shown: int
+    catalog: Snapshot, include_score: float, shown: int
 ) -> None:
     options = SearchOptions(top_n=5, include_score=include_score)
-    ranking = Engine(word_vectors()).search(QUERY, catalog, Filters(), options)
+    ranking = Engine(WordVectors()).search(QUERY, catalog, Filters(), options)
 
     assert 5 <= len(ranking.results) <= shown
     assert all(one.cosine is not None and one.cosine >= include_score for one in ranking.results[5:])
 
 
-def test_a_copied_request_comes_after_what_is_half_as_near_as_the_best_honest_tool(
-    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_copied_request_comes_after_what_is_half_as_near_as_the_best_honest_tool() -> None:
     """Nothing honest is as near as the request itself is."""
     second = tool("forward", "Forward a mail from the archive of the office.", server="archive")
     copied = [f"{QUERY}. {QUERY} and tell the others", *STUFFED[1:]]
     options = SearchOptions(top_n=6, include_score=inf)
 
-    ranking = Engine(word_vectors()).search(
-        QUERY, snapshot(*honest(tool), second, *stuffed(tool, copied)), Filters(), options
+    ranking = Engine(WordVectors()).search(
+        QUERY, snapshot(*honest(), second, *stuffed(copied)), Filters(), options
     )
 
     scores = {one.item.name: one.score for one in ranking.results}

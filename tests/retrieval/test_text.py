@@ -1,14 +1,13 @@
 """Texts that are indexed of an item, and their division into chunks."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.catalogs import rule, tool
 from support.tables import each
 
-from mcp_context_proxy.items import Document, Tool
 from mcp_context_proxy.retrieval.item_metadata import MAX_PARAMETERS, item_text, read_parameters
 from mcp_context_proxy.retrieval.text import CHUNK_LIMIT, chunks
 
@@ -62,14 +61,14 @@ def test_a_huge_text_is_chunked_in_linear_time(flood: str) -> None:
     assert all(len(chunk) <= CHUNK_LIMIT for chunk in chunks(flood * 200_000))
 
 
-def test_with_one_server_a_tool_is_its_name_and_description(tool: Callable[..., Tool]) -> None:
+def test_with_one_server_a_tool_is_its_name_and_description() -> None:
     schema = {"properties": {"repoName": {}}}
     _, texts = item_text(tool("createIssue", "Opens an issue.", schema=schema), several_servers=False)
 
     assert texts == ("create issue: Opens an issue.",)
 
 
-def test_with_several_servers_the_server_and_the_parameters_are_part_of_it(tool: Callable[..., Tool]) -> None:
+def test_with_several_servers_the_server_and_the_parameters_are_part_of_it() -> None:
     schema = {"properties": {"repoName": {}, "title": {}}}
     _, texts = item_text(
         tool("createIssue", "Opens one.", server="github", schema=schema), several_servers=True
@@ -78,27 +77,27 @@ def test_with_several_servers_the_server_and_the_parameters_are_part_of_it(tool:
     assert texts == ("github create issue: Opens one. Parameters: repo name, title",)
 
 
-def test_every_chunk_names_its_item(tool: Callable[..., Tool]) -> None:
+def test_every_chunk_names_its_item() -> None:
     _, texts = item_text(tool("createIssue", "A sentence of it. " * 100), several_servers=False)
 
     assert len(texts) > 3
     assert all(chunk.startswith("create issue: ") and len(chunk) <= CHUNK_LIMIT for chunk in texts)
 
 
-def test_a_document_is_its_name_description_and_text(rule: Callable[..., Document]) -> None:
+def test_a_document_is_its_name_description_and_text() -> None:
     _, texts = item_text(rule("commits", "How to commit.", "# Commits\n\nSay why."), several_servers=True)
 
     assert texts == ("commits: How to commit.\n\n# Commits\n\nSay why.",)
 
 
-def test_only_the_first_8_kib_of_a_description_are_indexed(tool: Callable[..., Tool]) -> None:
+def test_only_the_first_8_kib_of_a_description_are_indexed() -> None:
     fields, texts = item_text(tool("t", "a " * 4_096 + "zebra"), several_servers=False)
 
     assert "zebra" not in fields.description
     assert not any("zebra" in chunk for chunk in texts)
 
 
-def test_lone_surrogates_do_not_reach_the_model(tool: Callable[..., Tool]) -> None:
+def test_lone_surrogates_do_not_reach_the_model() -> None:
     _, texts = item_text(tool("broken\ud83d", "half \ud83d"), several_servers=True)
 
     assert all(chunk.encode() for chunk in texts)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.catalogs import WordVectors, snapshot, tool
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Snapshot, Tool
@@ -55,15 +56,13 @@ def indexing(engine: Engine, gate: Gate, catalog: Snapshot) -> Iterator[None]:
 
 
 @pytest.fixture
-def catalog(tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]) -> Snapshot:
+def catalog() -> Snapshot:
     return snapshot(tool("read_file", "Reads a file."), tool("send_mail", "Sends a mail."))
 
 
-def test_a_search_before_indexing_is_lexical_and_says_so(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
-    gate = Gate(word_vectors())
-    engine = Engine(gate, word_vectors())
+def test_a_search_before_indexing_is_lexical_and_says_so(catalog: Snapshot) -> None:
+    gate = Gate(WordVectors())
+    engine = Engine(gate, WordVectors())
     with indexing(engine, gate, catalog):
         ranking = engine.search("read a file", catalog, wait=False)
 
@@ -72,35 +71,26 @@ def test_a_search_before_indexing_is_lexical_and_says_so(
     assert ranking.note == "Indexing goes on: 2 of 2 items were searched by words alone."
 
 
-def test_after_indexing_a_search_does_not_mention_it(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
-    gate = Gate(word_vectors())
-    engine = Engine(gate, word_vectors())
+def test_after_indexing_a_search_does_not_mention_it(catalog: Snapshot) -> None:
+    gate = Gate(WordVectors())
+    engine = Engine(gate, WordVectors())
     with indexing(engine, gate, catalog):
         engine.search("read a file", catalog, wait=False)
     ranking = engine.search("read a file", catalog, wait=False)
 
     assert (ranking.method, ranking.indexed, ranking.note) == ("hybrid", None, None)
-    assert ranking.results == Engine(word_vectors()).search("read a file", catalog).results
+    assert ranking.results == Engine(WordVectors()).search("read a file", catalog).results
 
 
-def test_a_search_that_does_not_wait_embeds_nothing_of_the_catalog(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
-    vectors = word_vectors()
+def test_a_search_that_does_not_wait_embeds_nothing_of_the_catalog(catalog: Snapshot) -> None:
+    vectors = WordVectors()
     Engine(vectors).search("read a file", catalog, wait=False)
 
     assert vectors.calls == []
 
 
-def test_finished_vectors_are_used_while_others_are_computed(
-    word_vectors: Callable[..., Any],
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-    catalog: Snapshot,
-) -> None:
-    engine = Engine(word_vectors())
+def test_finished_vectors_are_used_while_others_are_computed(catalog: Snapshot) -> None:
+    engine = Engine(WordVectors())
     engine.index(catalog)
     more = tool("new_file", "Makes a file.")
     after = snapshot(*catalog.sources[0].items, more, generation=2)
@@ -112,13 +102,8 @@ def test_finished_vectors_are_used_while_others_are_computed(
     assert cosines["new_file"] is None
 
 
-def test_items_without_a_vector_are_not_ranked_below_all_others(
-    word_vectors: Callable[..., Any],
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-    catalog: Snapshot,
-) -> None:
-    engine = Engine(word_vectors())
+def test_items_without_a_vector_are_not_ranked_below_all_others(catalog: Snapshot) -> None:
+    engine = Engine(WordVectors())
     engine.index(catalog)
     more = [tool("write_note", "Writes a note."), tool("ring_bell", "Rings a bell.")]
     after = snapshot(*catalog.sources[0].items, *more, generation=2)
@@ -130,17 +115,15 @@ def test_items_without_a_vector_are_not_ranked_below_all_others(
     assert names[-1] == "ring_bell"
 
 
-def test_during_indexing_common_words_do_not_make_a_query_unfit(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
-    engine = Engine(word_vectors())
+def test_during_indexing_common_words_do_not_make_a_query_unfit(catalog: Snapshot) -> None:
+    engine = Engine(WordVectors())
 
     assert engine.search("one mail beside many other words nobody knows", catalog, wait=False).fits
     assert not engine.search("weather", catalog, wait=False).fits
 
 
-def test_a_stopped_indexing_is_resumed(word_vectors: Callable[..., Any], catalog: Snapshot) -> None:
-    engine = Engine(word_vectors())
+def test_a_stopped_indexing_is_resumed(catalog: Snapshot) -> None:
+    engine = Engine(WordVectors())
 
     with pytest.raises(EmbeddingCancelledError):
         engine.index(catalog, cancelled=lambda: True)
@@ -150,17 +133,13 @@ def test_a_stopped_indexing_is_resumed(word_vectors: Callable[..., Any], catalog
     assert engine.indexed(catalog)
 
 
-def test_vectors_can_be_searched_while_more_are_made(
-    word_vectors: Callable[..., Any],
-    tool: Callable[..., Tool],
-    snapshot: Callable[..., Snapshot],
-) -> None:
+def test_vectors_can_be_searched_while_more_are_made() -> None:
     tools = [tool(f"tool_{n:03}", f"Does thing {n}.", server=f"server{n // 300}") for n in range(600)]
     catalog = snapshot(*tools)
     steps = [
         (index.complete, int(index.ready.sum()))
         for index in embedded(
-            read(catalog, True, None, seconds=60.0), word_vectors(), None, lambda: False, pace=0.0
+            read(catalog, True, None, seconds=60.0), WordVectors(), None, lambda: False, pace=0.0
         )
     ]
 
@@ -169,9 +148,7 @@ def test_vectors_can_be_searched_while_more_are_made(
     assert all(not complete for complete, _ in steps[:-1])
 
 
-def test_the_most_used_servers_are_indexed_first(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_the_most_used_servers_are_indexed_first() -> None:
     catalog = snapshot(
         *(
             tool(f"tool_{n:04}", f"Does {n}.", server=f"server{n // TEXTS_A_STEP}")
@@ -179,7 +156,7 @@ def test_the_most_used_servers_are_indexed_first(
         )
     )
     calls = {"server2": 3, "server1": 7}
-    vectors, steps = word_vectors(), []
+    vectors, steps = WordVectors(), []
     begun = read(catalog, True, None, seconds=60.0, calls=lambda key: calls.get(key, 0))
     for index in embedded(begun, vectors, None, lambda: False, pace=0.0, calls=lambda key: calls.get(key, 0)):
         ready = {item.server for item, is_ready in zip(index.items, index.ready, strict=True) if is_ready}
@@ -189,18 +166,14 @@ def test_the_most_used_servers_are_indexed_first(
     assert [item.server for item in begun.items] == sorted(item.server for item in begun.items)
 
 
-def test_if_time_is_short_the_most_used_servers_are_read_first(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_if_time_is_short_the_most_used_servers_are_read_first() -> None:
     catalog = snapshot(*(tool("do", server=f"server{n}") for n in range(3)))
     index = read(catalog, True, None, seconds=0.0, calls=lambda key: int(key == "server1"))
 
     assert [item.server for item in index.items] == ["server1"]
 
 
-def test_sources_that_were_not_read_in_time_are_read_next(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_sources_that_were_not_read_in_time_are_read_next() -> None:
     catalog = snapshot(*(tool("do", server=f"server{n}") for n in range(3)))
     index, unread = None, []
     for _ in range(3):
@@ -212,9 +185,7 @@ def test_sources_that_were_not_read_in_time_are_read_next(
     assert [item.server for item in index.items] == ["server0", "server1", "server2"]
 
 
-def test_a_large_list_is_read_in_batches_after_the_small_ones(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_large_list_is_read_in_batches_after_the_small_ones() -> None:
     large = [tool(f"tool_{n:04}", f"Does thing {n}.", server="evil") for n in range(5 * BATCH_ITEMS)]
     small = [tool(f"note_{n:04}", f"Notes {n}.", server="good") for n in range(BATCH_ITEMS + 1)]
     catalog = snapshot(*large, *small)
@@ -233,9 +204,7 @@ def test_a_large_list_is_read_in_batches_after_the_small_ones(
     ]
 
 
-def test_large_servers_that_are_used_much_never_delay_the_first_batch_of_a_small_one(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_large_servers_that_are_used_much_never_delay_the_first_batch_of_a_small_one() -> None:
     large = [
         tool(f"tool_{n}", f"Does thing {n}.", server=f"evil{n % 3}") for n in range(3 * (FIRST_ITEMS + 1))
     ]
@@ -245,7 +214,7 @@ def test_large_servers_that_are_used_much_never_delay_the_first_batch_of_a_small
         return 100 * key.startswith("evil")
 
     index = read(catalog, True, None, seconds=0.0, calls=calls)
-    first, vectors = [item.server for item in index.items], word_vectors()
+    first, vectors = [item.server for item in index.items], WordVectors()
     while index.unread:
         index = read(catalog, True, index, seconds=0.0, calls=calls)
     next(embedded(index, vectors, None, lambda: False, pace=0.0, calls=calls))
@@ -254,9 +223,7 @@ def test_large_servers_that_are_used_much_never_delay_the_first_batch_of_a_small
     assert "Adds two numbers" in vectors.texts[0]
 
 
-def test_long_definitions_are_read_a_few_at_a_time(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_long_definitions_are_read_a_few_at_a_time() -> None:
     catalog = snapshot(*(tool(f"tool_{n}", "word " * (BATCH_BYTES // 10)) for n in range(6)))
     index, sizes = None, []
     while index is None or index.unread:
@@ -266,9 +233,7 @@ def test_long_definitions_are_read_a_few_at_a_time(
     assert sizes == [2, 4, 6]
 
 
-def test_an_index_of_many_batches_is_that_of_one(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_an_index_of_many_batches_is_that_of_one() -> None:
     tools = [tool(f"tool_{n % 97}_{n}", f"Does thing {n % 7} of {n % 5}.") for n in range(3 * BATCH_ITEMS)]
     catalog = snapshot(*tools)
     index, whole = None, read(catalog, True, None, seconds=60.0)
@@ -283,11 +248,9 @@ def test_an_index_of_many_batches_is_that_of_one(
         assert np.array_equal(index.lexical.score(weights).scores, whole.lexical.score(weights).scores)
 
 
-def test_a_catalog_too_large_to_keep_its_texts_is_indexed_as_any_other(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_catalog_too_large_to_keep_its_texts_is_indexed_as_any_other() -> None:
     tools = [tool(f"tool_{n}", f"Does thing {n % 50}.") for n in range(TEXTS_KEPT + 1)]
-    large, small = word_vectors(), word_vectors()
+    large, small = WordVectors(), WordVectors()
     engine, catalog = Engine(large), snapshot(*tools)
     engine.index(catalog)
     Engine(small).index(snapshot(*tools[:-1]))
@@ -298,9 +261,7 @@ def test_a_catalog_too_large_to_keep_its_texts_is_indexed_as_any_other(
     assert ranking.results[0].chunk == "tool 7: Does thing 7."
 
 
-def test_a_list_that_changes_while_it_is_read_keeps_what_was_read(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_list_that_changes_while_it_is_read_keeps_what_was_read() -> None:
     tools = [tool(f"tool_{n:04}", f"Does thing {n}.") for n in range(4 * BATCH_ITEMS)]
     begun = read(snapshot(*tools), True, None, seconds=0.0)
     after = snapshot(tool("added", "Adds."), *tools[1:], generation=2)
@@ -318,9 +279,7 @@ def test_a_list_that_changes_while_it_is_read_keeps_what_was_read(
     assert np.array_equal(index.lexical.score(added).scores, whole.lexical.score(added).scores)
 
 
-def test_stuffing_is_noticed_before_a_list_is_read_to_its_end(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_stuffing_is_noticed_before_a_list_is_read_to_its_end() -> None:
     stuffed = [
         tool(f"do_{n:04}", "I need a flight to Rome. Show me a hotel.", server="evil")
         for n in range(3 * BATCH_ITEMS)
@@ -333,24 +292,20 @@ def test_stuffing_is_noticed_before_a_list_is_read_to_its_end(
     assert index.suspected == {"evil": "requests"}
 
 
-def test_a_large_server_is_embedded_after_the_first_tools_of_every_other(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_large_server_is_embedded_after_the_first_tools_of_every_other() -> None:
     large = [tool(f"tool_{n:04}", f"Does thing {n}.", server="evil") for n in range(5 * FIRST_ITEMS)]
     small = [tool(f"note_{n:04}", f"Notes {n}.", server="good") for n in range(FIRST_ITEMS)]
     catalog = snapshot(*large, *small)
     begun = read(catalog, True, None, seconds=60.0)
-    vectors = word_vectors()
+    vectors = WordVectors()
     list(embedded(begun, vectors, None, lambda: False, calls=lambda key: int(key == "evil")))
 
     embedded_first = vectors.texts[: 2 * FIRST_ITEMS]
     assert sum("Notes" in text for text in embedded_first) == FIRST_ITEMS
 
 
-def test_an_empty_catalog_is_indexed_at_once(
-    word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot]
-) -> None:
-    engine = Engine(word_vectors())
+def test_an_empty_catalog_is_indexed_at_once() -> None:
+    engine = Engine(WordVectors())
     empty = snapshot()
     engine.index(empty)
 
@@ -358,16 +313,14 @@ def test_an_empty_catalog_is_indexed_at_once(
     assert engine.search("anything", empty, wait=False).results == ()
 
 
-def thing(tool: Callable[..., Tool], n: int) -> Tool:
+def thing(n: int) -> Tool:
     return tool(f"tool_{n:03}", f"Does thing {n} of {n % 7}.", server=f"server{n % 3}")
 
 
-def test_a_search_ahead_of_indexing_embeds_what_is_likely_and_finds_what_it_finds_later(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
-    catalog = snapshot(*(thing(tool, n) for n in range(400)))
-    vectors = word_vectors()
-    engine = Engine(vectors, word_vectors())
+def test_a_search_ahead_of_indexing_embeds_what_is_likely_and_finds_what_it_finds_later() -> None:
+    catalog = snapshot(*(thing(n) for n in range(400)))
+    vectors = WordVectors()
+    engine = Engine(vectors, WordVectors())
     early = engine.search("does thing 123 of 4", catalog, wait=False, ahead=60.0)
     embedded_for_it = list(vectors.texts)
     later = engine.search("does thing 123 of 4", catalog)
@@ -384,12 +337,10 @@ def test_a_search_ahead_of_indexing_embeds_what_is_likely_and_finds_what_it_find
     assert sorted(vectors.texts) == sorted({*vectors.texts}), "each text is embedded once"
 
 
-def test_a_search_ahead_embeds_nothing_that_it_embedded_before(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
-    catalog = snapshot(*(thing(tool, n) for n in range(400)))
-    vectors = word_vectors()
-    engine = Engine(vectors, word_vectors())
+def test_a_search_ahead_embeds_nothing_that_it_embedded_before() -> None:
+    catalog = snapshot(*(thing(n) for n in range(400)))
+    vectors = WordVectors()
+    engine = Engine(vectors, WordVectors())
     first = engine.search("does thing 123", catalog, wait=False, ahead=60.0)
     calls = len(vectors.calls)
     again = engine.search("does thing 123", catalog, wait=False, ahead=60.0)
@@ -398,62 +349,52 @@ def test_a_search_ahead_embeds_nothing_that_it_embedded_before(
     assert len(vectors.calls) == calls
 
 
-def test_a_sketch_brings_a_likely_tool_that_has_none_of_the_words(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
-    catalog = snapshot(*(thing(tool, n) for n in range(400)), tool("ring_bell", "Makes it sound."))
-    vectors, query = word_vectors(), "thing: alarm everybody"
+def test_a_sketch_brings_a_likely_tool_that_has_none_of_the_words() -> None:
+    catalog = snapshot(*(thing(n) for n in range(400)), tool("ring_bell", "Makes it sound."))
+    vectors, query = WordVectors(), "thing: alarm everybody"
 
     def sketch(texts: Sequence[str]) -> np.ndarray:
-        return np.array([word_vectors().embed([query if "bell" in text else text])[0] for text in texts])
+        return np.array([WordVectors().embed([query if "bell" in text else text])[0] for text in texts])
 
     for with_sketch in (False, True):
-        engine = Engine(vectors, word_vectors(), sketch=sketch if with_sketch else lambda _texts: None)
+        engine = Engine(vectors, WordVectors(), sketch=sketch if with_sketch else lambda _texts: None)
         engine.search(query, catalog, wait=False, ahead=60.0)
         assert any("bell" in text for text in vectors.texts) == with_sketch
 
 
-def test_a_search_ahead_that_has_no_time_left_says_what_was_searched_by_words(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_a_search_ahead_that_has_no_time_left_says_what_was_searched_by_words() -> None:
     catalog = snapshot(
         *(tool(f"tool_{n}", f"Does thing {n}. " + f"And thing {n} again. " * 60) for n in range(50))
     )
-    vectors = word_vectors()
-    ranking = Engine(vectors, word_vectors()).search("thing 7", catalog, wait=False, ahead=1e-9)
+    vectors = WordVectors()
+    ranking = Engine(vectors, WordVectors()).search("thing 7", catalog, wait=False, ahead=1e-9)
 
     assert len(vectors.texts) == TEXTS_AHEAD
     assert ranking.results[0].item.name == "tool_7"
     assert ranking.note == "Indexing goes on: 50 of 50 items were searched by words alone."
 
 
-def test_where_the_model_fails_a_search_ahead_uses_words(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
-    failing = word_vectors(ModelError("model.onnx", "it is damaged", "reinstall it"))
-    ranking = Engine(failing, word_vectors()).search("read a file", catalog, wait=False, ahead=60.0)
+def test_where_the_model_fails_a_search_ahead_uses_words(catalog: Snapshot) -> None:
+    failing = WordVectors(ModelError("model.onnx", "it is damaged", "reinstall it"))
+    ranking = Engine(failing, WordVectors()).search("read a file", catalog, wait=False, ahead=60.0)
 
     assert [one.item.name for one in ranking.results] == ["read_file"]
     assert ranking.likely == 0
 
 
-def test_a_search_ahead_for_which_nothing_is_likely_uses_words(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
-    vectors = word_vectors()
-    ranking = Engine(vectors, word_vectors()).search("zzyzx", catalog, wait=False, ahead=60.0)
+def test_a_search_ahead_for_which_nothing_is_likely_uses_words(catalog: Snapshot) -> None:
+    vectors = WordVectors()
+    ranking = Engine(vectors, WordVectors()).search("zzyzx", catalog, wait=False, ahead=60.0)
 
     assert (ranking.results, ranking.likely, vectors.texts) == ((), 0, [])
 
 
-def test_tools_of_a_suspected_server_take_no_places_of_likely_ones(
-    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> None:
+def test_tools_of_a_suspected_server_take_no_places_of_likely_ones() -> None:
     stuffed = [
         tool(f"do_{n:04}", "I need a flight to Rome. Show me a flight.", server="evil") for n in range(90)
     ]
     catalog = snapshot(*stuffed, tool("find_flight", "Finds it.", server="good"))
-    vectors = word_vectors()
-    Engine(vectors, word_vectors()).search("a flight to Rome", catalog, wait=False, ahead=60.0)
+    vectors = WordVectors()
+    Engine(vectors, WordVectors()).search("a flight to Rome", catalog, wait=False, ahead=60.0)
 
     assert any(text.startswith("good") for text in vectors.texts)

@@ -1,21 +1,18 @@
 """Values in queries are recognised, also arithmetic; numbers that only look alike are not."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import pytest
+from support.catalogs import snapshot, tool
 from support.tables import each
 
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.examples.functions import server
-from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList, value_kind
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
-from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.retrieval.text import stem
-from mcp_context_proxy.store.opening import open_store
 
 
 def read(query: str) -> ReadQuery:
@@ -201,9 +198,7 @@ def test_sentences_and_numbers_are_no_other_values(query: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(
-    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
-) -> Iterator[Callable[..., Sequence[str]]]:
+def found(engine: Engine) -> Callable[..., Sequence[str]]:
     """Names of the tools of a calculator, notes and a calendar for a query, best first."""
     tools = [
         tool(one["name"], one["description"], server=name)
@@ -211,14 +206,12 @@ def found(
         for one in server(name).tools()
     ]
     catalog = snapshot(*tools)
-    with open_store("memory") as store:
-        engine = Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
 
-        def names(query: str, *servers: str) -> Sequence[str]:
-            among = Filters(servers=frozenset(servers) if servers else None)
-            return [result.item.name for result in engine.search(query, catalog, among).results]
+    def names(query: str, *servers: str) -> Sequence[str]:
+        among = Filters(servers=frozenset(servers) if servers else None)
+        return [result.item.name for result in engine.search(query, catalog, among).results]
 
-        yield names
+    return names
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ FLAGS = (
     "--hide-scrollbars",
 )
 
+CONTRASTS = Path(__file__).with_name("contrasts.js").read_text(encoding="utf-8")
+"""Returns the texts of a page with their contrasts."""
+
 _UNTIL = """new Promise((met, failed) => {
   const deadline = Date.now() + %d;
   const look = () => {
@@ -143,6 +146,21 @@ class Page:
             deviceScaleFactor=1,
             mobile=False,
         )
+
+    def open_details(self) -> None:
+        """Show all that is hidden until somebody asks for it."""
+        self.value("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+
+    def unreadable(self, texts: int) -> list[Any]:
+        """Return those of more than so many texts that have a contrast below 4.5 to 1 (WCAG 2.2, AA)."""
+        found = self.value(CONTRASTS)
+        assert len(found) > texts
+        return [pair for pair in found if pair[1] < 4.5]
+
+    def fits(self, width: int, *, dark: bool = False) -> bool:
+        """Return whether nothing is wider than a window of this width."""
+        self.look(dark=dark, width=width)
+        return bool(self.value("document.documentElement.scrollWidth") <= width)
 
     def picture(self, file: Path, whole: bool = True) -> None:
         """Take a picture of all of the page, or of the window alone."""

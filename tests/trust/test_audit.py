@@ -24,7 +24,7 @@ from mcp_context_proxy.config import load
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.trust import MARK, audit
 from mcp_context_proxy.trust.audit import AuditedCall, AuditLog, KeptLogs, declared_names
-from mcp_context_proxy.trust.audit_file import AuditFile
+from mcp_context_proxy.trust.audit_file import AuditFile, summary
 
 SECRET_VALUE = "the-value-of-an-argument"
 SCHEMA = {
@@ -225,7 +225,7 @@ async def test_a_changed_configuration_is_recorded_with_its_tables(proxy: Proxy,
 
     (change,) = await entries(proxy, "configuration")
     assert "search" in change["changed"]
-    told = audit.summary(change)
+    told = summary(change)
     assert "changed " in told
     assert "[" not in told, "a person reads names, not a list of a program"
 
@@ -242,10 +242,10 @@ def test_an_entry_is_read_by_a_person_without_repetitions_and_numbers_of_seconds
         "ms": 8.0149,
     }
 
-    assert re.fullmatch(r"added; name anna; expires 2027-0\d-\d\d \d\d:\d\d:\d\d", audit.summary(added))
-    assert "admin" in audit.summary(added | {"admin": True})
-    assert audit.summary(stopped) == "stop; principal owner"
-    assert audit.summary(called) == "s.t; allowed, failed; 8.0 ms"
+    assert re.fullmatch(r"added; name anna; expires 2027-0\d-\d\d \d\d:\d\d:\d\d", summary(added))
+    assert "admin" in summary(added | {"admin": True})
+    assert summary(stopped) == "stop; principal owner"
+    assert summary(called) == "s.t; allowed, failed; 8.0 ms"
 
 
 async def test_many_wrong_tokens_of_an_address_make_one_entry(tmp_path: Path) -> None:

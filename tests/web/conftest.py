@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import anyio
 import httpx2
 import pytest
+from support.browser import Page, browser, program
 from support.proxies import HttpProxy, http_proxy
 from support.raw_client import PATIENCE
 from support.servers import Workshop
@@ -18,6 +19,14 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
     with http_proxy(config, auth=True, env=environment()) as running:
         yield running
     workshop.close()
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    if program() is None:
+        pytest.skip("needs Chromium (Debian: apt-get install chromium)")
+    with browser(tmp_path_factory.mktemp("browser")) as page:
+        yield page
 
 
 @pytest.fixture

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.browser import Page, browser, program
+from support.browser import Page
 from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
 from support.shop import HOSTILE, TOKEN, environment
-
-pytestmark = pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)")
 
 TEXT = "document.querySelector('main').innerText"
 
@@ -32,11 +30,11 @@ def proxy(workshop_folder: Path) -> Iterator[HttpProxy]:
 
 
 @pytest.fixture
-def page(proxy: HttpProxy, tmp_path: Path) -> Iterator[Page]:
-    with browser(tmp_path) as opened:
-        opened.look()
-        yield opened
-        assert opened.errors == []
+def page(chromium: Page, proxy: HttpProxy) -> Iterator[Page]:
+    chromium.look()
+    chromium.open("about:blank")
+    yield chromium
+    assert chromium.errors == []
 
 
 def test_a_person_approves_on_the_page_what_it_shows_and_the_audit_has_it(
@@ -74,8 +72,8 @@ def test_the_page_of_the_audit_says_that_there_are_more_entries_than_it_shows(
     page.until(f"{TEXT}.includes('The latest 200 entries of this time. mcp-context-proxy audit --since 24h')")
 
 
-def test_without_the_token_both_pages_ask_for_it_and_show_nothing(page: Page, proxy: HttpProxy) -> None:
-    for path in ("approvals", "audit"):
+def test_without_the_token_the_pages_ask_for_it_and_show_nothing(page: Page, proxy: HttpProxy) -> None:
+    for path in ("approvals", "audit", "usage"):
         page.open(f"{proxy.base}/ui/{path}")
         page.value("sessionStorage.clear()")
         page.command("Page.reload")

@@ -133,18 +133,26 @@ async def test_deleting_needs_a_filter(api: httpx2.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "told"),
     [
-        {"content": " \n"},
-        {"content": "x", "interaction_type": "two words"},
-        {"content": "x", "agent_name": ""},
-        {"content": "x", "time": -1},
-        {"content": "x", "unknown": 1},
-        {"agent_name": "planner"},
+        ({"content": " \n"}, "content must not be blank."),
+        (
+            {"content": "x", "interaction_type": "two words"},
+            "interaction_type cannot be read. At most 64 letters, digits, '_', '.' and '-'.",
+        ),
+        ({"content": "x", "agent_name": ""}, "agent_name must not be empty."),
+        ({"content": "x", "time": -1}, "time must be at least 0."),
+        ({"content": "x", "unknown": 1}, "unknown is not known; known are "),
+        ({"agent_name": "planner"}, "content is missing."),
     ],
 )
-async def test_an_invalid_interaction_is_refused(api: httpx2.AsyncClient, body: dict[str, Any]) -> None:
-    assert (await api.post(PATH, json=body)).status_code == 422
+async def test_an_invalid_interaction_is_refused(
+    api: httpx2.AsyncClient, body: dict[str, Any], told: str
+) -> None:
+    answer = await api.post(PATH, json=body)
+
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith(told)
 
 
 async def test_a_long_text_is_cut_and_the_answer_has_the_stored_text(forgetful: httpx2.AsyncClient) -> None:

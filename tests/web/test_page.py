@@ -6,29 +6,19 @@ from typing import Any
 
 import httpx2
 import pytest
-from support.browser import Page, browser, program
+from support.browser import Page
 from support.documents import Documents
 from support.proxies import HttpProxy, http_proxy
 from support.raw_client import PATIENCE
 from support.servers import Workshop, tool
 from support.shop import HOSTILE, TOKEN, environment
 
-pytestmark = pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)")
-
 QUERY = "may prices be mentioned in mail to customers? find an old mail, browse pages"
 
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 TEXTS = "[...document.querySelectorAll('{}')].map((found) => found.textContent)"
 
-CONTRASTS, ALL_MODES = (
-    (Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("contrasts.js", "all_modes.js")
-)
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browser(tmp_path_factory.mktemp("browser")) as page:
-        yield page
+ALL_MODES = (Path(__file__).parent / "all_modes.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -220,13 +210,6 @@ async def test_the_page_cannot_insert_text_as_markup(page: Page) -> None:
     page.errors.clear()
 
 
-async def test_nothing_is_loaded_from_elsewhere(page: Page, proxy: HttpProxy) -> None:
-    loaded = page.value("performance.getEntriesByType('resource').map((entry) => entry.name)")
-
-    assert {one.removeprefix(proxy.base).split("?")[0] for one in loaded} >= {"/ui/page.js", "/ui/style.css"}
-    assert all(one.startswith((proxy.base, "data:")) for one in loaded)
-
-
 async def test_a_query_is_ranked_while_it_is_typed_and_not_recorded(
     page: Page, api: httpx2.AsyncClient
 ) -> None:
@@ -285,15 +268,11 @@ async def test_everything_can_be_used_with_the_keyboard(
 
 
 async def test_every_text_is_readable_in_the_light_and_the_dark(page: Page) -> None:
-    """WCAG 2.2, level AA: 4.5 to 1."""
     page.value(ALL_MODES)
-    page.value("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    page.open_details()
     for dark in (False, True):
         page.look(dark=dark)
-        found = page.value(CONTRASTS)
-
-        assert len(found) > 50
-        assert [pair for pair in found if pair[1] < 4.5] == [], dark
+        assert page.unreadable(50) == []
 
 
 async def test_light_and_dark_differ(page: Page) -> None:
@@ -306,10 +285,7 @@ async def test_light_and_dark_differ(page: Page) -> None:
 
 async def test_nothing_is_wider_than_the_window(page: Page) -> None:
     page.value(ALL_MODES)
-    for width in (320, 390, 768, 1920):
-        page.look(width=width)
-
-        assert page.value("document.documentElement.scrollWidth") <= width
+    assert all(page.fits(width) for width in (320, 390, 768, 1920))
 
 
 async def test_every_field_has_a_label(page: Page) -> None:
@@ -319,10 +295,14 @@ async def test_every_field_has_a_label(page: Page) -> None:
     assert all(fields)
 
 
+SERVED = ("requests", "page.js", "view.js", "style.css", "api.js")
+SERVED += tuple(f"usage{ending}" for ending in ("", ".js", "_view.js", ".css"))
+
+
 async def test_the_files_are_served_without_a_token_and_with_a_strict_policy(proxy: HttpProxy) -> None:
     async with httpx2.AsyncClient(base_url=proxy.base) as stranger:
-        for path in ("/ui", "/ui/requests", "/ui/page.js", "/ui/view.js", "/ui/style.css"):
-            answer = await stranger.get(path)
+        for file in ("", *SERVED):
+            answer = await stranger.get(f"/ui/{file}".removesuffix("/"))
             assert answer.status_code == 200
             assert "default-src 'none'" in answer.headers["content-security-policy"]
             assert "'unsafe" not in answer.headers["content-security-policy"]

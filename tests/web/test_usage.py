@@ -137,6 +137,7 @@ async def test_what_is_no_period_is_refused(api: httpx2.AsyncClient, period: str
     answer = await api.get("/api/v1/metrics/search", params={"period": period})
 
     assert answer.status_code == 422
+    assert "ours or days, such as 24h or 30d." in answer.json()["detail"]
 
 
 async def test_metrics_count_calls_by_server_without_tool_names(api: httpx2.AsyncClient) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from support.browser import Page, browser, program
+from support.browser import Page
 from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
@@ -23,11 +23,8 @@ from mcp_context_proxy.store.statistics import (
     UsageSlot,
 )
 
-pytestmark = pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)")
-
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
 LONG = "add_an_issue_comment_with_all_attachments_and_labels_of_the_template"
-CONTRASTS = (Path(__file__).parent / "contrasts.js").read_text(encoding="utf-8")
 
 
 def counted(path: Path) -> None:
@@ -96,12 +93,6 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
     workshop.close()
 
 
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browser(tmp_path_factory.mktemp("browser")) as page:
-        yield page
-
-
 @pytest.fixture
 def page(chromium: Page, proxy: HttpProxy) -> Iterator[Page]:
     chromium.look()
@@ -130,20 +121,6 @@ def test_the_token_leaves_the_address_and_opens_the_other_page_too(page: Page, p
         page.open(page.value("document.querySelector('nav a:not([aria-current])').href"))
         assert page.value("location.href") == proxy.base + path
         page.until("!document.getElementById('main').hidden")
-
-
-def test_without_the_token_it_asks_for_it(chromium: Page, proxy: HttpProxy) -> None:
-    chromium.open(f"{proxy.base}/ui/usage")
-    chromium.value("sessionStorage.clear()")
-    chromium.command("Page.reload")
-    chromium.until("document.activeElement?.id === 'token'")
-    chromium.type(TOKEN)
-    chromium.press("Enter")
-    chromium.until("!document.getElementById('main').hidden && document.querySelector('.tiles')")
-    errors, chromium.errors = chromium.errors, []
-
-    assert chromium.value("document.getElementById('login').hidden")
-    assert all("401" in error for error in errors)
 
 
 def test_requests_with_and_without_learned_pairs_are_compared_with_intervals_and_over_time(
@@ -239,13 +216,6 @@ def test_html_in_names_and_queries_is_shown_as_text(page: Page) -> None:
     assert page.value("document.title") == "Usage - mcp-context-proxy"
 
 
-def test_nothing_is_loaded_from_elsewhere(page: Page, proxy: HttpProxy) -> None:
-    loaded = page.value("performance.getEntriesByType('resource').map((entry) => entry.name)")
-
-    assert {one.removeprefix(proxy.base) for one in loaded} >= {"/ui/usage.js", "/ui/usage.css"}
-    assert all(one.startswith((proxy.base, "data:")) for one in loaded)
-
-
 def test_everything_can_be_used_with_the_keyboard(page: Page) -> None:
     page.value("document.querySelector('#period input:checked').focus()")
     page.press("Tab")
@@ -275,22 +245,15 @@ def test_opened_sections_stay_open_when_new_data_arrive(page: Page, proxy: HttpP
 
 
 def test_every_text_is_readable_in_the_light_and_the_dark(page: Page) -> None:
-    """WCAG 2.2, level AA: 4.5 to 1."""
-    page.value("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    page.open_details()
     for dark in (False, True):
         page.look(dark=dark)
-        found = page.value(CONTRASTS)
-
-        assert len(found) > 50
-        assert [pair for pair in found if pair[1] < 4.5] == [], dark
+        assert page.unreadable(50) == []
 
 
 def test_nothing_is_wider_than_the_window(page: Page) -> None:
-    page.value("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
-    for width in (320, 390, 768, 1920):
-        page.look(width=width)
-
-        assert page.value("document.documentElement.scrollWidth") <= width
+    page.open_details()
+    assert all(page.fits(width) for width in (320, 390, 768, 1920))
 
 
 def test_no_table_scrolls_sideways_on_a_telephone(page: Page) -> None:
@@ -301,12 +264,3 @@ def test_no_table_scrolls_sideways_on_a_telephone(page: Page) -> None:
 
     assert page.value("document.querySelectorAll('#usage-tools ~ .scroll td').length") > 0
     assert wide == 0
-
-
-async def test_the_files_are_served_without_a_token_and_with_a_strict_policy(proxy: HttpProxy) -> None:
-    async with httpx2.AsyncClient(base_url=proxy.base) as stranger:
-        for name in ("usage", "usage.js", "usage_view.js", "usage.css", "api.js"):
-            answer = await stranger.get(f"/ui/{name}")
-            assert answer.status_code == 200
-            assert "default-src 'none'" in answer.headers["content-security-policy"]
-            assert "'unsafe" not in answer.headers["content-security-policy"]
