@@ -379,7 +379,9 @@ def travels():
         ("where did I put my keys", None),
     ],
 )
-def test_messages_ways_places_papers_and_files_are_known_by_the_form_of_a_request(engine, travels, query, best):
+def test_messages_ways_places_papers_and_files_are_known_by_the_form_of_a_request(
+    engine, travels, query, best
+):
     ranking = engine.search(query, travels)
 
     assert (ranking.results[0].item.name if ranking.fits else None) == best
