@@ -214,6 +214,7 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
             contexts=contexts,
             calls=calls,
             handles=handles,
+            tools=tool_list,
             changes=changes,
             pending_input=pending_input,
             asks_clients=search.reranker.asks_clients,

@@ -87,6 +87,7 @@ from mcp_context_proxy.server.search_answers import (
 )
 from mcp_context_proxy.server.signatures import misfit, needs_object
 from mcp_context_proxy.server.tools_call import NO_ARGUMENTS, InteractionLog, ToolCalls, failure, unknown
+from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import Role, reaches
 
@@ -103,6 +104,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     contexts: ContextEngine
     calls: ToolCalls
     handles: Handles
+    tools: ToolList
     changes: ChangeNotifier
     pending_input: PendingInput
     asks_clients: bool
@@ -279,7 +281,10 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             self.log.searched(answer.context.query, eras.name_of(caller.client_info), caller.rights.owner)
         if caller.session is not None:
             caller.session.query = answer.context.query
-            self.changes.show_found(caller.session, answer.tool_names)
+            if self.tools.show_found(caller.session, answer.tool_names):
+                self.changes.tools_grew(caller.session)
+            if caller.session.subscriptions:
+                self.changes.context_changed(caller.session)
         session: SessionContext | None = handle or caller.session
         noted = None
         if not _wants_data(caller):
@@ -289,7 +294,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         rerank = answer.context.rerank
         if best and rerank is not None and not rerank.used:
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
-        if caller.shows_apps:
+        if eras.shows_apps(caller.capabilities):
             notes += note_of_pages(answer, caller.name_of)
         if caller.session is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))

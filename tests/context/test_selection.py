@@ -271,6 +271,7 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             contexts=contexts,
             calls=calls,
             handles=proxy.handles,
+            tools=proxy.tool_list,
             changes=proxy.changes,
             pending_input=proxy.pending_input,
             redact=proxy.redact,
