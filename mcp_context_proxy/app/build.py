@@ -215,6 +215,7 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
             calls=calls,
             handles=handles,
             changes=changes,
+            listed=tool_list.with_pages,
             pending_input=pending_input,
             asks_clients=search.reranker.asks_clients,
             manage=lambda: proxy.setup.manage,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -17,7 +17,14 @@ from mcp_context_proxy.context import Delivery, DomainOverrides, Overrides, key_
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import Scope, asks_for_all
 from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
-from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
+from mcp_context_proxy.context.session import (
+    Handle,
+    Handles,
+    NotedClients,
+    Session,
+    SessionContext,
+    handle_of,
+)
 from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import (
@@ -104,6 +111,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     calls: ToolCalls
     handles: Handles
     changes: ChangeNotifier
+    listed: Callable[[Session | None], Collection[str]]
+    """Returns the names that are listed for a host that shows MCP Apps."""
     pending_input: PendingInput
     asks_clients: bool
     """True to let the client's own model rerank searches."""
@@ -290,7 +299,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if best and rerank is not None and not rerank.used:
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
         if caller.shows_apps:
-            notes += note_of_pages(answer, caller.name_of)
+            notes += note_of_pages(answer, caller.name_of, self.listed(caller.session))
         if caller.session is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             shown = dict.fromkeys(tool.server for tool in tools)

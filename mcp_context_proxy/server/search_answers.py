@@ -8,7 +8,7 @@ told whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import cache
 from typing import Final
 
@@ -265,10 +265,14 @@ def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = E
     return f"Left out, because they do not fit into {room}: {', '.join(named)}"
 
 
-def note_of_pages(answer: SearchAnswer, name_of: NameOf) -> list[Note]:
-    """Return how to call the tools with a page, for a host that shows it if they are called by themselves."""
+def note_of_pages(answer: SearchAnswer, name_of: NameOf, listed: Collection[str]) -> list[Note]:
+    """Return how to call the tools with a page, for a host that shows it if they are called by themselves.
+
+    A host shows none of a tool that is not `listed`, by exposed name.
+    """
     found = (one.item for one in answer.found.results)
-    names = [name_of(item) for item in found if isinstance(item, Tool) and item.page]
+    paged = (item for item in found if isinstance(item, Tool) and item.page)
+    names = [name_of(item) for item in paged if item.exposed_name in listed]
     its, own = ("its page", "its own name") if len(names) == 1 else ("their pages", "their own names")
     return [Note(f"To show {its}, call {some_of(names)} by {own}, and not through {CALL}.")] if names else []
 

@@ -272,6 +272,7 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             calls=calls,
             handles=proxy.handles,
             changes=proxy.changes,
+            listed=proxy.tool_list.with_pages,
             pending_input=proxy.pending_input,
             redact=proxy.redact,
             asks_clients=False,
