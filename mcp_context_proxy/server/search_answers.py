@@ -419,8 +419,8 @@ class Fitting:
         self._tokens = self._characters = 0
         """Size of the whole answer."""
 
-    def fit(self, around: Sequence[str], tokens: int) -> list[str]:
-        """Return the texts that fit into a budget beside those `around`.
+    def fit(self, around: Sequence[str], tokens: int, more: Sequence[str] = ()) -> list[str]:
+        """Return the texts that fit into a budget beside those `around`, with the names of `more` items.
 
         Notes are left out first, then descriptions are shortened, then optional parameters are only counted,
         then all but the names are left out; at each step the last items come first. Room that is left after
@@ -428,6 +428,7 @@ class Fitting:
         """
         most = max(tokens, MOST_TOKENS)
         last = len(DETAILS) - 1
+        around = [*around, *further(more)]
         self._tokens = sum(map(self._count, around))
         self._characters = sum(map(len, around)) + 2 * len(self._results)
         for place, level in enumerate(self._levels):
@@ -444,7 +445,7 @@ class Fitting:
         texts = zip(self._texts, self._levels, strict=True)
         levels = zip(self._results, self._levels, strict=True)
         alone = [item_name(result, self._name_of) for result, level in levels if level == NAME_ALONE]
-        return [*(text for (text, _), level in texts if level < NAME_ALONE), *further(alone)]
+        return [*(text for (text, _), level in texts if level < NAME_ALONE), *further([*alone, *more])]
 
     def _raise(self, place: int, tokens: int) -> None:
         """Tell as much more about an item as there is room for."""
