@@ -429,7 +429,7 @@ def main() -> None:
         for host in HOSTS:
             if given.hosts and host.name not in given.hosts:
                 continue
-            folder = (given.keep or Path(temporary)) / host.name
+            folder = (given.keep or Path(temporary)).resolve() / host.name
             done = visit(host, given.programs.resolve(), folder)
             found[host.name] = facts(done)
             if given.keep:

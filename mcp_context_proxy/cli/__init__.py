@@ -332,6 +332,10 @@ def main() -> None:
         status = error.exit_code
     except click.Abort:
         status = EXIT_INTERRUPTED
+    except OSError as error:  # in a command, or in the help before any
+        if error.errno not in NO_ROOM:
+            raise
+        status = ended_by(error, None)
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -414,10 +418,6 @@ class LazyGroup(click.Group):
             click.echo(f"mcp-context-proxy: {shown(str(error))}", err=True)
             ctx.exit(EXIT_FAILURE)
         except ENDINGS as error:
-            ctx.exit(ended_by(error, ctx.find_root().meta.get(REDACTOR)))
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
             ctx.exit(ended_by(error, ctx.find_root().meta.get(REDACTOR)))
 
 

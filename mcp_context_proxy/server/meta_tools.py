@@ -17,7 +17,13 @@ from mcp_context_proxy.context import Delivery, DomainOverrides, Overrides, key_
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import Scope, asks_for_all
 from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
-from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
+from mcp_context_proxy.context.session import (
+    Handle,
+    Handles,
+    NotedClients,
+    SessionContext,
+    handle_of,
+)
 from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import (
@@ -295,7 +301,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if best and rerank is not None and not rerank.used:
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
         if eras.shows_apps(caller.capabilities):
-            notes += note_of_pages(answer, caller.name_of)
+            notes += note_of_pages(answer, caller.name_of, self.tools.with_pages(caller.session))
         if caller.session is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             shown = dict.fromkeys(tool.server for tool in tools)

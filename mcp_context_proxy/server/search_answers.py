@@ -8,7 +8,7 @@ told whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import cache
 from typing import Final
 
@@ -265,10 +265,14 @@ def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = E
     return f"Left out, because they do not fit into {room}: {', '.join(named)}"
 
 
-def note_of_pages(answer: SearchAnswer, name_of: NameOf) -> list[Note]:
-    """Return how to call the tools with a page, for a host that shows it if they are called by themselves."""
+def note_of_pages(answer: SearchAnswer, name_of: NameOf, listed: Collection[str]) -> list[Note]:
+    """Return how to call the tools with a page, for a host that shows it if they are called by themselves.
+
+    A host shows none of a tool that is not `listed`, by exposed name.
+    """
     found = (one.item for one in answer.found.results)
-    names = [name_of(item) for item in found if isinstance(item, Tool) and item.page]
+    paged = (item for item in found if isinstance(item, Tool) and item.page)
+    names = [name_of(item) for item in paged if item.exposed_name in listed]
     its, own = ("its page", "its own name") if len(names) == 1 else ("their pages", "their own names")
     return [Note(f"To show {its}, call {some_of(names)} by {own}, and not through {CALL}.")] if names else []
 
@@ -415,8 +419,8 @@ class Fitting:
         self._tokens = self._characters = 0
         """Size of the whole answer."""
 
-    def fit(self, around: Sequence[str], tokens: int) -> list[str]:
-        """Return the texts that fit into a budget beside those `around`.
+    def fit(self, around: Sequence[str], tokens: int, more: Sequence[str] = ()) -> list[str]:
+        """Return the texts that fit into a budget beside those `around`, with the names of `more` items.
 
         Notes are left out first, then descriptions are shortened, then optional parameters are only counted,
         then all but the names are left out; at each step the last items come first. Room that is left after
@@ -424,6 +428,7 @@ class Fitting:
         """
         most = max(tokens, MOST_TOKENS)
         last = len(DETAILS) - 1
+        around = [*around, *further(more)]
         self._tokens = sum(map(self._count, around))
         self._characters = sum(map(len, around)) + 2 * len(self._results)
         for place, level in enumerate(self._levels):
@@ -440,7 +445,7 @@ class Fitting:
         texts = zip(self._texts, self._levels, strict=True)
         levels = zip(self._results, self._levels, strict=True)
         alone = [item_name(result, self._name_of) for result, level in levels if level == NAME_ALONE]
-        return [*(text for (text, _), level in texts if level < NAME_ALONE), *further(alone)]
+        return [*(text for (text, _), level in texts if level < NAME_ALONE), *further([*alone, *more])]
 
     def _raise(self, place: int, tokens: int) -> None:
         """Tell as much more about an item as there is room for."""

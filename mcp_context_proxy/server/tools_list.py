@@ -403,6 +403,13 @@ class ToolList:
             for name in more
         )
 
+    def with_pages(self, session: Session | None) -> tuple[str, ...]:
+        """Return the exposed names listed for a host that shows MCP Apps, in a session or without one."""
+        snapshot = self._catalog.snapshot
+        if session is None:
+            return self._standing(snapshot, self.base_names(snapshot), apps=True)
+        return self._of_session(snapshot, session, apps=True)
+
     def visible(self, session: Session) -> tuple[str, ...]:
         """Return the exposed names that a session's list shows now, beside the proxy's own tools."""
         apps = session.hello is not None and eras.shows_apps(session.hello.capabilities)

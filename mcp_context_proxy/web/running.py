@@ -39,7 +39,7 @@ from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.server import Caller, ConnectedHost, Profiles
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK
 from mcp_context_proxy.server.rendering import recalled_text
-from mcp_context_proxy.server.search_answers import Fitting, further, item_name
+from mcp_context_proxy.server.search_answers import Fitting, item_name
 from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.process import time_of_day
@@ -332,6 +332,9 @@ BEFORE_BROUGHT: Final = 3
 DOCUMENTS: Final = 2
 """Rules and references in the text."""
 
+BEFORE_DOCUMENTS: Final = 2
+"""Tools that stand before them: the first items keep their details where the room is short."""
+
 LEAST_WORDS: Final = 2
 """Telling words of a prompt that is searched for: "thanks" and "go on" ask for no tool."""
 
@@ -465,7 +468,8 @@ def prompt_text(
     """Return the facts that a model gets beside a prompt; empty if nothing fits. Blocks.
 
     It states and never orders: hosts take a text that orders for an injection. The best tools have their
-    signatures, and further ones their names as long as there is room.
+    signatures, and further ones their names as long as there is room. What applies goes before the signatures
+    of later tools: a model that has only the name of a rule does not follow it.
 
     Args:
         tools: Tools that fit, best first.
@@ -485,16 +489,15 @@ def prompt_text(
     tail = [_PROMPT_CALL.format(marked=_PROMPT_MARKED if marked else "")] if tools else []
     text = ""
     for signed in range(min(PROMPT_TOOLS, len(tools)), -1, -1):
-        named = further(
-            _within(
-                [item_name(one, EXPOSED) for one in tools[signed:]],
-                lambda name: count(f"{name}, "),
-                int(tokens * NAMES_SHARE),
-            )
+        named = _within(
+            [item_name(one, EXPOSED) for one in tools[signed:]],
+            lambda name: count(f"{name}, "),
+            int(tokens * NAMES_SHARE),
         )
-        shown = [*tools[:signed], *documents]
-        told = Fitting(shown, snapshot, count, EXPOSED).fit([_PROMPT_HEAD, *named, *tail], tokens)
-        text = "\n\n".join([_PROMPT_HEAD, *told, *named, *tail, *last])
+        shown = list(tools[:signed])
+        shown[BEFORE_DOCUMENTS:BEFORE_DOCUMENTS] = documents
+        told = Fitting(shown, snapshot, count, EXPOSED).fit([_PROMPT_HEAD, *tail], tokens, named)
+        text = "\n\n".join([_PROMPT_HEAD, *told, *tail, *last])
         if count(text) <= whole:
             break
     return text if len(text) <= PROMPT_CHARACTERS else f"{text[:PROMPT_CHARACTERS]} ..."

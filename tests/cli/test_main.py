@@ -46,8 +46,10 @@ def test_output_that_does_not_fit_ends_a_command_with_a_sentence(
 ) -> None:
     workshop.server("one", tools=[tool("fetch")])
     config = workshop.config(store={"path": str(workshop.folder / "s.db")})
-    for arguments in (["tools"], ["tools", "--json"], ["audit"], ["audit", "--json"]):
-        command = [sys.executable, "-m", "mcp_context_proxy", *arguments, "--config", str(config)]
+    named = ["--config", str(config)]
+    listing = (["tools"], ["tools", "--json"], ["audit"], ["audit", "--json"])
+    for arguments in (["--help"], ["--version"], ["hook", "--help"], *([*one, *named] for one in listing)):
+        command = [sys.executable, "-m", "mcp_context_proxy", *arguments]
         with Path("/dev/full").open("w", encoding="utf-8") as full:
             done = subprocess.run(
                 command, check=False, stdout=full, stderr=subprocess.PIPE, encoding="utf-8", env=environment

@@ -177,3 +177,19 @@ async def test_a_search_says_which_tools_to_call_by_themselves_so_that_their_pag
     note = f"Note: To show its page, call {SEEN} by its own name, and not through call_tool."
     assert [note in text for text in texts] == [True, False]
     assert "page" not in other["content"][0]["text"]
+
+
+async def test_a_search_names_no_tool_for_its_page_that_the_list_has_no_room_for(
+    workshop: Workshop, era: str
+) -> None:
+    """A host shows no page for a tool that it has not listed, however it is called."""
+    monitor(workshop)
+    query = {"query": "show the load of the machine"}
+    for expose in ({"list_all_below": 0, "found_tokens": 0}, {"mode": "all", "found_tokens": 0}):
+        async with inside(workshop.config(expose=expose)) as proxy:
+            host = Host(proxy, era, SHOWS)
+            text = (await host.call(OURS[0], query))["content"][0]["text"]
+            names = [*await listed(host)]
+
+        assert SEEN in text
+        assert ("To show its page" in text) == (SEEN in names) == ("mode" in expose)

@@ -56,7 +56,11 @@ async def base_of(log: Path) -> str:
 async def test_a_prompt_that_names_a_file_is_told_its_rule_and_the_tools_that_the_rule_names(
     workshop: Workshop,
 ) -> None:
-    near = [tool(f"rename_{number}", "Rename the column of orders") for number in range(40)]
+    names = [f"part_{number}_of_the_column" for number in range(4)]
+    schema = {"type": "object", "properties": {one: {"type": "string"} for one in names}, "required": names}
+    near = [
+        tool(f"rename_{number}", "Rename the column of orders", inputSchema=schema) for number in range(40)
+    ]
     workshop.server("work", tools=[*near, tool("echo", "Say it again"), tool("greet", "Say hello")])
     rules = workshop.folder / "rules"
     rules.mkdir()
@@ -76,7 +80,9 @@ async def test_a_prompt_that_names_a_file_is_told_its_rule_and_the_tools_that_th
                 while "rename" not in (told := (await client.post(url, json=prompt)).json())["text"]:
                     pass
 
+    # It is told though there is no room for the signatures of all five, and one line has the other names.
     assert "rule://sql (rule)\n  Use `echo` first.\n  \n  - Rename nothing.\n\n" in told["text"]
+    assert told["text"].count(" more: ") == 1
     assert "work__echo(" in told["text"]
     assert "work__echo" in told["tools"]
     assert "work__greet" not in told["tools"]
