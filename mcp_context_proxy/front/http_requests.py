@@ -32,13 +32,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.front import FrameChannel
-from mcp_context_proxy.front.auth import (
-    RETRY_SECONDS,
-    RIGHTS_KEY,
-    fields_of,
-    principal_of,
-    rights_of,
-)
+from mcp_context_proxy.front.auth import RETRY_SECONDS, RIGHTS_KEY, fields_of, principal_of, rights_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import (
     INVALID_REQUEST,
