@@ -128,7 +128,7 @@ def _data(server: str, found: list[Change]) -> dict[str, Any]:
 @configured
 @server_argument
 @tools_argument
-@click.option("--hash", "expected", metavar="HASH", help="The hash that `changes` has shown.")
+@click.option("--hash", "expected", metavar="HASH", help="The hash that `changes` has shown; required.")
 def approve_command(config: Config, server: str, tools: tuple[str, ...], expected: str | None) -> None:
     """Approve the definitions of SERVER that wait, or those of TOOLS, as `changes` has shown them."""
     if expected is None:

@@ -115,6 +115,8 @@ def check_command(
     With --host, say also what that host makes of the names, descriptions, lists and results. Exits with 1 if
     there are problems to fix. Warnings do not count, except with --strict.
     """
+    if host_file and not pin:
+        raise click.UsageError("--host-file needs --pin, which it lets write into the file of a host")
     console, profile = results(), _profile(host, server_name)
     try:
         skipped: list[str] = []

@@ -280,7 +280,7 @@ def _show_kinds(console: Terminal, data: Mapping[str, Any]) -> None:
 @interactions_command.command("forget")
 @configured
 @click.option("--agent", help="Forget those of this agent.")
-@click.option("--type", "kind", help="Forget those of this type: search, call, message.")
+@click.option("--type", "kind", help="Forget those of this type: search, call, message, ...")
 @click.option("--older-than", "days", metavar="DAYS", type=Number(0), help="Forget those older than this.")
 @click.option("--id", "interaction", type=WholeNumber(1), help="Forget this single interaction.")
 @click.option("--all", "everything", is_flag=True, help="Forget all interactions.")
@@ -311,7 +311,7 @@ def forget(
 @configured
 @click.argument("file", type=click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path))
 @click.option("--agent", help="Only interactions of this agent.")
-@click.option("--type", "kind", help="Only interactions of this type: search, call, message.")
+@click.option("--type", "kind", help="Only interactions of this type: search, call, message, ...")
 def export_command(config: Config, file: Path, agent: str | None, kind: str | None) -> None:
     """Write the interactions to FILE, a line of JSON each; - is the standard output."""
     from mcp_context_proxy.interactions import scope_of

@@ -33,9 +33,9 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results.result_store import KeptResults
 from mcp_context_proxy.server import Caller, meta_definitions
-from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY
+from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, RECALL
 from mcp_context_proxy.system.threads import assigned, in_thread
-from mcp_context_proxy.trust import ACTING, Principal, reaches
+from mcp_context_proxy.trust import ACTING, Principal, Role, reaches
 
 BYTES_PER_TOKEN = 4
 """Bytes of JSON in a token, about: only to tell small lists from large before anything else is loaded.
@@ -337,7 +337,11 @@ class ToolList:
 
     def meta_tools(self, snapshot: Snapshot, names: Collection[str]) -> tuple[Raw, ...]:
         """Return the definitions of the proxy's own tools that are listed beside those named."""
-        return self.base_of(snapshot).own[self.hides_nothing(snapshot, names)]
+        own, rights = self.base_of(snapshot).own[self.hides_nothing(snapshot, names)], ACTING.get()
+        if rights.profile is not None or rights.may(Role.VIEW):
+            return own
+        # It would refuse every call of theirs.
+        return tuple(tool for tool in own if envelope.text(envelope.members(tool)["name"]) != RECALL)
 
     def hides_nothing(self, snapshot: Snapshot, names: Collection[str]) -> bool:
         """Return whether a search could find nothing beside the tools named.

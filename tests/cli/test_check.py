@@ -566,8 +566,10 @@ def test_an_unknown_host_is_refused_with_those_that_are_known(run: Run, workshop
     config = workshop.config()
     unknown = run("check", "--host", "netscape", "--config", config)
     alone = run("check", "--as", "tools", "--config", config)
+    without = run("check", "--host-file", "--config", config)
 
-    assert unknown.returncode == alone.returncode == 2
+    assert unknown.returncode == alone.returncode == without.returncode == 2
+    assert "--host-file needs --pin" in flat(without.stderr)
     assert "'netscape' is not known; known are claude-code, claude-code-plugin," in flat(unknown.stderr)
     assert "--as needs --host" in flat(alone.stderr)
 

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from support import wires
 from support.issuer import AUDIENCE, Issuer, issuing
 from support.ledger import until
 from support.proxies import HttpProxy, http_proxy
@@ -48,7 +49,8 @@ def server_and_proxy(
     groups = {"*": {"servers": ["work"]}, "bankers": {"servers": ["vault"]}}
     auth = issuer.settings(leeway_seconds=0.0, roles=ROLES, groups=groups)
     store = {"path": str(workshop.folder / "state" / "store.db")}
-    config = workshop.config(auth=auth, http={"resource_url": AUDIENCE}, store=store)
+    memory = {"enabled": True, "recall_tool": True}
+    config = workshop.config(auth=auth, http={"resource_url": AUDIENCE}, store=store, interactions=memory)
     with http_proxy(config, auth=True) as running:
         yield server, running
     workshop.close()
@@ -236,6 +238,20 @@ async def test_a_role_opens_what_it_names_and_what_lower_ones_do(
             answer = await client.request(method, path, headers=who)
             refused = answer.status_code == 403 and "or the role" in answer.text
             assert refused == (order.index(needed) > order.index(role)), request
+
+
+async def test_the_memory_of_all_agents_is_listed_only_for_those_who_may_search_it(
+    proxy: HttpProxy, issuer: Issuer, era: str
+) -> None:
+    listed = list[bool]()
+    for groups in ([], ["viewers"]):
+        who = bearer(issuer.token("carla", roles=groups))
+        async with wires.http(proxy.base, era, headers=who) as host:
+            listed.append("recall" in await host.names())
+            refused = (await host.call("recall", {"query": "x"})).get("isError", False)
+            assert refused == (not groups)
+
+    assert listed == [False, True]
 
 
 async def test_one_person_sees_nothing_of_another_below_view(
