@@ -29,13 +29,7 @@ from mcp_context_proxy.config.secrets import names_secret
 from mcp_context_proxy.config.source import read
 from mcp_context_proxy.downstream import NO_ADDRESS
 from mcp_context_proxy.downstream.connections import CREDENTIALS_WANTED
-from mcp_context_proxy.downstream.fleet import (
-    address,
-    failure,
-    last_output,
-    strays,
-    working_folder,
-)
+from mcp_context_proxy.downstream.fleet import address, failure, last_output, strays, working_folder
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError, some_of
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Tool, ToolClass, TurnedOffTool

@@ -35,9 +35,7 @@ from mcp_context_proxy.installation.journal import (
     read_text,
     write,
 )
-from mcp_context_proxy.installation.journal import (
-    planned as planned_hook,
-)
+from mcp_context_proxy.installation.journal import planned as planned_hook
 from mcp_context_proxy.installation.plan import Configuration, FileChange, HostPlan, plan, read_configuration
 from mcp_context_proxy.system import APP
 

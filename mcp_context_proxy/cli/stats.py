@@ -14,16 +14,7 @@ from rich.text import Text
 
 from mcp_context_proxy.cli import WholeNumber, echo_json, json_option, open_configured_store, shown
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking
-from mcp_context_proxy.cli.terminal import (
-    GAP,
-    USEFUL,
-    Terminal,
-    counted,
-    duration,
-    headings,
-    results,
-    span,
-)
+from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, duration, headings, results, span
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:

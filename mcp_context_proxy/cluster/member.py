@@ -26,15 +26,7 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_context_proxy.cluster import (
-    NOBODY,
-    ContextRow,
-    LeftResults,
-    decoded,
-    hash_of,
-    hello_of,
-    tables_of,
-)
+from mcp_context_proxy.cluster import NOBODY, ContextRow, LeftResults, decoded, hash_of, hello_of, tables_of
 from mcp_context_proxy.cluster.contexts import SESSION, SharedContexts, StoredRequests
 from mcp_context_proxy.cluster.replicas import (
     RELAY_HEADER,

@@ -39,14 +39,7 @@ from mcp_context_proxy.config.settings import (
     Config,
     ServerConfig,
 )
-from mcp_context_proxy.config.source import (
-    ConfigSource,
-    KeyPath,
-    Mistake,
-    changeable_by_others,
-    dotted,
-    read,
-)
+from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, changeable_by_others, dotted, read
 from mcp_context_proxy.config.tables import ASKED, CONFIRM
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
 from mcp_context_proxy.system import TO_BEGIN, default_path

@@ -33,9 +33,7 @@ from mcp_context_proxy.context import (
     key_of,
     overridden,
 )
-from mcp_context_proxy.context import (
-    session as context_session,
-)
+from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
 from mcp_context_proxy.context.search import EVERYTHING, DocumentJudge, Scope, Searcher, narrowed

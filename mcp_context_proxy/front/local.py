@@ -23,14 +23,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from mcp_context_proxy.bridge import CONNECT_SECONDS
-from mcp_context_proxy.bridge.meeting import (
-    LOG_BYTES,
-    NONCE_BYTES,
-    PROOF_BYTES,
-    beside,
-    proof,
-    proves,
-)
+from mcp_context_proxy.bridge.meeting import LOG_BYTES, NONCE_BYTES, PROOF_BYTES, beside, proof, proves
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation, converse
 from mcp_context_proxy.protocol import envelope

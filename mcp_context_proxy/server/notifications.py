@@ -26,13 +26,8 @@ from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.downstream.inbound import (
-    ELICITATION_COMPLETE,
-    RESOURCE_UPDATED,
-)
-from mcp_context_proxy.downstream.inbound import (
-    LOG_MESSAGE as MESSAGE,
-)
+from mcp_context_proxy.downstream.inbound import ELICITATION_COMPLETE, RESOURCE_UPDATED
+from mcp_context_proxy.downstream.inbound import LOG_MESSAGE as MESSAGE
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members

@@ -15,17 +15,8 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.settings import Preset
-from mcp_context_proxy.context import (
-    Amount,
-    ContextItem,
-    Depth,
-    Overrides,
-    RequestContext,
-    as_data,
-)
-from mcp_context_proxy.context import (
-    session as context_session,
-)
+from mcp_context_proxy.context import Amount, ContextItem, Depth, Overrides, RequestContext, as_data
+from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.engine import ContextEngine, Explanation, SessionState
 from mcp_context_proxy.context.presets import PresetError, SavedPreset
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext

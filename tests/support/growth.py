@@ -9,20 +9,18 @@ Read = TypeVar("Read")
 QUICK_SECONDS = 0.02
 """Time that is too short to be compared."""
 
-ATTEMPTS = 5
+ATTEMPTS = 10
 """Measurements that must all be too long."""
 
+FAR = 4
+"""What is so many times quicker than it has to be needs no second measurement of the other text."""
 
-def seconds(function: Callable[[Read], object], written: Read, enough: float = QUICK_SECONDS) -> float:
-    """Return the least processor time of a few attempts, or of those until one is quick enough."""
-    best = float("inf")
-    for _ in range(3):
-        begun = time.thread_time()
-        function(written)
-        best = min(best, time.thread_time() - begun)
-        if best <= enough:
-            break
-    return best
+
+def seconds(function: Callable[[Read], object], written: Read) -> float:
+    """Return the processor time of reading a text."""
+    begun = time.thread_time()
+    function(written)
+    return time.thread_time() - begun
 
 
 def costs_more(times: float, function: Callable[[Read], object], written: Read, other: Read) -> bool:
@@ -31,7 +29,13 @@ def costs_more(times: float, function: Callable[[Read], object], written: Read, 
     Processor time is longer while others use the same caches, so what looks slow is measured again.
     """
     for _ in range(ATTEMPTS):
-        most = max(times * seconds(function, other), QUICK_SECONDS)
-        if seconds(function, written, most) <= most:
+        taken = seconds(function, written)
+        if taken <= QUICK_SECONDS:
+            return False
+        least = seconds(function, other)
+        if FAR * taken <= times * least:
+            return False
+        least = min(least, *(seconds(function, other) for _ in range(2)))
+        if taken <= times * least:
             return False
     return True
