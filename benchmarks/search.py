@@ -40,6 +40,7 @@ from mcp_context_proxy.retrieval.item_metadata import DESTRUCTIVE, tag_label
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.system.process import (
+    SWITCH_SECONDS,
     collect_garbage_seldom,
     limit_malloc_arenas,
     trim_periodically,
@@ -148,6 +149,7 @@ def measure(folder: Path, size: int, path: Path) -> dict[str, float]:
     # As a proxy does.
     limit_malloc_arenas()
     collect_garbage_seldom()
+    sys.setswitchinterval(SWITCH_SECONDS)
     catalog, model = snapshot(size, lists_in(folder)), LazyModel()
     queries = QueryEmbedder(model, remembered=0)
     queries.embed(["the model is loaded"])
