@@ -4,10 +4,10 @@
 
 For each flow a proxy is started in its own process, warmed up, and driven from outside, as a host, an editor
 or a dying server would drive it. Meanwhile every function that is entered on any of its threads is recorded,
-and so is every coroutine that resumes. A function counts if each of the rounds entered it and an idle proxy
-does not, which leaves out unrelated background work. At the end the files are printed that the flow's list in
-docs/how-it-works.md does not name. `--list` prints the files in the order of entry, each with its functions.
-POSIX.
+and so is every coroutine that resumes. A function counts if each of the rounds entered it. What an idle proxy
+enters again and again is left out, because it is unrelated background work. At the end the files are printed
+that the flow's list in docs/how-it-works.md does not name. `--list` prints the files in the order of entry,
+each with its functions. POSIX.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ QUIET_SECONDS = 0.5
 """The same for a flow that has no response; no step of it waits so long."""
 IDLE_SECONDS = 2.5
 """Time in which every timer of an idle proxy has run."""
+IDLE_WINDOWS = 2
+"""So many times; what the start does once, such as a first look at the configuration, is in one of them."""
 LOOK_SECONDS = 0.01
 START_SECONDS = 60.0
 
@@ -129,13 +131,21 @@ class Probe:
         self._ask("start")
         self._settle(QUIET_SECONDS)
         if self._periodic is None:
-            self._ask("start")
-            time.sleep(IDLE_SECONDS)
-            self._periodic = set(self._stopped())
+            self._periodic = self._idle()
         self._ask("start")
         act()
         self._settle(QUIET_SECONDS if whole else AFTER_SECONDS)
         return [entered for entered in self._stopped() if entered not in self._periodic]
+
+    def _idle(self) -> set[Entered]:
+        """Return what an idle proxy enters again and again, not what its start has left to do once."""
+        entered: set[Entered] = set()
+        for window in range(IDLE_WINDOWS):
+            self._ask("start")
+            time.sleep(IDLE_SECONDS)
+            stopped = set(self._stopped())
+            entered = entered & stopped if window else stopped
+        return entered
 
     def _stopped(self) -> list[Entered]:
         return [(file, function) for file, function in json.loads(self._ask("stop"))]

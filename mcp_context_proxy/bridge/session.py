@@ -176,9 +176,13 @@ class Bridge:
         self._answered_early.clear()
 
     def _track(self, line: bytes) -> None:
-        """Note the id of a request, and the messages that open a session."""
+        """Note the id of a request, also in a batch, and the messages that open a session."""
         try:
             message = json.loads(line)
+            if isinstance(message, list):
+                for each in message:
+                    self._track(json.dumps(each).encode() + b"\n")
+                return
             method = message["method"]
         except (ValueError, RecursionError, TypeError, LookupError):
             return

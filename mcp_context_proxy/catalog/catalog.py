@@ -53,7 +53,7 @@ from mcp_context_proxy.items import (
 )
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, quoted
-from mcp_context_proxy.system import keep_latest
+from mcp_context_proxy.system.threads import keep_latest
 from mcp_context_proxy.trust import ACTING, Principal
 from mcp_context_proxy.trust.approval import Approvals, Origin
 from mcp_context_proxy.trust.fingerprints import (

@@ -320,6 +320,9 @@ def profiles(proxy: Proxy) -> Iterator[Verdict]:
             if preset not in saved:
                 remedy = f"`mcp-context-proxy session save {preset}` saves one"
                 yield Verdict(Level.WARNING, about, f"there is no preset {preset!r}", remedy)
+    if config.audit.files == 1:
+        text = "audit.files = 1 counts as 2: the oldest records are merged with the next ones, not deleted"
+        yield Verdict(Level.WARNING, "audit", text, "set files = 2 under [audit]")
     if config.context.interactions_top_n and not config.interactions.enabled:
         text = "context.interactions_top_n has no effect: nothing is remembered"
         yield Verdict(Level.WARNING, "context", text, "set interactions.enabled = true")

@@ -48,8 +48,7 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.questions import input_required
 from mcp_context_proxy.server.tools_call import WINDOW_SECONDS, Unattributed
-from mcp_context_proxy.system import keep_latest
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread, keep_latest
 
 logger = logging.getLogger(__name__)
 

@@ -59,8 +59,8 @@ from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.store.credentials import Seal
 from mcp_context_proxy.store.opening import Store
-from mcp_context_proxy.system import Bucket, keep_latest
-from mcp_context_proxy.system.threads import in_task, in_thread
+from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.threads import in_task, in_thread, keep_latest
 
 logger = logging.getLogger(__name__)
 

@@ -35,9 +35,8 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Arm
 from mcp_context_proxy.store.statistics import DocumentUsage, SearchRow
 from mcp_context_proxy.store.tables import RequestRow, RequestStore
-from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import BatchWriter, in_thread
+from mcp_context_proxy.system.threads import BatchWriter, in_thread, keep_latest
 from mcp_context_proxy.trust import ACTING
 
 Origin: TypeAlias = Literal["search", "set_context", "list", "context"]

@@ -36,9 +36,8 @@ from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import files_named, is_about_files, is_for, without_files
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import identifier_words
-from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import in_task, in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread, keep_latest
 from mcp_context_proxy.trust import ACTING, reaches
 
 ENGINE_DEFAULTS: Final = Filters()

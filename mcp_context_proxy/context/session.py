@@ -37,8 +37,8 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import Hello, covers, reaches
 from mcp_context_proxy.retrieval.text import identifier_words
-from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
+from mcp_context_proxy.system.threads import keep_latest
 from mcp_context_proxy.trust import THE_USER, Principal, Role
 
 ID_BYTES = 8

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 import anyio
@@ -52,9 +53,14 @@ class Party(msgspec.Struct, frozen=True, eq=False):
     """True if the user may see what others do."""
 
 
+@dataclass(eq=False)
 class Outgoing(Sender):
     """Everything that goes with one request beside its method and params."""
 
+    subject: str = ""
+    """Name of the request in error messages, such as ``tool 'create_issue'``."""
+    timeout: float | None = None
+    """Seconds after which it is given up, restarted by progress; None for the connection's default."""
     # Of the class, because one is made for every call.
     capabilities: Raw | None = None
     client_info: Raw | None = None
@@ -70,24 +76,6 @@ class Outgoing(Sender):
     judge: Callable[[], None] | None = None
     """Called before the request is sent over a connection that was opened meanwhile; raises if it may not be
     sent any more."""
-
-    def __init__(
-        self,
-        subject: str = "",
-        timeout: float | None = None,
-        *,
-        capabilities: Raw | None = None,
-        client_info: Raw | None = None,
-        party: Party | None = None,
-        on_notification: Notify | None = None,
-    ) -> None:
-        """Name the request in error messages by its `subject`, such as ``tool 'create_issue'``.
-
-        It is given up after `timeout` seconds, which progress restarts; None is the connection's default.
-        """
-        self.subject, self.timeout, self.party = subject, timeout, party
-        self.capabilities, self.client_info = capabilities, client_info
-        self.on_notification = on_notification
 
 
 PLAIN = Outgoing()

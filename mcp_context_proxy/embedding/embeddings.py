@@ -50,8 +50,8 @@ from mcp_context_proxy.embedding import (
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Document, Item, Snapshot, Tool, Vector
 from mcp_context_proxy.store.tables import VectorStore
-from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import np, pattern
+from mcp_context_proxy.system.threads import keep_latest
 
 logger = logging.getLogger(__name__)
 

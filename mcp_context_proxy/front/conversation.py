@@ -282,7 +282,13 @@ class Conversation:
             self._reply_now(envelope.error_reply(message.id, code, why))
 
     def reject_malformed(self, frame: bytes, error: envelope.MalformedError) -> None:
-        """Answer a message that cannot be decoded with an error."""
+        """Take the messages of a batch one by one; answer what else cannot be decoded with an error."""
+        hello = None if self.session is None else self.session.hello
+        has_batches = hello is not None and hello.version == eras.BATCH_VERSION
+        if has_batches and (messages := envelope.batched(frame)):
+            for message in messages:
+                self.receive(message)
+            return
         self.reject(frame, frame, error.code, f"message that cannot be read: {error}")
 
     def reject(self, head: bytes, tail: bytes, code: int, why: str) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -82,10 +82,17 @@ PARAMETER: Final = "profile"
 
 
 class BadMessageError(Exception):
-    """A body that is refused; `response` is the JSON-RPC error that says why."""
+    """A body that is refused; `response` is the JSON-RPC error that says why, `batch` the messages in it."""
 
-    def __init__(self, request_id: RequestId | None, text: str, code: int = INVALID_REQUEST) -> None:
+    def __init__(
+        self,
+        request_id: RequestId | None,
+        text: str,
+        code: int = INVALID_REQUEST,
+        batch: Sequence[bytes] = (),
+    ) -> None:
         super().__init__(text)
+        self.batch = batch
         self.response = error_response(HTTPStatus.BAD_REQUEST, request_id, text, code)
 
 
@@ -238,7 +245,8 @@ async def read(receive: Receive) -> tuple[bytes, Envelope]:
         message = await envelope.decode_any(body, envelope.decode_from_client)
     except MalformedError as error:
         text = f"message that cannot be read: {error}"
-        raise BadMessageError(envelope.salvage_id(body, body), text, error.code) from None
+        request_id, batch = envelope.salvage_id(body, body), envelope.batched(body)
+        raise BadMessageError(request_id, text, error.code, batch) from None
     if message.method is UNSET and not _is_response(message):
         raise BadMessageError(None, "a reply needs a result, an object, or an error with code and message")
     return body, message

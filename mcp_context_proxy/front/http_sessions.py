@@ -43,8 +43,8 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import Negotiation
-from mcp_context_proxy.system import Bucket, keep_latest
-from mcp_context_proxy.system.threads import in_task
+from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.threads import in_task, keep_latest
 
 logger = logging.getLogger(__name__)
 

@@ -36,8 +36,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.tables import AuthConfig, is_encrypted
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.system import keep_latest
-from mcp_context_proxy.system.threads import in_task, load
+from mcp_context_proxy.system.threads import in_task, keep_latest, load
 from mcp_context_proxy.trust import EVERYTHING, NOTHING, Principal, Reach, Role
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import IO, Final
 
 import anyio
 
@@ -60,8 +60,10 @@ def _is_pipe(fd: int) -> bool:
 class StandardPipes:
     """Reads and writes frames over the process's standard streams. Implements `HostStream`."""
 
-    def __init__(self, read_fd: int, writer: PipeWriter, out: asyncio.WriteTransport, limits: Limits) -> None:
-        self._read_fd, self._writer, self._out = read_fd, writer, out
+    def __init__(
+        self, source: IO[bytes], writer: PipeWriter, out: asyncio.WriteTransport, limits: Limits
+    ) -> None:
+        self._source, self._writer, self._out = source, writer, out
         self.send_nowait, self.sent_at_once = writer.send_nowait, writer.sent_at_once
         self._limits, self._unread = limits, 0
         """Bytes that wait for the host."""
@@ -91,7 +93,7 @@ class StandardPipes:
             receive_large=conversation.receive_large,
         )
         loop = asyncio.get_running_loop()
-        self._into, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(self._read_fd, "rb", 0))
+        self._into, _ = await loop.connect_read_pipe(lambda: reader, self._source)
         await reader.run_until_ended()
 
     def pause_reading(self) -> None:
@@ -112,10 +114,10 @@ class StandardPipes:
             self._out.abort()
 
     def close(self) -> None:
-        if self._into is None:
-            os.close(self._read_fd)
-        else:
+        if self._into is not None:
             self._into.close()
+        else:  # also where a stop has come while the loop took the pipe, and has closed it
+            self._source.close()
         self._writer.hand_over()
         self._out.close()
 
@@ -125,7 +127,7 @@ async def _open_pipes(read_fd: int, write_fd: int, limits: Limits) -> AsyncItera
     """Write to one pipe, and read the other from `StandardPipes.read` on."""
     loop, writer = asyncio.get_running_loop(), PipeWriter()
     out, _ = await loop.connect_write_pipe(lambda: writer, os.fdopen(write_fd, "wb", 0))
-    pipes = StandardPipes(read_fd, writer, out, limits)
+    pipes = StandardPipes(os.fdopen(read_fd, "rb", 0), writer, out, limits)
     try:
         yield pipes
     finally:

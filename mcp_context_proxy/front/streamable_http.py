@@ -1,4 +1,4 @@
-"""Streamable HTTP in both eras, at ``/mcp``: one message in each POST.
+"""Streamable HTTP in both eras, at ``/mcp``: one message in each POST, or in one version a batch.
 
 The version in the header tells the era. A request of the modern era stands alone. One of the handshake era
 belongs to the session that its header names, and ``initialize`` opens one; GET gives a session a stream of
@@ -18,7 +18,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from msgspec import UNSET, Raw, Struct
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
@@ -29,11 +29,18 @@ from mcp_context_proxy.front.conversation import TOO_MUCH, HostMessages, caller_
 from mcp_context_proxy.front.http_requests import (
     JSON_TYPE,
     RELEASE_KEY,
+    STREAM_HEADERS,
     AdmissionRules,
     BadMessageError,
     Exchange,
+    Header,
+    Waiting,
     error_response,
+    event_parts,
     read,
+    replay,
+    send_body,
+    waiting_of,
 )
 from mcp_context_proxy.front.http_sessions import (
     SESSION_HEADER,
@@ -96,6 +103,49 @@ class _Request(Struct, frozen=True, eq=False):
         return _accepted(self.sent.get("accept") or "")
 
 
+class _BatchResponse:
+    """Response to a batch: each response to one of its messages, as events of one stream."""
+
+    def __init__(self, send: Send, waiting: Waiting, headers: list[Header]) -> None:
+        self._send, self._waiting, self._headers = send, waiting, headers
+        self._parts: list[bytes] = []
+        self._passes = False
+        """True while one message is answered by a stream, which is passed on as it is."""
+        self.begun = False
+
+    async def send(self, message: Message) -> None:
+        """Take a part of the response to one message."""
+        if message["type"] == "http.response.start":
+            self._passes = STREAM_HEADERS[0] in message["headers"]
+            if self._passes:
+                await self._begin()
+            return
+        body, more = bytes(message.get("body", b"")), message.get("more_body", False)
+        if self._passes:
+            await self._write(body)
+            return
+        self._parts.append(body)
+        if not more and (whole := b"".join(self._parts)):
+            await self._begin()
+            for piece in event_parts(whole):
+                await self._write(piece)
+        if not more:
+            self._parts.clear()
+
+    async def _begin(self) -> None:
+        if not self.begun:
+            self.begun = True
+            headers = [*STREAM_HEADERS, *self._headers]
+            await self._send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
+
+    async def _write(self, piece: bytes) -> None:
+        if piece:
+            await send_body(self._send, piece, self._waiting, more=True)
+
+    async def end(self) -> None:
+        await send_body(self._send, b"", self._waiting, more=False)
+
+
 class StreamableHttp:
     """ASGI application of the endpoint."""
 
@@ -129,7 +179,7 @@ class StreamableHttp:
                 if is_too_much(message, body, self.gateway.methods):
                     raise BadMessageError(_id_of(message), TOO_MUCH)
             except BadMessageError as error:
-                refusal = error.response
+                refusal = await self._post_batch(request, error) if error.batch else error.response
             except RecursionError:
                 refusal = BadMessageError(None, envelope.TOO_DEEP).response
             else:
@@ -244,6 +294,32 @@ class StreamableHttp:
             await accepted(request.scope, request.receive, request.send)
             await self._take(session, message)
             return None
+
+    async def _post_batch(self, request: _Request, error: BadMessageError) -> Response | None:
+        """Serve the messages of a batch one after the other, each as if it were posted by itself."""
+        session = self._session(request)
+        if not isinstance(session, StreamableSession):
+            return session or error.response
+        hello = session.state.hello
+        if hello is None or hello.version != eras.BATCH_VERSION or not all(request.accepts):
+            return error.response
+        left = False
+
+        async def receive() -> Message:
+            nonlocal left
+            message = await request.receive()
+            left = left or message["type"] == "http.disconnect"
+            return message
+
+        headers = [(name.encode(), value.encode()) for name, value in _session_header(session).items()]
+        batch = _BatchResponse(request.send, waiting_of(request.scope), headers)
+        for message in error.batch:
+            if not left:
+                await self(request.scope, replay(message, receive), batch.send)
+        if not batch.begun:
+            return Response(None, HTTPStatus.ACCEPTED, _session_header(session))
+        await batch.end()
+        return None
 
     def _initialize(
         self, scope: Scope, request_id: RequestId, message: Envelope, session: StreamableSession | None

@@ -497,16 +497,22 @@ def _switch(file: Path, server: str, tool: str | None, enabled: bool) -> Switche
     text = read_text(file)
     if text is None:
         raise EditError(f"{file} does not exist")
-    source = parse(file, text.removeprefix("\ufeff").replace("\r\n", "\n"))
-    if source.of_host:
-        after = _in_host_file(file, text, source.tables, server, tool, enabled)
-    else:
-        after = _in_toml(text, source.tables, server, tool, enabled)
+    kept = file.with_name(file.name + KEPT_OF_SWITCHES)
+    after, before = _switched(file, text, server, tool, enabled), read_text(kept)
     if after != text:
-        kept = file.with_name(file.name + KEPT_OF_SWITCHES)
-        write(FileChange(kept, read_text(kept), text), private=True)
+        with suppress(EditError, ConfigError):
+            if before is not None and _switched(file, before, server, tool, not enabled) == text:
+                after = before  # nothing else has changed since: back to the same bytes
+        write(FileChange(kept, before, text), private=True)
         write(FileChange(file, text, after))
     return Switched(server, tool, enabled, str(file), after != text, _still_off(file, server, tool, enabled))
+
+
+def _switched(file: Path, text: str, server: str, tool: str | None, enabled: bool) -> str:
+    source = parse(file, text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    if source.of_host:
+        return _in_host_file(file, text, source.tables, server, tool, enabled)
+    return _in_toml(text, source.tables, server, tool, enabled)
 
 
 def _still_off(file: Path, server: str, tool: str | None, enabled: bool) -> str | None:

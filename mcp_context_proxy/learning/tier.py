@@ -45,10 +45,9 @@ from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store.learned import LearnedStore, Pair, PairChanges, PairId, Taught, UseRow
 from mcp_context_proxy.store.migrations import PAIRS
 from mcp_context_proxy.store.statistics import DAY, StatisticsStore
-from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import BatchWriter, in_thread
+from mcp_context_proxy.system.threads import BatchWriter, in_thread, keep_latest
 from mcp_context_proxy.trust import ACTING
 
 if TYPE_CHECKING:

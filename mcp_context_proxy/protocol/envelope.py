@@ -122,6 +122,8 @@ are read, the interpreter has fewer levels left."""
 ID_CHARACTERS = 1000
 """Longest id of a request. Ids are kept while requests are under way, beside what is counted."""
 
+ID_FORM: Final = "its id must be a string or an integer"
+
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
 _decode_error = msgspec.json.Decoder(Error).decode
 _decode_text = msgspec.json.Decoder(str).decode
@@ -160,7 +162,9 @@ def decode(frame: bytes) -> Envelope:
             kind, why = type(error), str(error)
     code = INVALID_REQUEST if issubclass(kind, msgspec.ValidationError) else PARSE_ERROR
     if code == INVALID_REQUEST and starts_with(frame, b"["):
-        why = "it is a batch, which is not supported; send each message by itself"
+        why = "it is a batch, which is not served here; send each message by itself"
+    elif code == INVALID_REQUEST and why.endswith("`$.id`"):
+        why = ID_FORM
     raise MalformedError(why, code, too_deep=issubclass(kind, RecursionError))
 
 
@@ -199,7 +203,7 @@ def decode_from_client(frame: bytes) -> Envelope:
     if message.jsonrpc is UNSET or (bytes(message.jsonrpc) != _VERSION and text(message.jsonrpc) != "2.0"):
         raise MalformedError('its jsonrpc must be "2.0"', INVALID_REQUEST)
     if message.id is None or isinstance(message.id, float):
-        raise MalformedError("its id must be a string or an integer", INVALID_REQUEST)
+        raise MalformedError(ID_FORM, INVALID_REQUEST)
     if isinstance(message.params, Raw) and holds_a_flood(message.params):
         raise MalformedError(f"its params have more than {MOST_ENTRIES:,} members", INVALID_REQUEST)
     return message
@@ -230,6 +234,22 @@ def is_large(frame: object) -> bool:
     return len(frame) > LARGE_MESSAGE_BYTES or (
         "numpy" not in sys.modules and frame.count(b",") >= MOST_ENTRIES
     )
+
+
+BATCH_MESSAGES = 1000
+"""Most messages of a batch that is served, which are taken in one step."""
+
+
+def batched(frame: bytes) -> list[bytes]:
+    """Return the messages of a batch; none if the frame is no batch, too large, or has batches in it."""
+    if len(frame) > LARGE_MESSAGE_BYTES:
+        return []
+    try:
+        messages = [bytes(each) for each in elements(frame)]
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    nested = any(starts_with(each, b"[") for each in messages)
+    return [] if nested or len(messages) > BATCH_MESSAGES else messages
 
 
 def decode_large(frame: bytes, decode: Callable[[bytes], Envelope]) -> Envelope:

@@ -27,6 +27,9 @@ HANDSHAKE_VERSION = "2025-11-25"
 HANDSHAKE_VERSIONS = frozenset({HANDSHAKE_VERSION, "2025-06-18", "2025-03-26", "2024-11-05", "2024-10-07"})
 """All versions of that era. A server that answers with another is disconnected, as the protocol asks."""
 
+BATCH_VERSION = "2025-03-26"
+"""The only version that has batches."""
+
 META_PREFIX = "io.modelcontextprotocol/"
 VERSION_KEY = META_PREFIX + "protocolVersion"
 CLIENT_INFO_KEY = META_PREFIX + "clientInfo"

@@ -86,6 +86,7 @@ _OPENING: Final = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\u29
 _QUOTES: Final = r"'\"`\u00ab\u00b4\u02b9-\u02bc\u2018-\u201f\u2032-\u2037\u2039\u275b-\u275e\uff02\uff07"
 _MARK: Final = pattern(
     rf"[{_OPENING}]\s*{_drawn_as('server')}(?=[\s:]*[{_QUOTES}]|(?![\w-])[^\]\n]{{1,100}}\b(?:says|asks)\b)"
+    rf"(?:[^{_OPENING}\]\n]{{1,200}}(\]))?"
 )
 """Beginning of a mark by which words stand under the name of a server (`named`), as strangers forge it."""
 
@@ -122,8 +123,8 @@ def one_line(text: str, most: int | None = None) -> str:
 
 
 def unmarked(text: str) -> str:
-    """Return a text in which no words pass for those of another server: ``[server 'x'`` opens with ``(``."""
-    return _MARK.sub(lambda mark: f"({mark[0][1:]}", text)
+    """Return a text in which no words pass for those of another server: ``[server 'x' says]`` gets ``()``."""
+    return _MARK.sub(lambda mark: f"({mark[0][1:-1]})" if mark[1] else f"({mark[0][1:]}", text)
 
 
 def named(server: str, text: str, verb: str = "says") -> str:

@@ -262,7 +262,7 @@ def title_of(tool: Tool) -> str:
     if b'"title"' not in tool.definition:
         return ""
     try:
-        title = envelope.text(envelope.members(tool.definition).get("title"))
+        title = envelope.value(envelope.members(tool.definition).get("title", b'""'))
     except (msgspec.DecodeError, RecursionError):
         return ""
     title = title or _hints(tool.definition).get("title")

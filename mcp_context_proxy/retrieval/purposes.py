@@ -119,6 +119,7 @@ MESSAGES: Final = _purpose(
 )
 """Orders to write to somebody, whom no tool for chats or mail knows by name."""
 
+_FILES: Final = "|".join(f"{one}s?" for one in sorted(listed("kinds of files")))
 _PLACES: Final = "|".join([*sorted(listed("kinds of places")), "post office", "town hall"])
 
 _ON_SCREENS: Final = (
@@ -175,6 +176,19 @@ _LOOKED_FOR: Final = (
     ),
     (
         _purpose(
+            r"\b(?:search|find|locat)\w*\b.{0,60}?\bfiles?\b|\bfiles?\b.{0,30}?\b(?:search|find)",
+            "search find files directory",
+            1,
+            0.1,
+        ),
+        spoken(
+            r"^\W*where (?:did|have) (?:I|we) (?:put|saved?|stored?|leave|left) (?:the |my |our )?(?:\w+ )?"
+            rf"(?:{_FILES}|contracts?|invoices?|letters?|reports?|slides|cv|resume|forms?|receipts?"
+            rf"|tax\w*)\b"
+        ),
+    ),
+    (
+        _purpose(
             r"\b(?:get|read|view|show|retriev|fetch)\w* (?:(?:the|full|all|of|for|about|a|an|one|single"
             r"|specific|existing|details?|information|data) )*(?:[A-Z]\w+ )?issue"
             r"(?=[.,;:(]|$| (?:by|with|in|from|including|details|key|number|using|and its)\b)",
@@ -192,7 +206,7 @@ _LOOKED_FOR: Final = (
     ),
 )
 """Other purposes, each with the form of its requests: messages to somebody, ways between two places, places
-and when they are open, scientific papers, what an issue with a key says."""
+and when they are open, scientific papers, where a file is, what an issue with a key says."""
 
 HISTORY: Final = _purpose(
     r"\b(?:commit|revision|version|edit|change|page|file|issue) (?:logs?|history)\b|\bblame\b"

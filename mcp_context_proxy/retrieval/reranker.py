@@ -42,8 +42,8 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, clean, in_words, one_line
 from mcp_context_proxy.retrieval import Ranking, Result
-from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.threads import keep_latest
 
 logger = logging.getLogger(__name__)
 

@@ -85,11 +85,6 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return name_within(tool, self.name_room) if tool.wider_names else tool.exposed_name
 
     @property
-    def shows_apps(self) -> bool:
-        """True if the client shows the pages of MCP Apps."""
-        return eras.shows_apps(self.capabilities)
-
-    @property
     def owner(self) -> str:
         """The key of things kept for the caller alone: of its session, or of its principal without one."""
         return f"principal {self.principal}" if self.session is None else self.session.id

@@ -43,8 +43,8 @@ from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.system import Bucket, keep_latest
-from mcp_context_proxy.system.threads import Cancellable, in_task, in_thread, in_thread_if
+from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.threads import Cancellable, in_task, in_thread, in_thread_if, keep_latest
 from mcp_context_proxy.trust import ACTING, Principal
 
 if TYPE_CHECKING:

@@ -223,10 +223,7 @@ _NOT_FOR_MODELS: Final = {"max_latency_ms", "min_success_rate", "min_calls", "st
 CALLED_AS: Final = 'It takes {"name": "name of the tool", "arguments": {what the tool is given}}'
 
 _NAMED: Final[Mapping[type[Struct], Mapping[str, Sequence[str]]]] = {
-    SearchArguments: {
-        "": ("query", "top_n", "include_schema", "filters"),
-        "filters": tuple(n for n in SearchFilters.__struct_fields__ if n not in _NOT_FOR_MODELS),
-    },
+    SearchArguments: {"": ("query", "top_n", "include_schema", "filters")},
     CallArguments: {"": ("name", "arguments", "goal")},
 }
 """Arguments that an error about an unknown one names: those that every definition has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -17,14 +17,7 @@ from mcp_context_proxy.context import Delivery, DomainOverrides, Overrides, key_
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import Scope, asks_for_all
 from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
-from mcp_context_proxy.context.session import (
-    Handle,
-    Handles,
-    NotedClients,
-    Session,
-    SessionContext,
-    handle_of,
-)
+from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
 from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import (
@@ -94,6 +87,7 @@ from mcp_context_proxy.server.search_answers import (
 )
 from mcp_context_proxy.server.signatures import misfit, needs_object
 from mcp_context_proxy.server.tools_call import NO_ARGUMENTS, InteractionLog, ToolCalls, failure, unknown
+from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import Role, reaches
 
@@ -110,9 +104,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     contexts: ContextEngine
     calls: ToolCalls
     handles: Handles
+    tools: ToolList
     changes: ChangeNotifier
-    listed: Callable[[Session | None], Collection[str]]
-    """Returns the names that are listed for a host that shows MCP Apps."""
     pending_input: PendingInput
     asks_clients: bool
     """True to let the client's own model rerank searches."""
@@ -288,7 +281,10 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             self.log.searched(answer.context.query, eras.name_of(caller.client_info), caller.rights.owner)
         if caller.session is not None:
             caller.session.query = answer.context.query
-            self.changes.show_found(caller.session, answer.tool_names)
+            if self.tools.show_found(caller.session, answer.tool_names):
+                self.changes.tools_grew(caller.session)
+            if caller.session.subscriptions:
+                self.changes.context_changed(caller.session)
         session: SessionContext | None = handle or caller.session
         noted = None
         if not _wants_data(caller):
@@ -298,8 +294,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         rerank = answer.context.rerank
         if best and rerank is not None and not rerank.used:
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
-        if caller.shows_apps:
-            notes += note_of_pages(answer, caller.name_of, self.listed(caller.session))
+        if eras.shows_apps(caller.capabilities):
+            notes += note_of_pages(answer, caller.name_of, self.tools.with_pages(caller.session))
         if caller.session is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             shown = dict.fromkeys(tool.server for tool in tools)

@@ -12,7 +12,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -28,7 +28,7 @@ from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.inbound import ELICITATION_COMPLETE, RESOURCE_UPDATED
 from mcp_context_proxy.downstream.inbound import LOG_MESSAGE as MESSAGE
-from mcp_context_proxy.items import Kind, Snapshot
+from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import containing
@@ -396,33 +396,8 @@ class ChangeNotifier:
     def show(self, session: Session, names: Iterable[str]) -> None:
         """Add tools to a session's list, and announce it if that changes it."""
         self.context_changed(session)
-        more = sorted(name for name in names if name not in session.shown)
-        if self._grows(session, more):
+        if self._tools.show(session, names):
             self._announce(session)
-        session.shown.update(dict.fromkeys(more))
-
-    def show_found(self, session: Session, names: Iterable[str]) -> None:
-        """Add the tools that a search found, the best first, to a session's list as far as it has room."""
-        self.show(session, self._tools.with_room(session, names))
-
-    def _grows(self, session: Session, more: Sequence[str]) -> bool:
-        """Return whether showing `more` tools adds to a session's list.
-
-        The same as comparing `visible` before and after, without going through all that was ever shown.
-        """
-        limited = session.rights.limited
-        with assigned(ACTING, session.rights) if limited else nullcontext():
-            snapshot = (self._catalog if limited else self._catalog.whole).snapshot
-            base = self._tools.base_of(snapshot)
-        if base.everything:
-            return False
-        return any(
-            name in snapshot.tools
-            and name not in base.standing
-            and (Kind.TOOL, name) not in session.added
-            and (Kind.TOOL, name) not in session.removed
-            for name in more
-        )
 
     def tools_grew(self, session: Session | None) -> None:
         """Announce that the list of a session has a further tool; None for that of modern clients."""

@@ -49,8 +49,7 @@ from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
 from mcp_context_proxy.server.tools_list import encoded_list
-from mcp_context_proxy.system import keep_latest
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread, keep_latest
 from mcp_context_proxy.trust import ACTING, reaches
 
 FOLDER_TYPE: Final = "inode/directory"

@@ -446,7 +446,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         client = self.fleet.clients[tool.server]
         if client.connected is None:
             tool = await self.as_listed(tool, params, caller)
-        if caller.shows_apps and (through in meta_definitions.CALLS or not tool.page):
+        if eras.shows_apps(caller.capabilities) and (through in meta_definitions.CALLS or not tool.page):
             caller = _without_page(caller)
         encoded, subject = _names_of(tool.name)
         sent = {**params, "name": encoded}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 from msgspec import Raw, Struct
@@ -128,6 +128,8 @@ class ToolList:
     def configure(self, expose: ExposeConfig, setup: meta_definitions.Setup) -> None:
         """Follow changed settings, and the definitions of the proxy's own tools that go with them."""
         self._expose, self._setup, self._has_documents = expose, setup, setup.has_documents
+        self._found_bytes = expose.found_tokens * BYTES_PER_TOKEN
+        """Room for the definitions of tools that a search has found, and as much for those with pages."""
         self._meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
         self._bases: dict[int, BaseList] = {}
         """Base lists by generation: of the whole catalog, and of the parts of it that clients see."""
@@ -148,7 +150,7 @@ class ToolList:
         state = snapshot.generation, names, self.hides_nothing(snapshot, names)
         room = caller.name_room if snapshot.wider else 0
         base = self.base_of(snapshot)
-        apps = bool(base.paged) and caller.shows_apps
+        apps = bool(base.paged) and eras.shows_apps(caller.capabilities)
         known, tools = self._cached.get((room, caller.rights, apps), (None, Raw(b"")))
         if known != state:
 
@@ -206,7 +208,7 @@ class ToolList:
 
         The id is None where no query has filtered the list.
         """
-        snapshot, apps = self._catalog.snapshot, caller.shows_apps
+        snapshot, apps = self._catalog.snapshot, eras.shows_apps(caller.capabilities)
         if query is None or self._mode == "all":
             return snapshot, self._standing(snapshot, self.base_names(snapshot), apps), None
         if not query.text:
@@ -290,7 +292,7 @@ class ToolList:
         if not with_page:
             return ()
         paged = frozenset(tool.server for tool in with_page)
-        left, pages = self._expose.found_tokens * BYTES_PER_TOKEN, []
+        left, pages = self._found_bytes, []
         for tool in with_page:
             if tool.include is not IncludeMode.MANUAL and len(tool.written) <= left:
                 left -= len(tool.written)
@@ -366,10 +368,13 @@ class ToolList:
         schema: dict[str, Any] = envelope.value(envelope.members(tool.definition)["inputSchema"])
         return schema
 
-    def with_room(self, session: Session, names: Iterable[str]) -> list[str]:
-        """Return those of `names` for which a session's list has room, within `expose.found_tokens`."""
+    def show_found(self, session: Session, names: Iterable[str]) -> bool:
+        """Add the tools that a search found, the best first, to a session's list as far as it has room.
+
+        Return whether that makes it longer.
+        """
         tools = self._catalog.whole.snapshot.tools
-        left = self._expose.found_tokens * BYTES_PER_TOKEN
+        left = self._found_bytes
         left -= sum(len(tools[name].written) for name in session.shown if name in tools)
         taken = []
         for name in names:
@@ -377,7 +382,26 @@ class ToolList:
             if name not in session.shown and size <= left:
                 taken.append(name)
                 left -= size
-        return taken
+        return self.show(session, taken)
+
+    def show(self, session: Session, names: Iterable[str]) -> bool:
+        """Add tools to a session's list; return whether that makes it longer.
+
+        The same as comparing `visible` before and after, without going through all that was ever shown.
+        """
+        more = sorted(name for name in names if name not in session.shown)
+        session.shown.update(dict.fromkeys(more))
+        limited = session.rights.limited
+        with assigned(ACTING, session.rights) if limited else nullcontext():
+            snapshot = (self._catalog if limited else self._catalog.whole).snapshot
+            base = self.base_of(snapshot)
+        return not base.everything and any(
+            name in snapshot.tools
+            and name not in base.standing
+            and (Kind.TOOL, name) not in session.added
+            and (Kind.TOOL, name) not in session.removed
+            for name in more
+        )
 
     def with_pages(self, session: Session | None) -> tuple[str, ...]:
         """Return the exposed names listed for a host that shows MCP Apps, in a session or without one."""

@@ -28,7 +28,7 @@ from mcp_context_proxy.store.statistics import (
     UsageSlot,
     count_in,
 )
-from mcp_context_proxy.system import keep_latest
+from mcp_context_proxy.system.threads import keep_latest
 
 ERROR: Final = 0.02
 """Largest relative error of a percentile: nobody decides by less."""

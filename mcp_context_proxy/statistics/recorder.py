@@ -37,9 +37,8 @@ from mcp_context_proxy.store.statistics import (
     count_in,
 )
 from mcp_context_proxy.store.tables import ToolSession, ToolSessionStore
-from mcp_context_proxy.system import keep_latest
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import LAST_SECONDS, BatchWriter, in_thread
+from mcp_context_proxy.system.threads import LAST_SECONDS, BatchWriter, in_thread, keep_latest
 
 logger = logging.getLogger(__name__)
 

@@ -289,18 +289,6 @@ def lock_file(file: IO[bytes]) -> bool:
     return True
 
 
-def keep_latest(kept: dict[K, V], key: K, value: V, most: int) -> V:
-    """Store a value as the latest one, and return it; of more than `most`, the oldest is dropped.
-
-    Threads that share the values take a lock around it.
-    """
-    kept.pop(key, None)
-    kept[key] = value
-    if len(kept) > most:
-        del kept[next(iter(kept))]
-    return value
-
-
 def drop_of_largest(kept: dict[K, V], most: int, group_of: Callable[[K], str | None], least: int = 0) -> None:
     """Drop entries beyond `most`: each time the oldest of the group that has most.
 

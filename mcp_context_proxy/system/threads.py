@@ -1,5 +1,7 @@
 """Concurrency: blocking work in threads, writes in batches, and requests that need no task while they wait.
 
+What threads and tasks remember for one another, such as the latest requests, is kept within a bound here.
+
 The system may have no thread left: a limit on processes, for a user or a container, counts threads, too, and
 servers that start may take the last of them. The work then waits and is tried again; an error would end the
 owner of the work, at worst the proxy, although a thread may be free a moment later.
@@ -43,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 Args = TypeVarTuple("Args")
 
 RETRY_SECONDS = 0.1
@@ -464,6 +468,18 @@ class Reply(Generic[T]):
 
 LAST_SECONDS: Final = 2.0
 """Time for the entries that are unwritten when the proxy stops."""
+
+
+def keep_latest(kept: dict[K, V], key: K, value: V, most: int) -> V:
+    """Store a value as the latest one, and return it; of more than `most`, the oldest is dropped.
+
+    Threads that share the values take a lock around it.
+    """
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > most:
+        del kept[next(iter(kept))]
+    return value
 
 
 class BatchWriter(Generic[T]):

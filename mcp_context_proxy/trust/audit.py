@@ -37,8 +37,7 @@ from mcp_context_proxy.items import JSON, Tool
 from mcp_context_proxy.protocol.envelope import nests_deeper
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS
 from mcp_context_proxy.store.opening import IN_MEMORY, default_path
-from mcp_context_proxy.system import keep_latest
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_thread, keep_latest
 from mcp_context_proxy.trust import PERSONS_SHARE, person_in
 from mcp_context_proxy.trust.approval import ApprovalEvent, Observer
 from mcp_context_proxy.trust.audit_file import AuditFile, thinned

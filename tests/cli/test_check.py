@@ -445,10 +445,15 @@ def test_an_oddity_that_works_is_a_warning(run: Run, workshop: Workshop) -> None
     rules = workshop.folder / "rules"
     rules.mkdir()
     (rules / "odd.md").write_text("---\npriority: high\n---\nBe brief.\n", encoding="utf-8")
-    done = run("check", "--config", workshop.config(documents=[{"kind": "rule", "path": str(rules)}]))
+    done = run(
+        "check",
+        "--config",
+        workshop.config(documents=[{"kind": "rule", "path": str(rules)}], audit={"files": 1}),
+    )
 
     told = flat(done.stdout)
     assert done.returncode == 0
+    assert "warning audit: audit.files = 1 counts as 2" in told
     assert "warning empty: it is ready, but offers no tools" in told
     assert re.search(r"ok mixed: 2 of 3 tools, ready in \S+ m?s \(\d", told)
     assert "warning mixed: entry 2 of its tools is withheld" in told
@@ -457,7 +462,7 @@ def test_an_oddity_that_works_is_a_warning(run: Run, workshop: Workshop) -> None
     assert "mixed: prompts/list: stopped, a result has no list of prompts" in told
     assert "odd.md:2" in done.stdout.replace("\n         ", "")
     assert "warning asking: its descriptions read like requests, so its tools come after" in told
-    assert "It works, with 7 warnings" in told
+    assert "It works, with 8 warnings" in told
 
 
 def test_strict_fails_on_warnings(run: Run, workshop: Workshop) -> None:

@@ -3,6 +3,8 @@ import html
 import json
 import logging
 import re
+from random import Random
+from string import ascii_letters, ascii_lowercase, digits
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -171,6 +173,9 @@ def test_a_secret_that_is_the_beginning_of_another_is_found_too() -> None:
         ("1|qVxk2ZpWn7RtYb4cLmD9sKf3HgJ6uTaE", True),
         ("d41d8cd98f00b204e9800998ecf8427e", True),
         ("ya29.a0AfH6SMBx7z-KQ", True),
+        ("4VyKkpTkxtCNkcfXkhhuMjgbgrQCQDEy", True),
+        ("qzjvwkpxhtbgmrnd", True),
+        ("KRUGS4ZANFZSAYJAORSXG5A", True),
         ('{"query":', False),
         ('"limit":10', False),
         ("tools/call", False),
@@ -185,6 +190,13 @@ def test_a_secret_that_is_the_beginning_of_another_is_found_too() -> None:
 )
 def test_a_token_counts_for_others_only_if_it_occurs_nowhere_by_chance(value: str, counts: bool) -> None:
     assert is_random(value) is counts
+
+
+def test_nearly_no_token_that_is_made_at_random_is_taken_for_a_word() -> None:
+    source = Random(7)
+    for characters in ("0123456789abcdef", ascii_lowercase + digits, ascii_letters + digits, ascii_letters):
+        tokens = ["".join(source.choices(characters, k=32)) for _ in range(500)]
+        assert sum(is_random(token) for token in tokens) >= 490, characters
 
 
 def tokens_of(server: str, renewal: int) -> list[tuple[str, str]]:

@@ -128,6 +128,7 @@ async def scene(
         else:
             proxy = stack.enter_context(http_proxy(config))
             client = await stack.enter_async_context(http(proxy.base, era))
+        client.capabilities["elicitation"] = {}  # said with each request of the modern era
         await until_there(client, [f"{BYSTANDER}__{SAFE}"])
         async with Bystander(client, rate=RATE).calling() as bystander:
             wanted = [f"{key(transport, case)}__{SAFE}" for transport, case in cases if case.lists]

@@ -104,7 +104,7 @@ def answers(peer: socket.socket, count: int) -> list[tuple[int, bytes]]:
     found, data = list[tuple[int, bytes]](), b""
     while len(found) < count:
         head, ended, rest = data.partition(b"\r\n\r\n")
-        fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:]) if ended else {}
         size = int(fields.get(b"content-length", b"0"))
         if not ended or len(rest) < size:
             came = peer.recv(1 << 16)

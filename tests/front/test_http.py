@@ -124,6 +124,34 @@ async def test_errors_about_invalid_messages_do_not_quote_libraries(
     assert [word for word in ("JSONRPC", "pydantic", "validation error") if word in response.text] == []
 
 
+async def test_each_message_of_a_batch_is_answered_where_the_version_has_batches(proxy: HttpProxy) -> None:
+    params = INITIALIZE["params"] | {"protocolVersion": "2025-03-26"}
+    opened = await ask(proxy, "POST", "/mcp", headers=ACCEPT, json=INITIALIZE | {"params": params})
+    session = ACCEPT | {"mcp-session-id": opened.headers["mcp-session-id"]}
+    told = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    call = {"name": "work__report", "_meta": {"progressToken": "p"}}
+    asked = [
+        {"jsonrpc": "2.0", "id": 1, "method": "ping"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call},
+        {"jsonrpc": "2.0", "id": 3, "method": "no/such"},
+    ]
+
+    only_told = await ask(proxy, "POST", "/mcp", headers=session, json=[told, told])
+    answered = await ask(proxy, "POST", "/mcp", headers=session, json=[told, *asked])
+
+    assert (only_told.status_code, only_told.content) == (202, b"")
+    assert answered.headers["mcp-session-id"] == session["mcp-session-id"]
+    lines = [line.removeprefix("data: ") for line in answered.text.splitlines() if line.startswith("data: ")]
+    messages = [json.loads(line) for line in lines]
+    assert [message["method"] for message in messages if "method" in message] == [
+        "notifications/progress"
+    ] * 2
+    answers = {message["id"]: message for message in messages if "method" not in message}
+    assert answers[1]["result"] == {}
+    assert "isError" not in answers[2]["result"]
+    assert answers[3]["error"]["code"] == -32601
+
+
 @pytest.mark.parametrize("version", [None, HANDSHAKE, "2025-03-26"])
 async def test_a_modern_request_without_the_version_header_is_refused_with_the_reason(
     proxy: HttpProxy, version: str | None

@@ -45,6 +45,25 @@ async def test_session_goes_on_after_the_proxy_was_killed(machine: Machine, serv
         assert len(machine.proxies()) == 1
 
 
+async def test_calls_of_a_batch_are_answered_although_the_proxy_was_killed(
+    machine: Machine, server: Server
+) -> None:
+    line = real_command("--config", machine.config, "serve", shared=True)
+    hello = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    async with stdio(line, env={"XDG_RUNTIME_DIR": str(machine.folder)}, opened=False) as client:
+        await client.request("initialize", hello)
+        await client.until_listed("work__hang")
+        answers = [client.expect(number) for number in (71, 72)]
+        call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "work__hang"}}
+        await client.wire.send(json.dumps([call | {"id": 71}, call | {"id": 72}]))
+        await server.ledger.until(lambda ledger: len(ledger.calls("hang")) == 2)
+        (killed,) = machine.proxies()
+        os.kill(killed, signal.SIGKILL)
+        for answer in answers:
+            with pytest.raises(RpcError, match="may or may not have run"):
+                await answer
+
+
 @pytest.mark.parametrize("era", ["handshake", "modern"])
 async def test_request_that_comes_while_the_proxy_stops_runs_once_in_the_next_one(
     machine: Machine, workshop: Workshop, era: str

@@ -172,7 +172,37 @@ async def test_every_readable_message_that_is_no_request_is_answered_as_invalid(
     assert told["code"] == -32600
     assert "message that cannot be read" in told["message"]
     assert "JSONRPC" not in told["message"]
+    assert ("its id must be a string or an integer" in told["message"]) == line.startswith(b'{"jsonrpc"')
     assert ("batch" in told["message"]) == line.startswith(b"[")
+
+
+OPENED = {"capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+
+
+async def test_each_message_of_a_batch_is_answered_where_the_version_has_batches(
+    workshop: Workshop,
+) -> None:
+    workshop.server("work", tools=[tool("echo")])
+    async with stdio(command(workshop.config()), opened=False) as client:
+        await client.request("initialize", {"protocolVersion": "2025-03-26", **OPENED})
+        await client.until_listed("work__echo")
+        answers = [client.expect(number) for number in (71, 72, 73)]
+        batch = [
+            {"jsonrpc": "2.0", "method": "notifications/initialized"},
+            {"jsonrpc": "2.0", "id": 71, "method": "ping"},
+            {"jsonrpc": "2.0", "id": 72, "method": "tools/call", "params": {"name": "work__echo"}},
+            {"jsonrpc": "2.0", "id": 73, "method": "no/such"},
+        ]
+        await write(client, json.dumps(batch).encode() + b"\n")
+        with anyio.fail_after(10):
+            assert await answers[0] == {}
+            assert "isError" not in await answers[1]
+            with pytest.raises(RpcError, match="not found"):
+                await answers[2]
+
+        for line in (b"[" * 100_000, b"[]", b"[[1]]", b"[1]"):
+            await write(client, line + b"\n")
+        assert await still_works(client)
 
 
 async def test_a_message_over_the_limit_is_refused_under_its_id_with_size_and_limit(

@@ -43,8 +43,15 @@ def test_a_switch_changes_one_key_and_back_again(file: Path, server: str, tool: 
     assert file.with_name(file.name + KEPT_OF_SWITCHES).read_text(encoding="utf-8") == TEXT
     assert not switch(file, server, tool, False).changed
     assert switch(file, server, tool, True).changed
-    config = load(file).servers[server]
-    assert (config.enabled if tool is None else config.tools[tool].enabled) is True
+    assert file.read_text(encoding="utf-8") == TEXT
+
+
+def test_a_switch_back_keeps_what_was_written_meanwhile(file: Path) -> None:
+    switch(file, "a", "x", False)
+    file.write_text(file.read_text(encoding="utf-8") + "# new\n", encoding="utf-8")
+    switch(file, "a", "x", True)
+
+    assert file.read_text(encoding="utf-8").endswith("# new\n")
 
 
 def test_of_switches_at_once_each_is_in_the_file(file: Path) -> None:

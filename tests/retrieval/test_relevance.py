@@ -354,6 +354,7 @@ def travels():
         tool("directions", "Directions between two points, with steps.", server="maps"),
         tool("place_details", "Details of a place: hours, ratings.", server="maps"),
         tool("search_preprints", "Search preprints of papers.", server="papers"),
+        tool("search_files", "Search for files by a pattern.", server="files"),
         tool("post_message", "Post a message to a channel.", server="chat"),
         tool("send_to_queue", "Send a message to a queue.", server="jobs"),
         tool("create_issue", "Open a new ticket in a repository.", server="code"),
@@ -369,6 +370,7 @@ def travels():
         ("when does the town hall close", "place_details"),
         ("find scientific articles about malaria", "search_preprints"),
         ("how do we get to the castle without a car", "directions"),
+        ("where did I put the contract", "search_files"),
         ("send a message to Anna", "post_message"),
         ("tell Anna that lunch is at noon", "post_message"),
         ("@anna: lunch at noon?", "post_message"),
@@ -377,7 +379,9 @@ def travels():
         ("where did I put my keys", None),
     ],
 )
-def test_messages_ways_places_and_papers_are_known_by_the_form_of_a_request(engine, travels, query, best):
+def test_messages_ways_places_papers_and_files_are_known_by_the_form_of_a_request(
+    engine, travels, query, best
+):
     ranking = engine.search(query, travels)
 
     assert (ranking.results[0].item.name if ranking.fits else None) == best

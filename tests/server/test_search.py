@@ -12,6 +12,7 @@ from support.servers import Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.items import SearchFilters
 
 SEARCH = "search_available_tools"
 SCHEMA = {
@@ -143,6 +144,7 @@ async def test_an_unknown_filter_is_refused_with_its_name(host: Host) -> None:
 
     assert refused["isError"] is True
     assert "colour" in refused["content"][0]["text"]
+    assert all(name in refused["content"][0]["text"] for name in SearchFilters.__struct_fields__)
 
 
 async def test_the_definitions_themselves_are_valid_schemas(host: Host) -> None:

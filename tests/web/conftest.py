@@ -22,11 +22,20 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
 
 
 @pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def one_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     if program() is None:
         pytest.skip("needs Chromium (Debian: apt-get install chromium)")
     with browser(tmp_path_factory.mktemp("browser")) as page:
         yield page
+
+
+@pytest.fixture
+def chromium(one_browser: Page) -> Page:
+    """The browser, which has left the page of the test before and what that said of its proxy's end."""
+    one_browser.look()
+    one_browser.open("about:blank")
+    one_browser.errors.clear()
+    return one_browser
 
 
 @pytest.fixture

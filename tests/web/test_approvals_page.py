@@ -31,8 +31,6 @@ def proxy(workshop_folder: Path) -> Iterator[HttpProxy]:
 
 @pytest.fixture
 def page(chromium: Page, proxy: HttpProxy) -> Iterator[Page]:
-    chromium.look()
-    chromium.open("about:blank")
     yield chromium
     assert chromium.errors == []
 

@@ -26,8 +26,6 @@ def page(chromium: Page, proxy: HttpProxy) -> Iterator[Page]:
     """The page, opened by somebody who has its address, with the latest request shown."""
     with httpx2.Client(headers={"authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE) as client:
         latest = client.post(f"{proxy.base}/api/v1/context", json={"query": "the first one"})
-    chromium.look()
-    chromium.open("about:blank")
     chromium.open(f"{proxy.base}/ui/requests#token={TOKEN}")
     chromium.until(f"document.querySelector('[data-id=\"{latest.json()['id']}\"] a[aria-current]')")
     yield chromium

@@ -51,8 +51,6 @@ def proxy(config: Path, token_of_anna: str) -> Iterator[HttpProxy]:
 @pytest.fixture
 def page(chromium: Page, proxy: HttpProxy) -> Iterator[Page]:
     """The first page, opened by somebody who has its address, with all servers in the state they stay in."""
-    chromium.look()
-    chromium.open("about:blank")
     chromium.open(f"{proxy.base}/#token={TOKEN}")
     for name, state in (("post", "ready"), ("desk", "ready"), ("asleep", "turned off"), ("gone", "failed")):
         chromium.until(state_of(name, state))

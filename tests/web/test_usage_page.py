@@ -95,8 +95,6 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
 
 @pytest.fixture
 def page(chromium: Page, proxy: HttpProxy) -> Iterator[Page]:
-    chromium.look()
-    chromium.open("about:blank")
     chromium.open(f"{proxy.base}/ui/usage#token={TOKEN}")
     chromium.until("document.querySelector('#usage-unused').parentElement.textContent.includes('Turn')")
     yield chromium
