@@ -9,6 +9,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -213,7 +214,11 @@ class _IndexingSearcher(Searcher):
     """Searcher that finishes indexing before it searches: a program would rather wait than miss an item."""
 
     async def ready(
-        self, catalog: Snapshots, on_progress: OnProgress | None = None, on_wait: OnWait | None = None
+        self,
+        catalog: Snapshots,
+        on_progress: OnProgress | None = None,
+        on_wait: OnWait | None = None,
+        within: float = inf,
     ) -> Snapshot:
         snapshot = catalog.snapshot
         await self.index(snapshot, on_progress)

@@ -8,6 +8,7 @@ It runs on the event loop; blocking work goes to the threads of the searcher.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final
@@ -260,6 +261,7 @@ class ContextEngine:
         listed: Collection[str] | None = None,
         owner: str | None = None,
         deliver: Deliver = "nothing",
+        within: float = math.inf,
     ) -> SearchAnswer:
         """Return the context for a query, with the results of the search.
 
@@ -279,6 +281,7 @@ class ContextEngine:
             owner: Principal of the client.
             deliver: Amount that the caller gives to a model of the documents in the context. The record and
                 the session note it.
+            within: Seconds for which the search waits at most for servers and for indexing.
 
         Raises:
             UnknownFilterError: a server, category or tag in the scope does not exist.
@@ -312,7 +315,7 @@ class ContextEngine:
         )
         try:
             catalog = self._catalog if ACTING.get().limited else self._catalog.whole
-            snapshot = await self._searcher.ready(catalog, on_progress, on_wait)
+            snapshot = await self._searcher.ready(catalog, on_progress, on_wait, within)
             if (named := snapshot.wider.get(query)) is not None:
                 # The index has it under this name.
                 selection.query = named.exposed_name

@@ -308,23 +308,26 @@ class Searcher:
         self.indexing = BackgroundIndexing(engine, open_model, None if expander is None else expander.prepare)
 
     async def ready(
-        self, catalog: Snapshots, on_progress: OnProgress | None = None, on_wait: OnWait | None = None
+        self,
+        catalog: Snapshots,
+        on_progress: OnProgress | None = None,
+        on_wait: OnWait | None = None,
+        within: float = math.inf,
     ) -> Snapshot:
         """Return the snapshot to search, after a short wait for starting servers and for indexing.
 
-        An agent that searches right after it has connected should not miss half of the catalog, and nobody
-        should wait for a server that hangs.
+        An agent that searches at once should not miss half of the catalog, nor wait for a server that hangs.
+        Both waits take `within` seconds at most.
         """
-        patience = self.config.limits.indexing_wait_seconds
+        patience, last = self.config.limits.indexing_wait_seconds, anyio.current_time() + within
         if not self._engine.indexed(catalog.snapshot):
             self.indexing.begin()
         if catalog.snapshot.unlisted or not self._has_waited:
-            # The first search waits for documents, too, which a start reads beside it.
-            await self._wait_for_starting_servers(self.config.limits.start_wait_seconds, on_wait)
-            self._has_waited = True
-        until = anyio.current_time() + patience
-        snapshot = catalog.snapshot
-        if not self._engine.indexed(snapshot):
+            with anyio.move_on_after(within):
+                await self._wait_for_starting_servers(self.config.limits.start_wait_seconds, on_wait)
+                self._has_waited = True  # for documents, too, which a start reads beside it
+        until = min(anyio.current_time() + patience, last)
+        if not self._engine.indexed(snapshot := catalog.snapshot):
             await self.indexing.wait(snapshot.part_of or snapshot, until, patience, on_progress)
         return snapshot
 
@@ -552,7 +555,6 @@ def _document_search(options: DomainOptions) -> SearchOptions:
 
 
 def _plain_score(result: Result) -> float:
-    """Return the score of an item by meaning and words alone."""
     return (result.cosine or 0.0) + float(LEXICAL_FACTOR) * result.lexical
 
 

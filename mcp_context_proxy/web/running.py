@@ -335,6 +335,9 @@ DOCUMENTS: Final = 2
 BEFORE_DOCUMENTS: Final = 2
 """Tools that stand before them: the first items keep their details where the room is short."""
 
+PROMPT_SECONDS: Final = 1.0
+"""Time for which a prompt waits at most for servers that start and for indexing: its hook waits 2 s."""
+
 LEAST_WORDS: Final = 2
 """Telling words of a prompt that is searched for: "thanks" and "go on" ask for no tool."""
 
@@ -398,6 +401,7 @@ class PromptsApi(Api):
             Overrides(DomainOverrides(top_n=PROMPT_TOOLS + FURTHER), DomainOverrides(top_n=DOCUMENTS)),
             rerank="never",
             owner=rights.name,
+            within=PROMPT_SECONDS,
         )
         if self._log is not None:
             name = wanted.host if host is None else host.name

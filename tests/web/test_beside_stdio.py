@@ -88,6 +88,19 @@ async def test_a_prompt_that_names_a_file_is_told_its_rule_and_the_tools_that_th
     assert "work__greet" not in told["tools"]
 
 
+async def test_a_prompt_waits_for_no_server_that_hangs(workshop: Workshop) -> None:
+    workshop.server("works", tools=[tool("rename", "Rename the column of a table")])
+    workshop.server("hangs", on={"initialize": [{"silent": True}], "server/discover": [{"silent": True}]})
+    config = workshop.config(expose={"mode": "search"}, limits={"start_wait_seconds": 2 * PATIENCE})
+    async with hosted(config, "--own", "--api-port", "0") as (host, log):
+        await host.until_listed("search_available_tools")
+        async with httpx2.AsyncClient(headers=AUTHORIZED, timeout=PATIENCE) as client:
+            url, prompt = f"{await base_of(log)}/api/v1/prompt", {"prompt": "rename the column of a table"}
+            with anyio.fail_after(PATIENCE):
+                while "works__rename" not in (await client.post(url, json=prompt)).json()["text"]:
+                    pass
+
+
 async def test_the_hosts_calls_are_counted_and_shown_with_the_token(config: Path) -> None:
     async with hosted(config, "--api-port", "0") as (host, log):
         base = await base_of(log)
