@@ -202,7 +202,7 @@ class AwaitedServersError(UnknownItemError):
         known: Sequence[str] = (),
         nearest: Sequence[str] = (),
     ) -> None:
-        """Name the servers that are not known, and what can be used instead.
+        """Name the servers that are not known, and those that can be used instead.
 
         `known` are names of items of other servers, and `nearest` similar names, for where there are none.
         """

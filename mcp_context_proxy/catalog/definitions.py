@@ -297,7 +297,7 @@ def is_page(uri: str) -> bool:
 
 
 def app_of(meta: Members) -> Members:
-    """Return what a ``_meta`` of a tool says about MCP Apps; empty if that is nothing, or unreadable."""
+    """Return the part of a tool's ``_meta`` about MCP Apps; empty if there is none, or an unreadable one."""
     return _members(meta.get(APP))
 
 

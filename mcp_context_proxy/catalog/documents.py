@@ -375,7 +375,7 @@ POLL_MS: Final = 2_000
 
 PAUSE_FACTOR: Final = 3.0
 """Pause after a reload, times the processor time that it took: a file that grows all the time must not have
-thousands of others read all the time. What a reload waits for others does not count."""
+thousands of others read all the time. Its waits for others do not count."""
 
 RETRY_SECONDS: Final = 1.0
 """Delay before watching is tried again when it cannot start at all."""

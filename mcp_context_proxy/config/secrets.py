@@ -92,7 +92,7 @@ _PAIRS_OF_WORDS: Final = (
 def is_random(value: str) -> bool:
     """Return whether a value occurs nowhere by chance.
 
-    A server chooses its tokens, and must not choose what stands in the calls of others: ``{"query":``, or the
+    A server chooses its tokens, and must not choose words in the calls of others: ``{"query":``, or the
     name of an argument. These would be refused, and removed from logs and results. So the neighbours in a
     value are looked at: a letter beside a digit, and two letters that words seldom have side by side, count
     as random. Two digits, and the small and the capital letter of ``pullRequest``, say nothing.
@@ -155,7 +155,7 @@ class Redactor:
     def learn(self, secrets: Iterable[Secret]) -> None:
         """Add all secrets of limited life that its server has now to this redactor and to the logs.
 
-        Whoever issues them chooses them freely. So what others say is redacted only of `is_random` ones.
+        Whoever issues them chooses them freely. So texts of others are redacted only of `is_random` ones.
         """
         latest = list(secrets)
         self.remember(self._server, latest)

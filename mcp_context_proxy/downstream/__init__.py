@@ -50,7 +50,7 @@ class Party(msgspec.Struct, frozen=True, eq=False):
     lasting: bool = False
     """True for a session, which can have a connection of its own for as long as it lasts."""
     sees_all: bool = False
-    """True if the user may see what others do."""
+    """True if the user may see the calls of others."""
 
 
 @dataclass(eq=False)

@@ -282,7 +282,7 @@ class Conversation:
             self._reply_now(envelope.error_reply(message.id, code, why))
 
     def reject_malformed(self, frame: bytes, error: envelope.MalformedError) -> None:
-        """Take the messages of a batch one by one; answer what else cannot be decoded with an error."""
+        """Take the messages of a batch one by one; answer any other unreadable frame with an error."""
         hello = None if self.session is None else self.session.hello
         has_batches = hello is not None and hello.version == eras.BATCH_VERSION
         if has_batches and (messages := envelope.batched(frame)):

@@ -1,4 +1,4 @@
-"""Results of calls: how each ended and what it links to; large ones shortened, kept, and read in parts."""
+"""Results of calls: how each ended and its links; large ones shortened, kept, and read in parts."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class ToolSignature:
         return notes
 
     def _note(self, name: str, schema: Mapping[str, Any]) -> str:
-        """Return what a parameter's description says beyond its name; empty if it says no more."""
+        """Return the part of a parameter's description that goes beyond its name; empty if none does."""
         described, form = schema.get("description"), schema.get("pattern")
         text = one_line(_first_sentence(described)) if isinstance(described, str) else ""
         if len(text) > NOTE_CHARACTERS:

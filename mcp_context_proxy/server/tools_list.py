@@ -235,7 +235,7 @@ class ToolList:
         return snapshot, _in_catalog(snapshot, self._standing(snapshot, first, apps), more), context.id
 
     def _standing(self, snapshot: Snapshot, names: Iterable[str], apps: bool) -> tuple[str, ...]:
-        """Return what is listed in any case, with the tools that have a page for a host that shows it."""
+        """Return the names that are listed in any case; for a host that shows pages also tools with one."""
         return tuple(dict.fromkeys((*names, *self.base_of(snapshot).pages))) if apps else tuple(names)
 
     def _of_session(

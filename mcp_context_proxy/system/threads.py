@@ -1,6 +1,6 @@
 """Concurrency: blocking work in threads, writes in batches, and requests that need no task while they wait.
 
-What threads and tasks remember for one another, such as the latest requests, is kept within a bound here.
+Values that threads and tasks remember for one another, such as the latest requests, have a bound here.
 
 The system may have no thread left: a limit on processes, for a user or a container, counts threads, too, and
 servers that start may take the last of them. The work then waits and is tried again; an error would end the

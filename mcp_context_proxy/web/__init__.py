@@ -290,7 +290,7 @@ async def _decoded(operation: Operation, request: Request) -> dict[str, Any]:
 
 
 def _told(error: Exception, form: type[msgspec.Struct]) -> str:
-    """Return why a request does not have its form; where a pattern is not met, what the text should say."""
+    """Return why a request does not have its form; where a pattern is not met, the text that is expected."""
     detail = in_words(error, form, "The body")
     name, pattern_missed, _ = detail.partition(": Expected `str` matching regex")
     if not pattern_missed:
