@@ -145,8 +145,8 @@ CLIENTS = (
     Promise(
         "A server that asks a person or a model through the client (elicitation, sampling) is named in "
         "the request. What it asks hides nothing, opens only `https` pages at the host that is shown, for "
-        "a server on the internet none of this machine, has no field for a password, token, key or card number, and "
-        "is bounded in number and tokens.",
+        "a server on the internet none of this machine, has no field for a password, token, key or card "
+        "number, and is bounded in number and tokens.",
         QUESTIONS + "test_an_elicitation_says_which_server_asks_and_hides_nothing",
         QUESTIONS + "test_a_sampling_request_says_which_server_asks_and_takes_no_other_context",
         QUESTIONS + "test_an_error_that_sends_a_person_to_a_url_says_which_server_does",
