@@ -185,6 +185,13 @@ def with_description(definition: bytes, description: str) -> bytes:
     return envelope.encode({**envelope.members(definition), "description": envelope.raw(description)})
 
 
+def as_ordinary(definition: bytes) -> bytes:
+    """Return the definition of a tool without the demand that clients call it as a task."""
+    members = envelope.members(definition)
+    del members["execution"]
+    return envelope.encode(members)
+
+
 class _Objects:
     """Makes the objects of JSON, and notes whether one names a member twice."""
 
@@ -264,7 +271,9 @@ class Markers(Struct, frozen=True):
     other_pages: tuple[str, ...]
     """URIs of the pages that other kinds of hosts show instead."""
     for_models: bool
-    """False if it is for the interface of an MCP App alone, or runs as a task only, which is not relayed."""
+    """False if it is for the interface of an MCP App alone."""
+    task_only: bool
+    """True if its server, of the handshake era, runs it as a task only."""
 
 
 def markers_of(definition: Members) -> Markers:
@@ -286,9 +295,9 @@ def markers_of(definition: Members) -> Markers:
     other_pages = tuple(filter(None, dict.fromkeys(others))) if meta else ()
     visibility = bytes(app_of(meta).get("visibility", b""))
     task = bytes(_members(definition.get("execution")).get("taskSupport", b""))
-    for_models = b"".join(visibility.split()) != b'["app"]' and task != b'"required"'
+    for_models = b"".join(visibility.split()) != b'["app"]'
     length = int(min(max(size, 0), RESULT_CHARACTERS))
-    return Markers(hinted, interactive, length, page, other_pages, for_models)
+    return Markers(hinted, interactive, length, page, other_pages, for_models, task == b'"required"')
 
 
 def is_page(uri: str) -> bool:

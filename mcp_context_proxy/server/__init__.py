@@ -84,6 +84,14 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return the name under which the client gets a tool: the longest that it has room for."""
         return name_within(tool, self.name_room) if tool.wider_names else tool.exposed_name
 
+    def without_page(self) -> Caller:
+        """Return a caller that shows no pages, as its host shows none for a call of this kind.
+
+        A server that believes in a page may leave the work to it, and only tell the model that it is shown.
+        """
+        declared = eras.without_extension(envelope.members(self.capabilities or b"{}"), eras.APPS_EXTENSION)
+        return msgspec.structs.replace(self, capabilities=envelope.raw(declared))
+
     @property
     def owner(self) -> str:
         """The key of things kept for the caller alone: of its session, or of its principal without one."""

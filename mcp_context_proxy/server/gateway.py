@@ -35,12 +35,14 @@ from mcp_context_proxy.protocol.envelope import (
     RequestError,
 )
 from mcp_context_proxy.protocol.eras import LOG_LEVELS, MODERN, most_verbose
+from mcp_context_proxy.protocol.params import params_fault
 from mcp_context_proxy.protocol.strangers import quoted
 from mcp_context_proxy.server import Caller, Profiles, meta_definitions
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import RESOURCES_CHANGED, OpenSessions, Send
 from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
+from mcp_context_proxy.server.tasks import Tasks
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system import Bucket
@@ -98,6 +100,7 @@ class Gateway:
         resources: Resources,
         skills: Skills,
         prompts: Prompts,
+        tasks: Tasks,
         profiles: Profiles,
         wait_for_first_lists: Callable[[], Awaitable[None]],
         page_size: int = 0,
@@ -111,7 +114,7 @@ class Gateway:
         self._wait_for_first_lists = wait_for_first_lists
         self._fleet, self._contexts, self._open_sessions = fleet, contexts, open_sessions
         self._tool_calls, self._meta_tools, self._page_size = tool_calls, meta_tools, page_size
-        self.resources, self.profiles = resources, profiles
+        self.resources, self.profiles, self.tasks = resources, profiles, tasks
         self._announcing: dict[tuple[Session, str], bool] = {}
         """Notifications that are being passed on; True if one came again meanwhile."""
         self.drain = Drain()
@@ -139,6 +142,9 @@ class Gateway:
             "prompts/list": self._paged("prompts/list", "prompts", self._complete(prompts.list)),
             "prompts/get": prompts.get,
             "completion/complete": prompts.complete,
+            "tasks/get": tasks.get,
+            "tasks/update": tasks.update,
+            "tasks/cancel": tasks.cancel,
             "logging/setLevel": self._set_log_level,
         }
         self.methods = frozenset(self._handlers)
@@ -153,7 +159,7 @@ class Gateway:
         if handler is None or (caller.era is MODERN and method in HANDSHAKE_ONLY):
             raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
         try:
-            fault = eras.params_fault(method, params, modern=caller.era is MODERN, meta=caller.meta)
+            fault = params_fault(method, params, modern=caller.era is MODERN, meta=caller.meta)
             if (odd := envelope.misread(params)) is not None:
                 fault = f"{method} has {quoted(odd[0])}, which some servers read as {odd[1]!r}"
             if fault is not None:

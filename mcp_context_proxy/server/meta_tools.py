@@ -33,7 +33,7 @@ from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, T
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
-from mcp_context_proxy.results import FAILED, mark_untrusted, outcome_of
+from mcp_context_proxy.results import FAILED, failure, mark_untrusted, outcome_of
 from mcp_context_proxy.results.result_store import ReadError, read
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
@@ -62,6 +62,7 @@ from mcp_context_proxy.server.meta_definitions import (
     in_our_words,
     in_words,
     no_servers,
+    unknown,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.questions import ask_client
@@ -86,7 +87,7 @@ from mcp_context_proxy.server.search_answers import (
     search_text,
 )
 from mcp_context_proxy.server.signatures import misfit, needs_object
-from mcp_context_proxy.server.tools_call import NO_ARGUMENTS, InteractionLog, ToolCalls, failure, unknown
+from mcp_context_proxy.server.tools_call import NO_ARGUMENTS, InteractionLog, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import Role, reaches

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
+from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.config.tables import KIB
 from mcp_context_proxy.downstream import Ask
@@ -190,6 +191,46 @@ def asked_by(result: bytes) -> list[str]:
     requests = envelope.members(parts.get("inputRequests", Raw(b"{}"))).values()
     methods = [envelope.text(envelope.members(each).get("method")) for each in requests]
     return [method for method in methods if method in CAPABILITY_OF][:ANSWERS_NOTED]
+
+
+async def requests_in(
+    server: str, result: bytes, limits: Limits, *, of_task: bool = False
+) -> tuple[Members, Requests | None]:
+    """Return the members of a result, and the requests in it; None if it requires no input.
+
+    A result of ``tasks/get`` says by another member whether its task does. Raises `InputMissingError` if
+    there are too many requests, and `BadAnswerError` if they cannot be read.
+    """
+    large = len(result) > envelope.TAKEN_APART_BYTES
+    try:
+        return await in_thread_if(large, _requests, server, result, limits.questions_per_call, of_task)
+    except msgspec.DecodeError as error:
+        raise BadAnswerError(server, "with requests for input that cannot be read") from error
+
+
+_ASKING: Final = frozenset({"resultType", "inputRequests", "requestState"})
+"""Members by which a result requires input."""
+
+
+def _requests(server: str, result: bytes, most: int, of_task: bool) -> tuple[Members, Requests | None]:
+    parts = envelope.members(result)
+    if (odd := envelope.misread(parts, envelope.DECIDED_BY_OF_TASKS if of_task else _ASKING)) is not None:
+        raise BadAnswerError(server, f"with {quoted(odd[0])}, which may be read as {odd[1]!r}")
+    if (envelope.text(parts.get("status")) if of_task else eras.result_type(parts)) != "input_required":
+        return parts, None
+    nothing = Raw(b"{}")
+    listed = _members(parts.get("inputRequests", nothing))
+    if len(listed) > most:
+        raise InputMissingError(server, f"it asked {len(listed):,} times at once")
+    required = {key: _members(each) for key, each in listed.items()}
+    return parts, {key: (each, _members(each.get("params", nothing))) for key, each in required.items()}
+
+
+def _members(raw: Raw) -> Members:
+    """Decode an object; one with far too many members counts as one that cannot be read."""
+    if envelope.holds_a_flood(raw):
+        raise msgspec.ValidationError("too many members")
+    return envelope.members(raw)
 
 
 async def ask_for_input(ask: Ask | None, required: Members, params: Members) -> bytes:

@@ -189,7 +189,7 @@ async def test_a_manual_tool_is_never_found_but_can_be_called(host: Host) -> Non
     assert "isError" not in called
 
 
-async def test_a_tool_for_the_interface_of_an_app_or_for_tasks_alone_is_shown_to_no_model(
+async def test_a_tool_for_the_interface_of_an_app_alone_is_shown_to_no_model(
     workshop: Workshop,
 ) -> None:
     def visible(*to: str) -> dict[str, Any]:
@@ -201,8 +201,6 @@ async def test_a_tool_for_the_interface_of_an_app_or_for_tasks_alone_is_shown_to
             tool("save_page", "Save a page of a document", **visible("app")),
             tool("save_note", "Save a note about a document", **visible("app")),
             tool("save_copy", "Save a copy of a document", **visible("model", "app")),
-            tool("save_all", "Save all pages of a document", execution={"taskSupport": "required"}),
-            tool("save_part", "Save a part of a document", execution={"taskSupport": "optional"}),
         ],
         settings={"tools": {"save_note": {"include": "agent"}}},
     )
@@ -210,9 +208,7 @@ async def test_a_tool_for_the_interface_of_an_app_or_for_tasks_alone_is_shown_to
         found = await host.data("search_available_tools", {"query": "save a page of a document", "top_n": 9})
         called = await host.call("pdf__save_page")
 
-    assert {each["name"] for each in found["results"]} == {
-        f"pdf__save_{what}" for what in ("note", "copy", "part")
-    }
+    assert {each["name"] for each in found["results"]} == {f"pdf__save_{what}" for what in ("note", "copy")}
     assert "isError" not in called
 
 
