@@ -32,8 +32,7 @@ from mcp_context_proxy.protocol.envelope import (
     RequestId,
 )
 from mcp_context_proxy.protocol.eras import Era, Hello
-from mcp_context_proxy.protocol.params import params_fault
-from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.gateway import Gateway, params_fault
 from mcp_context_proxy.server.notifications import (
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,

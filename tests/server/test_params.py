@@ -6,7 +6,7 @@ from typing import Any
 from support.tables import each
 
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.params import params_fault
+from mcp_context_proxy.server.gateway import params_fault
 
 CAPABLE = {"io.modelcontextprotocol/clientCapabilities": {}}
 PROMPT = {"type": "ref/prompt", "name": "greet"}
