@@ -130,7 +130,7 @@ def test_an_agents_file_of_its_own_entry_has_what_it_imports_from_its_folder(wri
         "CLAUDE/Plans": "## Plans\n\nAsk first.",
     }
     assert not loaded.findings
-    assert root / "docs" in loaded.folders
+    assert str(root / "docs") in loaded.paths
 
 
 def test_an_import_is_followed_only_to_visible_markdown_below_the_file_that_has_it(
