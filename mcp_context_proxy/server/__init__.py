@@ -29,7 +29,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Profile, profile_of
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Profile
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Profiles:
     def configure(self, config: Config) -> None:
         """Follow a changed configuration, from the next request of each client on."""
         self._tables: Mapping[str, ClientConfig] = config.clients
-        self._profiles = {name: profile_of(name, table) for name, table in config.clients.items()}
+        self._profiles = {name: Profile(name, table) for name, table in config.clients.items()}
         self._bound = {token: name for name, table in config.clients.items() for token in table.tokens}
         self.roots = tuple(dict.fromkeys(root for folder in config.documents for root in folder.roots))
         """Folders of projects that documents are bound to."""
@@ -252,7 +252,7 @@ class Profiles:
 
 def _nothing(name: str) -> Profile:
     """Return a profile whose clients get nothing."""
-    return Profile(name, servers=(), tools=(), documents=())
+    return Profile(name, ClientConfig(servers=(), tools=(), documents=()))
 
 
 def _unknown(name: str) -> str:
