@@ -17,13 +17,13 @@ import anyio
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mcp_context_proxy.config import DomainOptions
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import (
     NO_OVERRIDES,
     ContextItem,
     ContextOptions,
     Delivery,
-    DomainOptions,
     Mode,
     Origin,
     Overrides,

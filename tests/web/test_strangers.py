@@ -19,7 +19,8 @@ from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 from support.wires import http
 
-from mcp_context_proxy.context import ContextItem, ContextOptions, DomainOptions, RequestContext
+from mcp_context_proxy.config import DomainOptions
+from mcp_context_proxy.context import ContextItem, ContextOptions, RequestContext
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.store.learned import Interaction
 from mcp_context_proxy.store.opening import open_store
