@@ -10,8 +10,8 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import anyio
 import pytest
+from support.ledger import until
 from support.proxies import real_command
 from support.servers import TOOLS, Workshop, tool
 from support.tables import each
@@ -141,6 +141,4 @@ async def test_a_proxy_that_serves_searches_for_garbage(workshop: Workshop, tmp_
         async with stdio(real_command(config), env={"PYTHONPATH": str(tmp_path)}, stderr=stderr) as client:
             await client.until_listed("mail__send_mail")
             assert "isError" not in await client.call("mail__send_mail", {})
-            with anyio.fail_after(30):
-                while not log.read_bytes().endswith(b"True\n"):  # noqa: ASYNC110 - another process
-                    await anyio.sleep(0.05)
+            await until(lambda: log.read_bytes().endswith(b"True\n"))

@@ -6,8 +6,9 @@ from typing import Any
 
 import anyio
 import pytest
+from support.ledger import until
 from support.proxies import Host, host_of, inside
-from support.raw_client import LOOK_SECONDS, MODERN, PATIENCE, PREFIX, RpcError
+from support.raw_client import MODERN, PREFIX, RpcError
 from support.servers import Server, Workshop, tool
 from support.tables import each
 
@@ -175,9 +176,7 @@ async def test_an_answer_that_comes_too_late_is_told_that_the_call_did_not_run(w
     async with inside(workshop.config(limits={"ask_seconds": 0.1})) as proxy:
         host = Host(proxy, "modern", CAPABLE)
         first = await host.call("s__write")
-        with anyio.fail_after(PATIENCE):
-            while first["requestState"] in proxy.pending_input.waiting:  # noqa: ASYNC110 - a timer
-                await anyio.sleep(LOOK_SECONDS)
+        await until(lambda: first["requestState"] not in proxy.pending_input.waiting)
         (key,) = first["inputRequests"]
         params = {"name": "s__write", "arguments": {}, "requestState": first["requestState"]}
         with pytest.raises(RpcError, match="s__write was not run: unknown or expired requestState"):
@@ -216,9 +215,7 @@ async def test_a_call_runs_only_if_the_tool_is_still_what_the_person_was_asked_a
                 if change == "removed":
                     del workshop.servers["s"]
                 await proxy.apply(load(workshop.config(), environ={}))
-            with anyio.fail_after(PATIENCE):
-                while "s__write" in proxy.catalog.snapshot.tools:  # noqa: ASYNC110 - another task
-                    await anyio.sleep(LOOK_SECONDS)
+            await until(lambda: "s__write" not in proxy.catalog.snapshot.tools)
             return b'{"action": "accept", "content": {}}'
 
     async with inside(config) as proxy:
@@ -419,9 +416,7 @@ async def test_a_tool_that_demands_its_user_is_listed_for_a_client_that_cannot_b
         before = await host.names()
         result = await host.call("call_tool", {"name": "s__pay"})
         after = await host.names()
-        with anyio.fail_after(PATIENCE):
-            while ("notifications/tools/list_changed", {}) not in host.told:  # noqa: ASYNC110 - a timer
-                await anyio.sleep(LOOK_SECONDS)
+        await until(lambda: ("notifications/tools/list_changed", {}) in host.told)
         direct = await host.call("s__pay")
 
     assert refused(result, "pay", "it demands that the user is asked, and through call_tool")
@@ -459,9 +454,7 @@ async def test_a_changed_setting_counts_for_the_next_call(workshop: Workshop, er
         await person.call("s__write")
         downstream.settings["confirm"] = "write"
         await proxy.apply(load(workshop.config(), environ={}))
-        with anyio.fail_after(PATIENCE):
-            while not proxy.catalog.snapshot.tools["s__write"].asked_by:  # noqa: ASYNC110 - another task
-                await anyio.sleep(LOOK_SECONDS)
+        await until(lambda: proxy.catalog.snapshot.tools["s__write"].asked_by)
         await person.call("s__write")
 
     assert len(person.confirmations) == 1

@@ -4,10 +4,9 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anyio
 import pytest
+from support.ledger import until
 from support.proxies import Host, host_of, inside
-from support.raw_client import LOOK_SECONDS, PATIENCE
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
@@ -163,9 +162,7 @@ async def test_a_changed_length_of_kept_results_is_announced(workshop: Workshop)
     workshop.server("s", tools=[tool("grow"), tool("one")], calls={"grow": [step]})
     async with host_of(workshop.config(expose={"mode": "search"}), "handshake") as host:
         await host.call("s__grow")
-        with anyio.fail_after(PATIENCE):
-            while ("notifications/tools/list_changed", {}) not in host.told:  # noqa: ASYNC110 - a timer
-                await anyio.sleep(LOOK_SECONDS)
+        await until(lambda: ("notifications/tools/list_changed", {}) in host.told)
         listed = {entry["name"]: entry for entry in (await host.request("tools/list"))["tools"]}
 
     assert listed[CALL]["_meta"][RESULT_SIZE] == 90_000
