@@ -53,9 +53,10 @@ def test_the_folders_in_which_servers_start_are_shown(run: Run, workshop: Worksh
     workshop.server("three", tools=[tool("a")], settings={"cwd": "launch"})
     done = run("check", "--config", workshop.config())
 
-    told = "".join(done.stdout.split())  # long paths are wrapped
-    assert f"folder:one,twostartin{workshop.folder}ok" in told
-    assert f"folder:threestartsin{Path.cwd()}(wherethehoststartstheproxy)" in told
+    # Long paths are wrapped, and those with a space also there.
+    told, folder, here = ("".join(str(each).split()) for each in (done.stdout, workshop.folder, Path.cwd()))
+    assert f"folder:one,twostartin{folder}ok" in told
+    assert f"folder:threestartsin{here}(wherethehoststartstheproxy)" in told
 
 
 def test_a_name_in_an_expansion_rule_that_nothing_has_is_a_warning(run: Run, workshop: Workshop) -> None:
@@ -69,7 +70,7 @@ def test_a_name_in_an_expansion_rule_that_nothing_has_is_a_warning(run: Run, wor
     assert "called 'search_code'" in told[1]
 
 
-def test_it_tells_which_rules_come_always_with_files_and_only_by_hand(run: Run, workshop: Workshop) -> None:
+def test_check_tells_which_rules_come_always_with_files_or_only_by_hand(run: Run, workshop: Workshop) -> None:
     workshop.server("good", tools=[tool("a")])
     rules = workshop.folder / "rules"
     rules.mkdir()
@@ -91,9 +92,7 @@ def test_it_tells_which_rules_come_always_with_files_and_only_by_hand(run: Run, 
     ]
 
 
-def test_it_names_the_rules_in_hidden_places_of_a_folder_that_no_entry_has(
-    run: Run, workshop: Workshop
-) -> None:
+def test_check_names_hidden_rules_of_a_folder_that_no_entry_has(run: Run, workshop: Workshop) -> None:
     workshop.server("good", tools=[tool("a")])
     project = workshop.folder / "project"
     for name in (".cursor/rules/a.mdc", ".github/instructions/b.instructions.md", ".windsurfrules", "c.md"):
@@ -108,7 +107,7 @@ def test_it_names_the_rules_in_hidden_places_of_a_folder_that_no_entry_has(
     assert places.replace(" ", "") in told.replace(" ", "")
 
 
-def test_it_tells_which_entries_of_a_hosts_file_are_left_out(run: Run, tmp_path: Path) -> None:
+def test_check_tells_which_entries_of_a_hosts_file_are_left_out(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
     ours = {"command": "mcp-context-proxy", "args": ["serve"]}
     off = {"command": "x", "envFile": ".env", "disabled": True}
@@ -124,7 +123,7 @@ def test_it_tells_which_entries_of_a_hosts_file_are_left_out(run: Run, tmp_path:
     assert "only its host knows ${{ secrets.KEY }}; write the value, or ${VARIABLE}" in told
 
 
-def test_without_servers_it_says_that_there_is_nothing_to_serve(run: Run, workshop: Workshop) -> None:
+def test_check_says_that_there_is_nothing_to_serve_without_servers(run: Run, workshop: Workshop) -> None:
     done = run("check", "--config", workshop.config())
 
     assert done.returncode == 0
@@ -137,9 +136,9 @@ def test_every_problem_of_a_broken_configuration_is_reported_with_its_line(run: 
     done = run("check", "--config", config)
 
     assert done.returncode == 1
-    told = done.stdout.replace("\n", "").replace(" ", "")
-    assert f"{config}:2:expose.mode" in told
-    assert f"{config}:4:servers.a.comand" in told
+    told, file = ("".join(str(each).split()) for each in (done.stdout, config))
+    assert f"{file}:2:expose.mode" in told
+    assert f"{file}:4:servers.a.comand" in told
     assert "2 problems to fix" in done.stdout
 
 

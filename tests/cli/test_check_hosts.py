@@ -7,7 +7,6 @@ from mcp_context_proxy.config.host_profiles import HOSTS
 
 from .conftest import Run, flat
 
-
 LONG = "create_" + "very_" * 10 + "long_note"
 
 

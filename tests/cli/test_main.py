@@ -286,8 +286,6 @@ class Interrupts:
         if name == "click":
             os.kill(os.getpid(), signal.SIGINT)
 
-# A shell that is not interactive lets its jobs in the background ignore the signal.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupts())
 sys.argv = ["mcp-context-proxy", "--help"]
 from mcp_context_proxy.__main__ import main
