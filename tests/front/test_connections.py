@@ -40,7 +40,7 @@ def no_search_for_garbage() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_search_for_garbage")
 @pytest.mark.parametrize("asks", ASKS, ids=["parsed", "plain"])
-async def test_a_connection_that_its_client_reset_is_gone_without_a_search_for_garbage(asks: bytes) -> None:
+async def test_a_connection_that_its_client_reset_is_freed_without_the_garbage_collector(asks: bytes) -> None:
     app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("here"), methods=["GET", "POST"])])
     bound = http.listen("127.0.0.1", 0)
     port = bound.getsockname()[1]

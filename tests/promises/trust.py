@@ -103,7 +103,7 @@ TRUST = (
         LIMITED + "test_lists_and_searches_show_its_servers_and_classes_alone",
         LIMITED + "test_a_call_of_anything_else_is_unknown_whatever_way_is_tried",
         LIMITED + "test_nothing_of_another_server_is_read",
-        LIMITED + "test_a_handshake_client_cannot_subscribe_to_it",
+        LIMITED + "test_a_handshake_client_cannot_subscribe_to_a_resource_of_another_server",
         LIMITED + "test_nothing_is_said_about_servers_that_are_off",
         LIMITED + "test_log_messages_of_other_servers_do_not_reach_its_session",
         LIMITED + "test_the_api_shows_a_limited_principal_its_part_alone",

@@ -284,12 +284,18 @@ async def test_confirm_says_from_which_class_on_a_person_is_asked(workshop: Work
     assert found == {name: expected for name, (_, expected) in asked.items()}
 
 
-@pytest.mark.parametrize("downstream_era", ["handshake", "modern"])
+@pytest.mark.parametrize(
+    ("downstream_era", "step"),
+    [
+        ("handshake", {"ask": ELICIT}),
+        ("modern", {"need_input": {"inputRequests": {"one": ELICIT}, "requestState": "opaque"}}),
+        ("modern", {"need_input": {"inputRequests": {"one": ELICIT}}}),
+    ],
+    ids=["handshake", "modern", "without a state"],
+)
 async def test_nobody_is_asked_twice_for_a_call_whose_server_asks_for_input(
-    workshop: Workshop, era: str, downstream_era: str
+    workshop: Workshop, era: str, downstream_era: str, step: dict[str, Any]
 ) -> None:
-    inputs = {"inputRequests": {"one": ELICIT}, "requestState": "opaque"}
-    step = {"ask": ELICIT} if downstream_era == "handshake" else {"need_input": inputs}
     downstream = server(workshop, "write", era=downstream_era, calls={"write": [step]})
     async with inside(workshop.config()) as proxy:
         person = Person(proxy, era)
@@ -299,17 +305,6 @@ async def test_nobody_is_asked_twice_for_a_call_whose_server_asks_for_input(
     assert len(person.confirmations) == 1
     assert len(person.questions) == 2
     assert len(downstream.ledger.calls("write")) == (1 if downstream_era == "handshake" else 2)
-
-
-async def test_nobody_is_asked_twice_for_a_call_whose_server_asks_without_a_state(workshop: Workshop) -> None:
-    step = {"need_input": {"inputRequests": {"one": ELICIT}}}
-    server(workshop, "write", era="modern", calls={"write": [step]})
-    async with inside(workshop.config()) as proxy:
-        person = Person(proxy, "modern")
-        result = await person.call("call_tool", {"name": "s__write", "arguments": {"text": "x"}})
-
-    assert "accept" in text(result)
-    assert len(person.confirmations) == 1
 
 
 async def test_consent_is_for_one_call_only_and_a_call_without_arguments_is_described_so(

@@ -1,4 +1,4 @@
-"""The files of the audit: fair to everybody, and whole after a kill, beside other proxies and on a damaged disk."""
+"""The files of the audit: fair to everybody, and whole after a kill, beside other proxies and damage."""
 
 import json
 import os
