@@ -412,10 +412,10 @@ def test_sections_under_several_titles_have_distinct_names(write: Write) -> None
 
 
 def test_front_matter_of_an_agents_file_applies_to_all_its_sections(write: Write) -> None:
-    front = "---\nname: team\ninclude: manual\npriority: 7\ntags: [t]\n---\n"
+    front = "---\nname: team\ndescription: Ours\ninclude: manual\npriority: 7\ntags: [t]\n---\n"
     documents = load(write({"AGENTS.md": f"{front}Before.\n\n## A\n\nx"})).documents
 
-    assert [d.name for d in documents] == ["team", "team/A"]
+    assert [(d.name, d.description) for d in documents] == [("team", "Ours"), ("team/A", "x")]
     assert {(d.include, d.priority, d.tags) for d in documents} == {(IncludeMode.MANUAL, 7, ("t",))}
 
 

@@ -93,12 +93,6 @@ async def test_a_folder_that_does_not_exist_yet_is_watched_once_it_does(write: W
         assert await changes.receive() == DocumentChanges(added=("rule://a",))
 
 
-async def test_a_single_configured_file_is_watched(write: Write) -> None:
-    async with watching(library_of(write({"AGENTS.md": "one"}) / "AGENTS.md")) as changes:
-        write({"AGENTS.md": "two"})
-        assert await changes.receive() == DocumentChanges(changed=("rule://AGENTS",))
-
-
 async def test_a_single_configured_file_is_watched_whatever_its_name(write: Write) -> None:
     root = write({".windsurfrules": "one"})
     async with watching(library_of(root / ".windsurfrules")) as changes:

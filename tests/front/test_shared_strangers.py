@@ -11,7 +11,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.commands import real_command
 from support.ledger import until
 from support.machine import Machine
 from support.nobody import NOBODY, as_nobody, needs_another_user
@@ -50,10 +49,10 @@ def planted(folder: Path, how: str) -> None:
 def test_folder_that_others_can_write_is_not_used(machine: Machine, server: Server, how: str) -> None:
     planted(machine.folder / "mcp-context-proxy", how)
     done = subprocess.run(
-        real_command("--config", machine.config, "serve", shared=True),
+        machine.command,
         input=b"",
         capture_output=True,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
+        env=machine.environ,
         check=False,
     )
     assert b"can be changed by others" in done.stderr
@@ -195,9 +194,8 @@ async def test_program_of_a_repository_that_the_host_has_opened_does_not_run(
     for module in ("anyio", "mcp_context_proxy"):
         (repository / f"{module}.py").write_text(f"open({str(trace)!r}, 'w')\n", encoding="utf-8")
     # The host starts the command, whose Python does not look into the working folder.
-    words = real_command("--config", machine.config, "serve", shared=True)[1:]
-    command = ["env", "-C", str(repository), sys.executable, "-P", *words]
-    async with stdio(command, "modern", env={"XDG_RUNTIME_DIR": str(machine.folder)}) as client:
+    command = ["env", "-C", str(repository), sys.executable, "-P", *machine.command[1:]]
+    async with stdio(command, "modern", env=machine.told) as client:
         await client.until_listed("work__echo")
 
     assert not trace.exists()

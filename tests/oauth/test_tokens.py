@@ -300,7 +300,7 @@ async def test_the_first_error_after_a_lost_answer_to_a_refresh_advises_a_login(
     assert kept.refresh_token == credentials.refresh_token
 
 
-async def test_a_refresh_without_an_answer_advises_a_login_if_it_goes_on(protected: Protected) -> None:
+async def test_a_refresh_that_is_never_answered_advises_a_login(protected: Protected) -> None:
     config = server_config(protected)
     credentials = await logged_in(config)
     protected.issuer.refresh_seconds = 30

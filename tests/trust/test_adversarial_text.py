@@ -301,18 +301,22 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
 }
 """Everything that reads text of strangers, by what it finds in it."""
 
-CHARACTERS = 2_000
+LENGTHS = [
+    pytest.param(1_000, marks=pytest.mark.smaller),
+    pytest.param(2_000, marks=pytest.mark.full_cross),
+]
 GROWTH = 8
 """Multiple of the length. The time may grow by twice as much; where it is the square, it grows by 64."""
 
 
+@pytest.mark.parametrize("characters", LENGTHS)
 @each("name", FUNCTIONS)
-def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str) -> None:
+def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str, characters: int) -> None:
     function = FUNCTIONS[name]
     slow = []
     for unit, part in UNITS.items():
-        short = (part * CHARACTERS)[:CHARACTERS]
-        long = (part * CHARACTERS * GROWTH)[: CHARACTERS * GROWTH]
+        short = (part * characters)[:characters]
+        long = (part * characters * GROWTH)[: characters * GROWTH]
         if costs_more(2 * GROWTH, function, long, short):
             slow.append(unit)
 
