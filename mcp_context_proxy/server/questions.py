@@ -42,9 +42,9 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, client_capabilities
 from mcp_context_proxy.protocol.strangers import (
-    LETTERS,
     clean,
     compact,
+    in_plain_letters,
     named,
     normalized,
     quoted,
@@ -503,7 +503,7 @@ _DEMAND: Final = pattern(
 _WORD_STARTS: Final = pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SPELLED: Final = pattern(r"\b(\w) (?=\w\b)")
 _NO_WORD: Final = pattern(r"[\W_]+")
-_DRAWN_LIKE: Final = str.maketrans({**LETTERS, "0": "o", "1": "i", "3": "e", "4": "a", "5": "s", "$": "s"})
+_DIGITS: Final = str.maketrans("01345$", "oieass")
 
 
 def secret_field(schema: Any, message: str) -> str:
@@ -563,5 +563,5 @@ def _spellings(*texts: Any) -> Iterator[str]:
         if isinstance(text, str):
             split = _WORD_STARTS.sub(" ", normalized("NFKD", text))
             plain = "".join(char for char in split if not unicodedata.combining(char)).casefold()
-            for spelling in {plain, plain.translate(_DRAWN_LIKE)}:
+            for spelling in {plain, in_plain_letters(split).casefold().translate(_DIGITS)}:
                 yield _SPELLED.sub(r"\1", _NO_WORD.sub(" ", spelling).strip())
