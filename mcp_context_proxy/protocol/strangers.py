@@ -74,8 +74,7 @@ _STYLED: Final = (
 """Blocks of letters with accents and in other styles, which Unicode takes for the plain ones."""
 
 _FILLED: Final = (0x1F150, 0x1F170, 0x1F1E6)
-"""The letter A in a filled circle, in a filled square and of flags, which Unicode takes for no other; the
-alphabet follows each."""
+"""The letters A in a filled circle, in a filled square, and of flags; Unicode takes them for no other."""
 
 _ON_LETTERS: Final = (
     *(range(0x300, 0x370), range(0x483, 0x48A), range(0x1AB0, 0x1B00), range(0x1DC0, 0x1E00)),
@@ -298,7 +297,10 @@ def url_refusal(url: str, sender: str | None = None) -> str:
 def _is_here(host: str) -> bool:
     """Return whether browsers take a host for this machine, or for one that is joined to it directly."""
     name = host.rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
+    # The names of this machine that the files of systems have, and what browsers take for it.
+    if re.fullmatch(
+        r"(?:localhost[46]?|ip6-(?:localhost|loopback))(?:\.localdomain[46]?)?|.*\.localhost", name
+    ):
         return True
     with suppress(ValueError):
         address = ipaddress.ip_address(name)
@@ -450,7 +452,7 @@ def in_plain_letters(text: str) -> str:
     return normalized("NFKD", text).translate(_drawn()).replace("\0", "")
 
 
-def normalized(form: Literal["NFC", "NFKC", "NFKD"], text: str) -> str:
+def normalized(form: Literal["NFC", "NFKD"], text: str) -> str:
     """Return a text in a normalization form of Unicode, without crowds of marks on one letter."""
     if text.isascii():
         return text

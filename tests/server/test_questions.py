@@ -266,6 +266,9 @@ HERE = [
     "https://[::ffff:127.0.0.1]/",
     "https://0.0.0.0:8642/",
     "https://169.254.169.254/latest/meta-data/",
+    "https://localhost.localdomain:8642/ui",
+    "https://localhost6.localdomain6/",
+    "https://ip6-localhost/x",
 ]
 ON_THE_INTERNET = ["https://mcp.example.com/mcp", "https://93.184.215.14/mcp", "http://a.b.example.:8080/sse"]
 NEAR = ["http://127.0.0.1:9000/mcp", "http://tools:8000/mcp", "http://host.docker.internal/mcp", None]
