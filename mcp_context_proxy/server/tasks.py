@@ -63,14 +63,17 @@ class Tasks:
     def begun(self, server: str, result: bytes, caller: Caller, subject: str, finish: Finish) -> bytes:
         """Return the result by which a call becomes a task, with the id under which the client finds it.
 
-        Raises `BadAnswerError` if the client did not declare that it takes tasks, or the task has no id.
+        Raises `BadAnswerError` if the client did not declare that it takes tasks, or the task has no id, or a
+        long one.
         """
+        if len(result) > envelope.TAKEN_APART_BYTES:
+            raise BadAnswerError(server, f"with a task of {len(result):,} bytes")
         parts = envelope.members(result)
         own_id = envelope.text(parts.get("taskId"))
         if caller.era is not MODERN or not eras.has_extension(caller.capabilities, TASKS_EXTENSION):
             raise BadAnswerError(server, "with a result of type 'task', which the client does not take")
-        if not own_id:
-            raise BadAnswerError(server, "with a task that has no taskId")
+        if not own_id or len(own_id) > envelope.ID_CHARACTERS:
+            raise BadAnswerError(server, f"with a task whose taskId has {len(own_id or ''):,} characters")
         task_id = self.prefix + secrets.token_urlsafe(ID_BYTES)
         self._known[task_id] = _Task(
             server=server,
@@ -81,7 +84,8 @@ class Tasks:
             finish=finish,
         )
         drop_of_largest(self._known, TASKS_KEPT, lambda key: self._known[key].rights.person)
-        return envelope.encode({**parts, "taskId": envelope.raw(task_id)})
+        shown = self._fleet.clients[server].shown_state(parts)
+        return envelope.encode({**shown, "taskId": envelope.raw(task_id)})
 
     async def get(self, params: Members, caller: Caller) -> bytes:
         """Answer ``tasks/get``: the state of a task, with its result, or its questions to the client."""
@@ -93,6 +97,8 @@ class Tasks:
             if required is not None:
                 checked = await questions.checked_requests(server, parts, required, caller)
                 parts = envelope.members(checked)
+        large = len(result) > envelope.TAKEN_APART_BYTES
+        parts = await in_thread_if(large, server.shown_state, parts)
         parts["taskId"] = params["taskId"]
         status = envelope.text(parts.get("status"))
         first, task.ended = not task.ended, task.ended or status in ("completed", "failed", "cancelled")
@@ -104,7 +110,7 @@ class Tasks:
             error = envelope.members(parts["error"])
             error["message"] = envelope.raw(named(task.server, envelope.text(error.get("message")) or ""))
             parts["error"] = envelope.raw(error)
-        return await in_thread_if(len(result) > envelope.TAKEN_APART_BYTES, envelope.encode, parts)
+        return await in_thread_if(large, envelope.encode, parts)
 
     async def update(self, params: Members, caller: Caller) -> bytes:
         """Answer ``tasks/update``: the answers of the client to the questions of a task."""
@@ -124,7 +130,12 @@ class Tasks:
             raise RequestError(eras.MISSING_CAPABILITY, f"{method} needs a client that takes tasks", needed)
         task = self._known.get(envelope.text(params["taskId"]) or "")
         # The id of another's task is as unknown as one that was never given.
-        if task is None or task.principal != caller.principal or task.server not in self._fleet.clients:
+        if (
+            task is None
+            or task.principal != caller.principal
+            or task.server not in self._fleet.clients
+            or not caller.rights.reaches(task.server)
+        ):
             raise RequestError(INVALID_PARAMS, "unknown task: it was never begun here, or is forgotten")
         return task
 
