@@ -354,9 +354,9 @@ class Forwarder:
             if status == "completed" and envelope.starts_with(parts.get("result", b""), b"{"):
                 return bytes(parts["result"])
             if status == "failed":
-                error = envelope.value_or_none(parts.get("error", b"{}")) or {}
-                message = str(error.get("message") or "the task failed")
-                code = error.get("code")
+                error = _object(parts.get("error"))
+                message = envelope.text(error.get("message")) or "the task failed"
+                code = envelope.value_or_none(error.get("code", b"null"))
                 if not isinstance(code, int) or abs(code) >> 31:  # as many hosts read it
                     code = INTERNAL_ERROR
                 raise RemoteError(client.name, code, message)

@@ -15,10 +15,10 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.errors import BadAnswerError
+from mcp_context_proxy.errors import BadAnswerError, InputMissingError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, METHOD_NOT_FOUND, Members, RequestError
 from mcp_context_proxy.protocol.eras import MODERN, TASKS_EXTENSION
@@ -49,6 +49,8 @@ class _Task(Struct, kw_only=True):
     subject: str
     finish: Finish
     ended: bool = False
+    asked: set[str] = field(default_factory=set)
+    """Keys of its questions so far."""
 
 
 class Tasks:
@@ -95,6 +97,9 @@ class Tasks:
         with downstream_errors(caller.era):
             parts, required = await questions.requests_in(task.server, result, server.limits, of_task=True)
             if required is not None:
+                if len(task.asked | required.keys()) > server.limits.questions_per_call:
+                    raise InputMissingError(task.server, "it asked too many times")
+                task.asked |= required.keys()
                 checked = await questions.checked_requests(server, parts, required, caller)
                 parts = envelope.members(checked)
         large = len(result) > envelope.TAKEN_APART_BYTES

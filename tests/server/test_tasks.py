@@ -303,6 +303,31 @@ async def test_what_a_task_says_hides_nothing_where_the_proxy_waits_for_it(
     assert "[server 'bank'" not in told
 
 
+@pytest.mark.parametrize("error", ["boom", ["boom"], 7, {"code": "x", "message": ["boom"]}])
+async def test_a_malformed_error_of_a_task_is_still_an_error(workshop: Workshop, error: Any) -> None:
+    first = {
+        "error": {"code": -32021, "message": "needs tasks", "data": {"requiredCapabilities": TAKES_TASKS}}
+    }
+    modern_server(workshop, {"status": "failed", "error": error}, first=first)
+    async with host_of(workshop.config(), "handshake") as host:
+        with pytest.raises(RpcError, match="the task failed"):
+            await host.call("lab__research")
+
+
+async def test_a_task_asks_no_more_questions_than_a_call(workshop: Workshop) -> None:
+    question = ASKS["inputRequests"]["a"]
+    states = [ASKS | {"inputRequests": {f"q{at}": question}} for at in range(12)]
+    modern_server(workshop, *states)
+    able = TAKES_TASKS | {"elicitation": {}}
+    async with host_of(workshop.config(), "modern", able) as host:
+        asked = {"taskId": (await host.call("lab__research"))["taskId"]}
+        told = [await host.request("tasks/get", asked) for _ in range(10)]
+        with pytest.raises(RpcError, match="asked too many times"):
+            await host.request("tasks/get", asked)
+
+    assert all(each["status"] == "input_required" for each in told)
+
+
 async def test_a_task_whose_id_fills_memory_is_refused(workshop: Workshop) -> None:
     modern_server(workshop, {"status": "working"}, begun={"taskId": "x" * 2_000})
     async with host_of(workshop.config(), "modern", TAKES_TASKS) as host:
