@@ -33,10 +33,9 @@ from mcp_context_proxy.protocol.envelope import Members, nests_deeper
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, SERVER_KEY, meta_of
 from mcp_context_proxy.protocol.strangers import (
     BLANK_LINES,
-    LETTERS,
     clean,
     compact,
-    normalized,
+    in_plain_letters,
     one_line,
     quoted,
     unmarked,
@@ -87,7 +86,7 @@ _INVALID_IN_NAME = pattern(r"[^a-zA-Z0-9_-]")
 _SEEMS_SEPARATOR = pattern(r"[-_./ ]{2}")
 """The separator, or two characters that a person takes for it."""
 
-_LOOKALIKES: Final = str.maketrans({**LETTERS, **dict.fromkeys("-./ ", "_"), "0": "o", "1": "l"})
+_LOOKALIKES: Final = str.maketrans("-./ 01", "____ol")
 
 USER_INTERACTION: Final = "anthropic/requiresUserInteraction"
 """``_meta`` key of a tool that demands that the user is asked before each call."""
@@ -461,8 +460,8 @@ def lookalikes(names: Iterable[str]) -> Iterator[str]:
 
 def folded(name: str) -> str:
     """Return the same text for names that a person takes for one another."""
-    small = name.lower() if name.isascii() else normalized("NFKC", name[:COMPARED]).casefold()
-    return small.translate(_LOOKALIKES)
+    plain = name if name.isascii() else in_plain_letters(name[:COMPARED])
+    return plain.casefold().translate(_LOOKALIKES)
 
 
 def fingerprint(server: str, definition: bytes) -> str:

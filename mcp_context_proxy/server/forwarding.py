@@ -45,7 +45,7 @@ from mcp_context_proxy.server import Caller, questions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.questions import ClientQuestions, Requests, ask_for_input, url_elicitation
 from mcp_context_proxy.system import Bucket
-from mcp_context_proxy.system.threads import in_task, in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if
 from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.audit import AuditLog
 
@@ -345,6 +345,8 @@ class Forwarder:
         while True:
             result = await client.call("tasks/get", named, request)
             parts, required = await questions.requests_in(client.name, result, client.limits, of_task=True)
+            large = len(result) > envelope.TAKEN_APART_BYTES
+            parts = await in_thread_if(large, client.shown_state, parts)
             status = envelope.text(parts.get("status"))
             if client.era is HANDSHAKE and status != "working":
                 # It asks while it is asked for the result, and answers that once the task has ended.
@@ -352,10 +354,12 @@ class Forwarder:
             if status == "completed" and envelope.starts_with(parts.get("result", b""), b"{"):
                 return bytes(parts["result"])
             if status == "failed":
-                error = envelope.value_or_none(parts.get("error", b"{}")) or {}
-                message = str(error.get("message") or "the task failed")
-                code = error.get("code")
-                raise RemoteError(client.name, code if isinstance(code, int) else INTERNAL_ERROR, message)
+                error = _object(parts.get("error"))
+                message = envelope.text(error.get("message")) or "the task failed"
+                code = envelope.value_or_none(error.get("code", b"null"))
+                if not isinstance(code, int) or abs(code) >> 31:  # as many hosts read it
+                    code = INTERNAL_ERROR
+                raise RemoteError(client.name, code, message)
             if status not in ("working", "input_required"):
                 raise BadAnswerError(client.name, f"that its task is {quoted(status or '')}")
             new = {key: each for key, each in (required or {}).items() if key not in answered}

@@ -15,10 +15,10 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.errors import BadAnswerError
+from mcp_context_proxy.errors import BadAnswerError, InputMissingError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, METHOD_NOT_FOUND, Members, RequestError
 from mcp_context_proxy.protocol.eras import MODERN, TASKS_EXTENSION
@@ -49,6 +49,8 @@ class _Task(Struct, kw_only=True):
     subject: str
     finish: Finish
     ended: bool = False
+    asked: set[str] = field(default_factory=set)
+    """Keys of its questions so far."""
 
 
 class Tasks:
@@ -63,14 +65,17 @@ class Tasks:
     def begun(self, server: str, result: bytes, caller: Caller, subject: str, finish: Finish) -> bytes:
         """Return the result by which a call becomes a task, with the id under which the client finds it.
 
-        Raises `BadAnswerError` if the client did not declare that it takes tasks, or the task has no id.
+        Raises `BadAnswerError` if the client did not declare that it takes tasks, or the task has no id, or a
+        long one.
         """
+        if len(result) > envelope.TAKEN_APART_BYTES:
+            raise BadAnswerError(server, f"with a task of {len(result):,} bytes")
         parts = envelope.members(result)
         own_id = envelope.text(parts.get("taskId"))
         if caller.era is not MODERN or not eras.has_extension(caller.capabilities, TASKS_EXTENSION):
             raise BadAnswerError(server, "with a result of type 'task', which the client does not take")
-        if not own_id:
-            raise BadAnswerError(server, "with a task that has no taskId")
+        if not own_id or len(own_id) > envelope.ID_CHARACTERS:
+            raise BadAnswerError(server, f"with a task whose taskId has {len(own_id or ''):,} characters")
         task_id = self.prefix + secrets.token_urlsafe(ID_BYTES)
         self._known[task_id] = _Task(
             server=server,
@@ -81,7 +86,8 @@ class Tasks:
             finish=finish,
         )
         drop_of_largest(self._known, TASKS_KEPT, lambda key: self._known[key].rights.person)
-        return envelope.encode({**parts, "taskId": envelope.raw(task_id)})
+        shown = self._fleet.clients[server].shown_state(parts)
+        return envelope.encode({**shown, "taskId": envelope.raw(task_id)})
 
     async def get(self, params: Members, caller: Caller) -> bytes:
         """Answer ``tasks/get``: the state of a task, with its result, or its questions to the client."""
@@ -91,8 +97,13 @@ class Tasks:
         with downstream_errors(caller.era):
             parts, required = await questions.requests_in(task.server, result, server.limits, of_task=True)
             if required is not None:
+                if len(task.asked | required.keys()) > server.limits.questions_per_call:
+                    raise InputMissingError(task.server, "it asked too many times")
+                task.asked |= required.keys()
                 checked = await questions.checked_requests(server, parts, required, caller)
                 parts = envelope.members(checked)
+        large = len(result) > envelope.TAKEN_APART_BYTES
+        parts = await in_thread_if(large, server.shown_state, parts)
         parts["taskId"] = params["taskId"]
         status = envelope.text(parts.get("status"))
         first, task.ended = not task.ended, task.ended or status in ("completed", "failed", "cancelled")
@@ -104,7 +115,7 @@ class Tasks:
             error = envelope.members(parts["error"])
             error["message"] = envelope.raw(named(task.server, envelope.text(error.get("message")) or ""))
             parts["error"] = envelope.raw(error)
-        return await in_thread_if(len(result) > envelope.TAKEN_APART_BYTES, envelope.encode, parts)
+        return await in_thread_if(large, envelope.encode, parts)
 
     async def update(self, params: Members, caller: Caller) -> bytes:
         """Answer ``tasks/update``: the answers of the client to the questions of a task."""
@@ -124,7 +135,12 @@ class Tasks:
             raise RequestError(eras.MISSING_CAPABILITY, f"{method} needs a client that takes tasks", needed)
         task = self._known.get(envelope.text(params["taskId"]) or "")
         # The id of another's task is as unknown as one that was never given.
-        if task is None or task.principal != caller.principal or task.server not in self._fleet.clients:
+        if (
+            task is None
+            or task.principal != caller.principal
+            or task.server not in self._fleet.clients
+            or not caller.rights.reaches(task.server)
+        ):
             raise RequestError(INVALID_PARAMS, "unknown task: it was never begun here, or is forgotten")
         return task
 

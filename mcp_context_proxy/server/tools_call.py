@@ -510,13 +510,13 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         self.answered[tool.server] += 1
         made = _Made(tool, params, caller, goal, rule, began, through is None)
         outcome, structured = self._take(made, result)
-        # Nearly every result is small and in one form, and ends here.
-        if len(result) > SMALL_BYTES or structured:
-            return await self._fitted(made, result)
         if outcome is TASK:
             if sum(map(len, params.values())) > envelope.TAKEN_APART_BYTES:
                 made = replace(made, params={"name": sent["name"]})  # it stays for as long as the task
             return self.tasks.begun(tool.server, result, caller, subject, partial(self._finish, made))
+        # Nearly every result is small and in one form, and ends here.
+        if len(result) > SMALL_BYTES or structured:
+            return await self._fitted(made, result)
         return mark_untrusted(tool.server, result) if client.config.spotlight else result
 
     def _take(self, made: _Made, result: bytes) -> tuple[Outcome, bool]:

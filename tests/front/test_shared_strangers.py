@@ -208,14 +208,23 @@ async def test_neither_nested_nor_endless_lines_of_a_host_end_its_session_or_fil
         wire = client.wire
         assert isinstance(wire, StdioWire)
         await wire.write(b"[" * 200_000 + b"\n")
+        await wire.write(b"[" * 900 + b'"' + b"x" * (1 << 20) + b'"' + b"]" * 900 + b"\n")
         for _ in range(4 * HELD_BYTES >> 20):
             await wire.write(b"x" * (1 << 20))
         held = most_memory(client.process.pid)
         await wire.write(b"\n")
         await client.until_listed("work__echo")
         assert "isError" not in await client.call("work__echo", {"text": "still"})
+        spent = processor_seconds(client.process.pid)
 
     assert held < 3 * HELD_BYTES
+    assert spent < 2
+
+
+def processor_seconds(process: int) -> float:
+    """The time that a process has spent on a processor in its own code."""
+    status = Path(f"/proc/{process}/stat").read_text(encoding="ascii")
+    return int(status.rpartition(")")[2].split()[11]) / os.sysconf("SC_CLK_TCK")
 
 
 def most_memory(process: int) -> int:

@@ -181,7 +181,7 @@ SERVERS = (
         DEFINITIONS + "test_tools_of_servers_with_confusable_names_stay_distinct",
     ),
     Promise(
-        "Secrets from the configuration and from logins never appear in logs, errors, failed "
+        "Secrets from the configuration and from logins never appear in logs, traces, errors, failed "
         "results, questions to a person or a model, stored queries, or a server's last output, neither as "
         "they are nor in escapes, percent-encoding, base64 or hexadecimal digits. What commands and the page "
         "show about servers is redacted, too, even a name that a server took from its secret.",
@@ -189,6 +189,7 @@ SERVERS = (
         "cli/test_strangers.py::test_no_command_prints_a_secret_that_a_server_uses_as_a_name",
         "cli/test_strangers.py::test_check_prints_little_of_what_a_package_runner_says_and_no_secret_of_it",
         "server/test_guard.py::test_a_secret_in_a_query_or_a_goal_is_not_kept",
+        "proxy/test_tracing.py::test_what_a_client_writes_reaches_a_collector_short_clean_and_without_secrets",
         STRANGERS + "test_a_secret_that_a_message_of_ours_quotes_is_removed_and_never_cut",
         STRANGERS + "test_a_question_holds_no_secret_of_its_server",
         MODES,

@@ -507,6 +507,13 @@ def test_long_and_many_arguments_are_cut_and_counted() -> None:
     assert others[-1] == "- … and 32 more arguments"
 
 
+def test_a_secret_in_the_name_of_an_argument_is_found_although_a_character_hides_in_it() -> None:
+    named = {"tok_\u200b9f8e": {"tok_9f\u200b8e": 1}}
+    told = described_arguments(json.dumps(named).encode(), lambda text: text.replace("tok_9f8e", "***"))
+
+    assert told == '- ***: {"***": 1}'
+
+
 def test_no_argument_fills_the_question_so_that_another_is_not_seen() -> None:
     deep: Any = 1
     for _ in range(5):

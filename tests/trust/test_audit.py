@@ -156,7 +156,8 @@ async def test_a_secret_in_the_name_of_a_client_is_redacted(workshop: Workshop, 
     workshop.server("work", tools=[tool("echo")], settings={"env": {"API_TOKEN": SECRET_VALUE}})
     async with inside(workshop.config(store={"path": str(workshop.folder / "state" / "s.db")})) as proxy:
         host = Host(proxy, era)
-        host.client_info = Raw(json.dumps({"name": f"host {SECRET_VALUE}", "version": "1"}).encode())
+        hidden = f"host {SECRET_VALUE[:4]}\u200b{SECRET_VALUE[4:]}"
+        host.client_info = Raw(json.dumps({"name": hidden, "version": "1"}).encode())
         await host.call("work__echo")
 
         (entry,) = await entries(proxy, "call")
