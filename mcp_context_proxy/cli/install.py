@@ -209,6 +209,8 @@ def _plans(
                 plans.append(one)
                 text = one.change.after if one.change else text
                 _show_plan(console, one)
+            for other in host.others(os.environ):
+                console.note(f"{shown(str(other))}: its servers stay; '{APP} import FILE' copies them")
         except (OSError, EditError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             failed.append(f"{host.title}: {file}: {reason}")

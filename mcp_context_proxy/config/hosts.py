@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -140,7 +141,10 @@ def _goose(entry: dict[str, Any]) -> Converted:
 
 
 def _continue(entry: dict[str, Any]) -> Converted:
-    if headers := _table(entry, "requestOptions").get("headers"):
+    headers = _table(entry, "requestOptions").get("headers")
+    if (key := entry.pop("apiKey", None)) and isinstance(headers, dict | None):
+        headers = {"Authorization": f"Bearer {key}", **(headers or {})}
+    if headers:
         entry["headers"] = headers
     return Converted(entry)
 
@@ -224,9 +228,18 @@ _ALL: Final = ["*"]
 """List of Copilot CLI that leaves out no tool."""
 _APPROVALS: Final = ("alwaysAllow", "autoApprove", "tools")
 """Tools that a host calls without asking, or, in Codex, after asking; it is the host that asks."""
-_ALLOWED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "allowed"), ("allowMCPServers",))
+ALLOWED_SERVERS: Final[tuple[tuple[str, ...], ...]] = (("mcp", "allowed"), ("allowMCPServers",))
 _EXCLUDED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "excluded"), ("excludeMCPServers",))
 """Lists of servers beside the entries, in the settings of Gemini CLI."""
+_RULES: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
+    (("permissions", "deny"), "mcp__{}__"),  # Claude Code
+    (("tools",), "{}_"),  # opencode
+    (("permission",), "{}_"),  # opencode, since 1.1
+    (("agent", "tool_permissions", "tools"), "mcp:{}:"),  # Zed
+)
+"""Places of rules about tools beside the entries, with the beginning of the name that a tool has in them."""
+RULE_TABLES: Final = frozenset(place[0] for place, _ in _RULES)
+"""Tables at the top of a host's settings that have such rules."""
 _OURSELVES: Final = pattern(
     r"(?<![\w-])(?:mcp-context-proxy(?![\w/\\-])|(?<![/\\])mcp_context_proxy(?![\w./\\-]))"
 )
@@ -269,7 +282,10 @@ def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mist
             if (key := _switched_off(source.tables, written)) is not None:
                 servers[name]["enabled"] = False
                 source.origins["servers", name, "enabled"] = key
-            source.remarks[name] = tuple(_remarks(source, path, common.entry))
+            source.remarks[name] = (
+                *_remarks(source, path, common.entry),
+                *_with_rules(source, ("servers", name), written, servers[name]),
+            )
             if "envFile" in entry:
                 warn(f"{source.file}: server {written!r}: envFile is not read; name its variables in env")
     return replace(source, tables={"servers": servers}), mistakes
@@ -388,10 +404,50 @@ def _switched_off(tables: Mapping[str, Any], name: str) -> KeyPath | None:
     for place in _EXCLUDED_SERVERS:
         if name in (names := _names_at(tables, place) or []):
             return (*place, names.index(name))
-    for place in _ALLOWED_SERVERS:
+    for place in ALLOWED_SERVERS:
         if (allowed := _names_at(tables, place)) is not None and name not in allowed:
             return place
     return None
+
+
+def _with_rules(source: ConfigSource, path: KeyPath, written: str, server: dict[str, Any]) -> Iterator[str]:
+    """Add the tools that rules beside the entries deny to those of a server; yield a remark on each place."""
+    denied = _denied_by_rules(source.tables, written)
+    if denied and isinstance(before := server.get("deny", []), list):
+        server["deny"] = [*before, *denied]
+        for index, place in enumerate(denied.values(), len(before)):
+            source.origins[*path, "deny", index] = place
+        for place in dict.fromkeys(denied.values()):
+            tools = _listed([one for one, rule in denied.items() if rule == place])
+            yield f"what its host denies in {dotted(place)} is carried over as deny: {tools}"
+
+
+def _denied_by_rules(tables: Mapping[str, Any], written: str) -> dict[str, KeyPath]:
+    """Return globs of the tools of a server that rules deny, with the place of each; the last rule counts."""
+    found: dict[str, KeyPath] = {}
+    for place, form in _RULES:
+        rules = _at(tables, place)
+        if isinstance(rules, list) and place[-1] == "deny":
+            rules = {rule: "deny" for rule in rules if isinstance(rule, str)}
+        for rule, decision in rules.items() if isinstance(rules, dict) else ():
+            given = decision.get("default", decision.get("*")) if isinstance(decision, dict) else decision
+            # Some hosts replace what may not stand in the name of a tool.
+            for name in dict.fromkeys((written, re.sub(r"[^\w-]", "_", written))):
+                for tools in _tools_of(rule, form.format(name)):
+                    if given is False or given == "deny":
+                        found[tools] = place
+                    else:
+                        found = {one: at for one, at in found.items() if not fnmatchcase(one, tools)}
+    return found
+
+
+def _tools_of(rule: str, begin: str) -> Iterator[str]:
+    """Yield globs of the tools whose names, after `begin`, a rule matches."""
+    if f"{rule}__" == begin:
+        yield "*"  # Claude Code: the server as a whole
+    for cut in range(1, len(rule) + 1):
+        if fnmatchcase(begin, rule[:cut]) and (rest := f"{'*' * (rule[cut - 1] == '*')}{rule[cut:]}"):
+            yield rest
 
 
 def _names_at(tables: Mapping[str, Any], place: KeyPath) -> list[str] | None:
@@ -403,7 +459,7 @@ def _names_at(tables: Mapping[str, Any], place: KeyPath) -> list[str] | None:
 
 def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:
     """Yield a mistake for each list of servers that cannot be read: what it switches off is on."""
-    for place in (*_ALLOWED_SERVERS, *_EXCLUDED_SERVERS):
+    for place in (*ALLOWED_SERVERS, *_EXCLUDED_SERVERS):
         if _at(tables, place) is not None and _names_at(tables, place) is None:
             yield Mistake(place, "must be a list of names of servers")
 

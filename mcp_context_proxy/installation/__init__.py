@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from mcp_context_proxy.config.host_profiles import SERVER
+from mcp_context_proxy.config.hosts import ALLOWED_SERVERS
 from mcp_context_proxy.installation.editing import EditError, Form, Place, entries
 
 
@@ -85,6 +86,12 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     """Place in files of a newer version, which is taken where it has tables already."""
     folder_variable: str = ""
     """Variable with another folder for the settings of this host, if it has one."""
+    rules: str = ""
+    """Path of other settings of the host, which can deny tools of its servers."""
+    profiles: tuple[str, ...] = ()
+    """Paths, with ``*`` for any folder, of further files in which it has servers."""
+    allowed: tuple[Place, ...] = ()
+    """Places of lists of the servers that it may start; without a list it starts all."""
     form: Form = "json"
     listed: bool = False
     """True if the servers are a list of entries that have names, instead of a table."""
@@ -100,13 +107,24 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     signs: tuple[str, ...] = ()
     """Paths of which one shows that the host is there although it has no such file yet."""
 
-    def file(self, environ: Mapping[str, str], platform: str = sys.platform) -> Path:
-        """Return the path of its settings on this machine, whether the file exists or not."""
-        known = self.files.get(platform) or self.files.get("any") or self.files["linux"]
+    def file(self, environ: Mapping[str, str], platform: str = sys.platform, path: str = "") -> Path:
+        """Return the path of its settings, or of another file of it, whether that exists or not."""
+        known = (path,) if path else self._known(platform)
         paths = [_expanded(one, environ, platform) for one in known]
         if folder := environ.get(self.folder_variable):
             paths = [Path(folder) / path.name for path in paths]
         return next((path for path in paths if path.exists()), paths[0])
+
+    def others(self, environ: Mapping[str, str]) -> list[Path]:
+        """Return the other files with servers of this host that exist, such as those of profiles."""
+        chosen = self.file(environ)
+        known = (*self._known(sys.platform), *self.profiles)
+        paths = [_expanded(one, environ, sys.platform) for one in known]
+        found = (path.parent.parent.glob(f"{path.parent.name}/{path.name}") for path in paths)
+        return [file for files in found for file in sorted(files) if file != chosen]
+
+    def _known(self, platform: str) -> tuple[str, ...]:
+        return self.files.get(platform) or self.files.get("any") or self.files["linux"]
 
     def place_in(self, text: str) -> Place:
         with suppress(EditError):
@@ -139,6 +157,9 @@ def _expanded(path: str, environ: Mapping[str, str], platform: str) -> Path:
 
 _CLINE: Final = "{config}/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"
 
+_VSCODES: Final = ("Code", "Code - Insiders", "VSCodium")
+"""Folders of the editions of VS Code."""
+
 _HOSTS: Final = (
     HostPlace(
         name="claude-desktop",
@@ -150,6 +171,7 @@ _HOSTS: Final = (
         name="claude-code",
         title="Claude Code",
         files={"any": ("~/.claude.json",)},
+        rules="~/.claude/settings.json",
         folder_variable="CLAUDE_CONFIG_DIR",
         entry=_claude_code,
         signs=("~/.claude",),
@@ -163,7 +185,8 @@ _HOSTS: Final = (
     HostPlace(
         name="vscode",
         title="VS Code",
-        files={"any": ("{config}/Code/User/mcp.json",)},
+        files={"any": tuple(f"{{config}}/{name}/User/mcp.json" for name in _VSCODES)},
+        profiles=tuple(f"{{config}}/{name}/User/profiles/*/mcp.json" for name in _VSCODES),
         place=("servers",),
         entry=_stdio,
         restart="run 'Developer: Reload Window'",
@@ -187,6 +210,7 @@ _HOSTS: Final = (
         name="gemini-cli",
         title="Gemini CLI",
         files={"any": ("~/.gemini/settings.json",)},
+        allowed=ALLOWED_SERVERS,
         named=_named_for_gemini,
         restart="start a new session, in a folder that you trust: elsewhere it starts no server",
     ),
@@ -250,6 +274,30 @@ _HOSTS: Final = (
         files={"any": ("~/.copilot/mcp-config.json",)},
         folder_variable="COPILOT_HOME",
         entry=_copilot,
+    ),
+    HostPlace(
+        name="jetbrains",
+        title="Copilot in JetBrains IDEs",
+        files={
+            "any": ("~/.config/github-copilot/intellij/mcp.json",),
+            "win32": ("~/AppData/Local/github-copilot/intellij/mcp.json",),
+        },
+        place=("servers",),
+        entry=_stdio,
+        restart="restart the IDE",
+    ),
+    HostPlace(
+        name="kiro",
+        title="Kiro",
+        files={"any": ("~/.kiro/settings/mcp.json",)},
+        signs=("~/.kiro",),
+        restart="nothing to do: it notices the change",
+    ),
+    HostPlace(
+        name="antigravity",
+        title="Antigravity",
+        files={"any": ("~/.gemini/config/mcp_config.json", "~/.gemini/antigravity/mcp_config.json")},
+        restart="start a new session, or press Refresh under Manage MCP Servers",
     ),
 )
 
