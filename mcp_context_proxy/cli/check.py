@@ -550,8 +550,10 @@ def remedy_for(
                 "give it the option that makes it speak over stdio, such as --stdio or --transport stdio; or "
                 "start it yourself and configure its url instead of a command"
             )
-        case Fault.NO_MCP | Fault.REFUSED if config.command is not None:
+        case Fault.NO_MCP if config.command is not None:
             return "if it is no MCP server, correct the command"
+        case Fault.REFUSED if config.command is not None:
+            return "the error is its own: its documentation, or its output above, may say what it lacks"
     if config.url is None:
         return ""
     named = [name for name in os.environ if name.upper() in PROXIES and os.environ[name]]

@@ -1,8 +1,8 @@
 """Converts the files of hosts to our tables.
 
 Claude Desktop, Claude Code, Cursor and many others write ``mcpServers``; VS Code writes ``servers``, or
-``mcp.servers`` in its settings; others have places and forms of their own (`host_entries`). The rest of such
-a file belongs to the host and is ignored.
+``mcp.servers`` in its settings; others have places and forms of their own (`PLACES`). Of the rest of such a
+file only what turns servers and tools off is read.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ PLACES: Final[tuple[tuple[tuple[str, ...], Dialect], ...]] = (
     (("servers",), "common"),
     (("mcp", "servers"), "common"),
     (("mcp", "mcpServers"), "common"),
+    (("settings", "mcp", "servers"), "common"),
+    (("customizations", "vscode", "mcp", "servers"), "common"),
     (("context_servers",), "zed"),
     (("mcp_servers",), "codex"),
     (("extensions",), "goose"),
@@ -232,12 +234,21 @@ ALLOWED_SERVERS: Final[tuple[tuple[str, ...], ...]] = (("mcp", "allowed"), ("all
 _EXCLUDED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "excluded"), ("excludeMCPServers",))
 """Lists of servers beside the entries, in the settings of Gemini CLI."""
 _RULES: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
-    (("permissions", "deny"), "mcp__{}__"),  # Claude Code
+    *((("permissions", decision), "mcp__{}__") for decision in ("allow", "ask", "deny")),  # Claude Code
     (("tools",), "{}_"),  # opencode
     (("permission",), "{}_"),  # opencode, since 1.1
     (("agent", "tool_permissions", "tools"), "mcp:{}:"),  # Zed
 )
-"""Places of rules about tools beside the entries, with the beginning of the name that a tool has in them."""
+"""Places of rules about tools beside the entries, with the beginning of the name that a tool has in them.
+The last rule for a tool counts."""
+_DECISIONS: Final[Mapping[str | bool, str]] = {False: "deny", "confirm": "ask"}
+"""Decisions of rules that are spelt otherwise than `_RULED` has them."""
+_RULED: Final[Mapping[str, str]] = {
+    "deny": "is carried over as deny",
+    "ask": 'is not carried over, and names tools that it sees no longer; allow = "ask" asks here',
+    "allow": "is not carried over; allow there again what you want, under the names of this proxy",
+}
+"""Decisions of rules, with their meaning behind the proxy."""
 RULE_TABLES: Final = frozenset(place[0] for place, _ in _RULES)
 """Tables at the top of a host's settings that have such rules."""
 _OURSELVES: Final = pattern(
@@ -412,32 +423,35 @@ def _switched_off(tables: Mapping[str, Any], name: str) -> KeyPath | None:
 
 def _with_rules(source: ConfigSource, path: KeyPath, written: str, server: dict[str, Any]) -> Iterator[str]:
     """Add the tools that rules beside the entries deny to those of a server; yield a remark on each place."""
-    denied = _denied_by_rules(source.tables, written)
-    if denied and isinstance(before := server.get("deny", []), list):
-        server["deny"] = [*before, *denied]
-        for index, place in enumerate(denied.values(), len(before)):
-            source.origins[*path, "deny", index] = place
-        for place in dict.fromkeys(denied.values()):
-            tools = _listed([one for one, rule in denied.items() if rule == place])
-            yield f"what its host denies in {dotted(place)} is carried over as deny: {tools}"
+    ruled = _ruled(source.tables, written)
+    for decision, remark in _RULED.items():
+        found = {tools: place for tools, (made, place) in ruled.items() if made == decision}
+        before = server.get("deny", [])
+        if decision == "deny" and found and isinstance(before, list):
+            server["deny"] = [*before, *found]
+            for index, place in enumerate(found.values(), len(before)):
+                source.origins[*path, "deny", index] = place
+        for place in dict.fromkeys(found.values()):
+            named = _listed([tools for tools, one in found.items() if one == place])
+            yield f"{dotted(place)} of its host {remark}: {named}"
 
 
-def _denied_by_rules(tables: Mapping[str, Any], written: str) -> dict[str, KeyPath]:
-    """Return globs of the tools of a server that rules deny, with the place of each; the last rule counts."""
-    found: dict[str, KeyPath] = {}
+def _ruled(tables: Mapping[str, Any], written: str) -> dict[str, tuple[Any, KeyPath]]:
+    """Return globs of the tools of a server, each with the last decision of a rule and the place of that."""
+    found: dict[str, tuple[Any, KeyPath]] = {}
     for place, form in _RULES:
         rules = _at(tables, place)
-        if isinstance(rules, list) and place[-1] == "deny":
-            rules = {rule: "deny" for rule in rules if isinstance(rule, str)}
-        for rule, decision in rules.items() if isinstance(rules, dict) else ():
-            given = decision.get("default", decision.get("*")) if isinstance(decision, dict) else decision
+        if isinstance(rules, list) and place[0] == "permissions":
+            rules = dict.fromkeys((rule for rule in rules if isinstance(rule, str)), place[-1])
+        for rule, given in rules.items() if isinstance(rules, dict) else ():
+            decision = given.get("default", given.get("*")) if isinstance(given, dict) else given
+            decision = _DECISIONS.get(decision, decision) if isinstance(decision, str | bool) else None
             # Some hosts replace what may not stand in the name of a tool.
             for name in dict.fromkeys((written, re.sub(r"[^\w-]", "_", written))):
                 for tools in _tools_of(rule, form.format(name)):
-                    if given is False or given == "deny":
-                        found[tools] = place
-                    else:
-                        found = {one: at for one, at in found.items() if not fnmatchcase(one, tools)}
+                    found = {one: made for one, made in found.items() if not fnmatchcase(one, tools)}
+                    if rule != "*" or decision == "deny":
+                        found[tools] = (decision, place)
     return found
 
 
@@ -447,7 +461,7 @@ def _tools_of(rule: str, begin: str) -> Iterator[str]:
         yield "*"  # Claude Code: the server as a whole
     for cut in range(1, len(rule) + 1):
         if fnmatchcase(begin, rule[:cut]) and (rest := f"{'*' * (rule[cut - 1] == '*')}{rule[cut:]}"):
-            yield rest
+            yield rest.replace("?", "*")
 
 
 def _names_at(tables: Mapping[str, Any], place: KeyPath) -> list[str] | None:

@@ -79,8 +79,9 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     title: str
     """Name that people know."""
     files: Mapping[str, tuple[str, ...]]
-    """Paths by platform (``linux``, ``darwin``, ``win32``, or ``any``). The first that exists is used, else
-    the first. ``~`` is the home folder, ``{config}`` the folder of settings of that platform."""
+    """Paths by platform (``linux``, ``darwin``, ``win32``, or ``any``): the first that exists is used, else
+    the first whose folder exists, else the first. ``~`` is the home folder, ``{config}`` the folder of
+    settings of that platform."""
     place: Place = ("mcpServers",)
     newer: Place | None = None
     """Place in files of a newer version, which is taken where it has tables already."""
@@ -113,7 +114,8 @@ class HostPlace(Struct, frozen=True, kw_only=True):
         paths = [_expanded(one, environ, platform) for one in known]
         if folder := environ.get(self.folder_variable):
             paths = [Path(folder) / path.name for path in paths]
-        return next((path for path in paths if path.exists()), paths[0])
+        there = [path for path in paths if path.exists()] or [path for path in paths if path.parent.exists()]
+        return (there or paths)[0]
 
     def others(self, environ: Mapping[str, str]) -> list[Path]:
         """Return the other files with servers of this host that exist, such as those of profiles."""

@@ -32,6 +32,7 @@ from mcp_context_proxy.config.hosts import (
     names_for,
 )
 from mcp_context_proxy.config.load import expand_home
+from mcp_context_proxy.config.programs import PROGRAM_ALONE
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import Mistake, dotted, parse, plain, read_toml
 from mcp_context_proxy.errors import ConfigError
@@ -219,6 +220,9 @@ def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:
         yield "it has both a command and a url" if table.get("url") else "it has neither a command nor a url"
     for key in ("command", "cwd"):
         value = table.get(key)
+        if key == "command" and len(str(value).split()) > 1 and not _FULL.match(str(value)):
+            yield f"command: {PROGRAM_ALONE}"
+            continue
         # A bare name is looked up on the PATH.
         if isinstance(value, str) and (key == "cwd" or re.search(r"[/\\]", value)) and not _FULL.match(value):
             yield f"{key}: {value} counts from the folder that its host has open; write the full path"

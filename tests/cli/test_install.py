@@ -243,9 +243,21 @@ def test_import_names_the_file_of_a_host_that_it_cannot_read(run: Run, home: Pat
     assert f"mcp-context-proxy: {file}: it is not valid JSON" in done.stderr
 
 
-def test_import_copies_from_a_file_of_any_host(run: Run, home: Path, tmp_path: Path) -> None:
-    file = tmp_path / "opencode.json"
-    file.write_text(json.dumps({"mcp": {"desk": {"type": "local", "command": CALCULATOR}}}), "utf-8")
+@pytest.mark.parametrize(
+    ("name", "outer"),
+    [
+        ("opencode.json", ("mcp",)),
+        ("devcontainer.json", ("customizations", "vscode", "mcp", "servers")),
+        ("desk.code-workspace", ("settings", "mcp", "servers")),
+    ],
+)
+def test_import_copies_from_a_file_of_any_host(
+    name: str, outer: tuple[str, ...], run: Run, home: Path, tmp_path: Path
+) -> None:
+    file, settings = tmp_path / name, {"desk": {"type": "local", "command": CALCULATOR}}
+    for key in reversed(outer):
+        settings = {key: settings}
+    file.write_text(json.dumps(settings), "utf-8")
     before = file.read_bytes()
     done = run("import", file)
     assert "desk: copied as desk" in done.stdout

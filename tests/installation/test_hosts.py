@@ -274,10 +274,12 @@ def test_server_that_only_its_host_can_start_stays(put: Place, machine: Machine)
       "asks": {"command": "x", "env": {"KEY": "${input:key}"}},
       "file": {"command": "x", "envFile": ".env"},
       "wrong": {"args": ["x"]},
+      "line": {"command": "npx -y @desk/server"},
       "fine": {"command": "/bin/fine", "timeout": 5, "alwaysAllow": ["look"]}}}"""
     file = put("cursor", text.encode())
     done = machine.install("cursor")
-    assert set(done.staying) == {"here", "asks", "file", "wrong"}
+    assert set(done.staying) == {"here", "asks", "file", "wrong", "line"}
+    assert done.staying["line"].startswith("command: it is the program alone")
     assert "workspaceFolder" in done.staying["here"]
     assert any("timeout" in note for note in done.notes)
     assert any("look" in note for note in done.notes)
@@ -342,12 +344,18 @@ def test_key_of_continue_becomes_the_header_that_it_sends(put: Place, machine: M
         (
             "claude-code",
             {},
-            {"permissions": {"deny": ["mcp__my_desk__wipe", "mcp__*__drop_*", "Bash(rm *)"]}},
+            {
+                "permissions": {
+                    "deny": ["mcp__my_desk__wipe", "mcp__*__drop_*", "Bash(rm *)"],
+                    "ask": ["mcp__my_desk__send"],
+                    "allow": ["mcp__my_desk", "Bash(ls)"],
+                }
+            },
         ),
         ("opencode", {"tools": {"my desk_wipe": False, "*_drop_*": False, "bash": False}}, {}),
         (
             "opencode",
-            {"permission": {"*": "ask", "my_desk_wipe": "deny", "*_drop_*": "deny", "bash": {"*": "deny"}}},
+            {"permission": {"*": "ask", "my_desk_wip?": "deny", "*_drop_*": "deny", "bash": {"*": "deny"}}},
             {},
         ),
         (
@@ -379,9 +387,13 @@ def test_tools_that_rules_of_a_host_deny_stay_off(
         beside.write_text(json.dumps(rules), "utf-8")
     done = machine.install(host)
     ours = tomllib.loads(machine.file.read_text("utf-8"))["servers"]
-    assert set(ours["my-desk"]["deny"]) >= {"wipe", "drop_*"}
+    denied = set(ours["my-desk"]["deny"])
+    assert "drop_*" in denied
+    assert denied & {"wipe", "wip*"}
     assert "wipe" not in ours["other"].get("deny", [])
-    assert any("carried over as deny: wipe" in note for note in done.notes)
+    assert any("carried over as deny: wip" in note for note in done.notes)
+    told = [note for note in done.notes if "permissions.a" in note]
+    assert [note.rpartition(": ")[2] for note in told] == (["send", "*"] if rules else [])
 
 
 def test_server_whose_tools_a_rule_denies_altogether_stays(put: Place, machine: Machine) -> None:
@@ -733,6 +745,17 @@ def test_copies_and_configuration_are_private(put: Place, machine: Machine) -> N
     files = [machine.file, *machine.journal.folder.iterdir()]
     assert len(files) == 3
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+@pytest.mark.parametrize(
+    ("host", "folder"), [("vscode", ".config/Code - Insiders/User"), ("cline", ".cline/data/settings")]
+)
+def test_first_file_of_a_host_is_made_for_the_edition_that_is_there(
+    host: str, folder: str, home: Path, environ: dict[str, str]
+) -> None:
+    (home / folder).mkdir(parents=True)
+    assert HOST_PLACES[host].file(environ, "linux").parent == home / folder
+    assert HOST_PLACES[host].is_here(environ)
 
 
 def test_hosts_are_found_by_their_files_and_folders(home: Path, environ: dict[str, str], put: Place) -> None:
