@@ -93,10 +93,25 @@ def _hosts(names: Sequence[str]) -> list[HostPlace]:
     return [HOST_PLACES[name] for name in dict.fromkeys(names)]
 
 
+_CACHED: Final = re.compile(
+    r"[/\\](?:(?:archive|environments|builds)-v\d+|\.?cache[/\\]pipx|pipx[/\\]\.cache)[/\\]", re.IGNORECASE
+)
+"""A path in a cache of uv, or of ``pipx run``."""
+
+
 def own_command(file: Path) -> list[str]:
-    """Return the command with which a host starts this proxy: a full path, as hosts lack the shell's PATH."""
+    """Return the command with which a host starts this proxy: a full path, as hosts lack the shell's PATH.
+
+    Raises `InstallError` for a program that will not stay where it is.
+    """
     started = Path(sys.argv[0])
     found = str(started.absolute()) if started.stem == APP and started.exists() else shutil.which(APP)
+    if found and _CACHED.search(found):
+        raise InstallError(
+            f"nothing was changed: this program is a copy in the cache of uvx or pipx, which delete it some "
+            f"day, and hosts could not start it then. Install it ('uv tool install {APP}' or 'pipx install "
+            f"{APP}'), and run '{APP} install' again"
+        )
     program = [found] if found else [sys.executable, "-P", "-m", "mcp_context_proxy"]
     return [*program, "serve", *([] if file == default_path(os.environ) else ["--config", str(file)])]
 
@@ -413,6 +428,7 @@ def _purge(console: Terminal, dry_run: bool, yes: bool) -> None:
 
 
 host_argument = click.argument("host", metavar="HOST", type=click.Choice(list(HOOK_PLACES)))
+HOOK_HOSTS: Final = f"HOST is one of: {', '.join(HOOK_PLACES)}"
 
 
 @click.group("hook", cls=CommandGroup)
@@ -420,7 +436,7 @@ def hook_command() -> None:
     """Give a host's model, at each prompt, the tools, rules and references that fit the user's own words."""
 
 
-@hook_command.command("install")
+@hook_command.command("install", epilog=HOOK_HOSTS)
 @host_argument
 @config_option
 @dry_option
@@ -447,7 +463,7 @@ def install_hook(ctx: click.Context, host: str, config_path: Path | None, dry_ru
     console.say(f"Back to how it was: {APP} hook uninstall {host}")
 
 
-@hook_command.command("uninstall")
+@hook_command.command("uninstall", epilog=HOOK_HOSTS)
 @host_argument
 @dry_option
 def uninstall_hook(host: str, dry_run: bool) -> None:
