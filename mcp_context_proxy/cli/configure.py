@@ -50,9 +50,9 @@ from mcp_context_proxy.config import Config, ServerConfig, load
 from mcp_context_proxy.config.hosts import names_for, servers_place
 from mcp_context_proxy.config.settings import SERVER_NAME
 from mcp_context_proxy.config.source import parse, plain
-from mcp_context_proxy.installation import HOST_PLACES
+from mcp_context_proxy.installation import HOST_PLACES, read_text
 from mcp_context_proxy.installation.editing import EditError, entries
-from mcp_context_proxy.installation.journal import read_text, write
+from mcp_context_proxy.installation.journal import write
 from mcp_context_proxy.installation.plan import FileChange, read_configuration, rules_of, servers_in
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.system import APP, BEGINNING

@@ -24,7 +24,7 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, results
 from mcp_context_proxy.config import default_path, find, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
 from mcp_context_proxy.errors import ContextProxyError
-from mcp_context_proxy.installation import HOST_PLACES, HostPlace, hosts_here
+from mcp_context_proxy.installation import HOST_PLACES, HostPlace, hosts_here, read_text
 from mcp_context_proxy.installation.editing import EditError, entries
 from mcp_context_proxy.installation.journal import (
     HOOK_PLACES,
@@ -32,7 +32,6 @@ from mcp_context_proxy.installation.journal import (
     is_ours_alone,
     kept_copy,
     kept_data,
-    read_text,
     write,
 )
 from mcp_context_proxy.installation.journal import planned as planned_hook

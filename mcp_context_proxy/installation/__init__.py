@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import ALLOWED_SERVERS
+from mcp_context_proxy.config.source import MAX_BYTES
 from mcp_context_proxy.installation.editing import EditError, Form, Place, entries
 
 
@@ -309,3 +310,21 @@ HOST_PLACES: Final[Mapping[str, HostPlace]] = {host.name: host for host in _HOST
 
 def hosts_here(environ: Mapping[str, str]) -> list[HostPlace]:
     return [host for host in _HOSTS if host.is_here(environ)]
+
+
+def read_text(file: Path) -> str | None:
+    """Return the text of a host's file as it stands there; None if there is no file.
+
+    Raises `OSError` if the file cannot be read, and `EditError` if it is no regular file, too large, or not
+    text.
+    """
+    if not file.exists():
+        return None
+    if not file.is_file():
+        raise EditError(f"{file} is not a regular file")
+    if file.stat().st_size > MAX_BYTES:
+        raise EditError(f"{file} is larger than {MAX_BYTES >> 20} MiB")
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise EditError(f"{file} is not UTF-8 text") from None

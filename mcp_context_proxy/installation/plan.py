@@ -36,7 +36,7 @@ from mcp_context_proxy.config.programs import PROGRAM_ALONE
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import Mistake, dotted, parse, plain, read_toml
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.installation import HostPlace
+from mcp_context_proxy.installation import HostPlace, read_text
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
 
 CARRIED: Final = frozenset(
@@ -107,11 +107,16 @@ def rules_of(host: HostPlace, text: str, environ: Mapping[str, str]) -> dict[str
     Raises `EditError` if that file cannot be read: what it turns off would be on.
     """
     tables = entries(host.form, text, ())
-    if host.rules and (beside := host.file(environ, path=host.rules)).exists():
+    if host.rules:
+        beside = host.file(environ, path=host.rules)
         try:
-            tables |= entries("json", beside.read_text("utf-8-sig"), ())
-        except (OSError, ValueError, EditError) as error:
-            raise EditError(f"{beside}: {getattr(error, 'strerror', None) or error}") from None
+            text = read_text(beside) or ""
+        except OSError as error:
+            raise EditError(f"{beside}: {error.strerror or error}") from None
+        try:
+            tables |= entries("json", text, ())
+        except EditError as error:
+            raise EditError(f"{beside}: {error}") from None
     return {key: tables[key] for key in RULE_TABLES & tables.keys()}
 
 

@@ -14,9 +14,8 @@ from support.nobody import NOBODY
 from support.tables import each
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.installation import HOST_PLACES, hosts_here
+from mcp_context_proxy.installation import HOST_PLACES, hosts_here, read_text
 from mcp_context_proxy.installation.editing import EditError, edited, entries
-from mcp_context_proxy.installation.journal import read_text
 from mcp_context_proxy.installation.plan import Configuration, plan
 
 from .conftest import COMMAND, Machine, Place
@@ -412,6 +411,10 @@ def test_rules_that_cannot_be_read_leave_the_host_alone(put: Place, machine: Mac
     (file.parent / ".claude").mkdir()
     (file.parent / ".claude" / "settings.json").write_text('{"permissions": ', "utf-8")
     with pytest.raises(EditError, match=r"settings\.json: it is not valid JSON"):
+        machine.install("claude-code")
+    (file.parent / ".claude" / "settings.json").unlink()
+    os.mkfifo(file.parent / ".claude" / "settings.json")
+    with pytest.raises(EditError, match=r"settings\.json is not a regular file"):
         machine.install("claude-code")
 
 
