@@ -7,6 +7,7 @@ pinned version, which becomes another program whenever its author publishes one.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -131,7 +132,7 @@ def check_command(
         Verdict(Level.OK if note.endswith("is skipped") else Level.WARNING, "config", note)
         for note in skipped
     )
-    verdicts += _folders(config)
+    verdicts += (*_folders(config), *_dollars(config))
     show(console, verdicts)
     versions: Versions = {}
     found = run(_check_proxy, config, profile, versions)
@@ -255,6 +256,19 @@ def _folders(config: Config) -> Iterator[Verdict]:
     for folder, names in servers.items():
         verb = "starts" if len(names) == 1 else "start"
         yield Verdict(Level.OK, "folder", f"{', '.join(names)} {verb} in {folder}")
+
+
+def _dollars(config: Config) -> Iterator[Verdict]:
+    """Yield the variables that are written for a shell, where no shell reads them."""
+    for name, server in config.servers.items():
+        texts = (*server.args, *server.env.values(), *server.headers.values())
+        found = dict.fromkeys(one for text in texts for one in _DOLLAR.findall(text) if one[1:] in os.environ)
+        if found and PurePath(server.command or "").name not in {"sh", "bash", "zsh"}:
+            message = f"{some_of([*found])}: passed on as written, and not its value"
+            yield Verdict(Level.WARNING, name, message, "write ${NAME} for the value of a variable")
+
+
+_DOLLAR: Final = re.compile(r"(?<![$\\])\$[A-Za-z_]\w*")
 
 
 async def _check_proxy(config: Config, host: HostProfile | None, versions: Versions) -> list[Verdict]:

@@ -283,6 +283,18 @@ def test_a_few_variables_are_named_where_no_output_mentions_one(run: Run, worksh
     assert not {"OPENBLAS_NUM_THREADS", "PYDANTIC_DISABLE_PLUGINS"} & set(told.replace(",", " ").split())
 
 
+def test_a_variable_that_is_written_for_a_shell_is_told(run: Run, workshop: Workshop) -> None:
+    plain = workshop.server("plain").settings
+    args = [*plain["args"], "$DESK_KEY", "$UNKNOWN", "$${DESK_KEY}", "${DESK_KEY}"]
+    workshop.server("plain").settings = {**plain, "args": args}
+    workshop.server("shell").settings = {"command": "sh", "args": ["-c", "exec cat $DESK_KEY"]}
+    told = flat(run("check", "--config", workshop.config(), DESK_KEY="hidden-value").stdout)
+
+    assert "warning plain: $DESK_KEY: passed on as written, and not its value -> write ${NAME}" in told
+    assert told.count("passed on as written") == 1
+    assert "hidden-value" not in told
+
+
 def test_what_a_program_says_at_its_end_leads_to_a_remedy(run: Run, workshop: Workshop) -> None:
     """The words are those of real programs: of uv, of Node.js, and of a server for the SDK before."""
     said = {
