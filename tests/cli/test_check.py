@@ -244,7 +244,7 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     assert "silent: it was not ready within 0.5 s" in told
     assert "raise connect_timeout under servers.silent. If it is no MCP server" in told
     assert "run: mcp-context-proxy login closed -> if it takes a fixed token instead, set" in told
-    assert "refuses: it answered with error -32000: no -> if it is no MCP server, correct the command" in told
+    assert "refuses: it answered with error -32000: no -> the error is its own" in told
     assert "usage: it exited (code 2) | stdout: Usage: tool [options] | stdout: --verbose loud" in told
     assert "| stdout: unknown option -> its output on stdout is no MCP message" in told
     assert "complains: it was not ready within 2 s | stdout: no licence key ->" in told
@@ -271,6 +271,18 @@ def test_a_few_variables_are_named_where_no_output_mentions_one(run: Run, worksh
 
     assert re.fullmatch(r"ANY_TOKEN, \w+, \w+ and \d+ more", listed)
     assert not {"OPENBLAS_NUM_THREADS", "PYDANTIC_DISABLE_PLUGINS"} & set(told.replace(",", " ").split())
+
+
+def test_a_variable_that_is_written_for_a_shell_is_told(run: Run, workshop: Workshop) -> None:
+    plain = workshop.server("plain").settings
+    args = [*plain["args"], "$DESK_KEY", "$UNKNOWN", "$${DESK_KEY}", "${DESK_KEY}"]
+    workshop.server("plain").settings = {**plain, "args": args}
+    workshop.server("shell").settings = {"command": "sh", "args": ["-c", "exec cat $DESK_KEY"]}
+    told = flat(run("check", "--config", workshop.config(), DESK_KEY="hidden-value").stdout)
+
+    assert "warning plain: $DESK_KEY: passed on as written, and not its value -> write ${NAME}" in told
+    assert told.count("passed on as written") == 1
+    assert "hidden-value" not in told
 
 
 def test_what_a_program_says_at_its_end_leads_to_a_remedy(run: Run, workshop: Workshop) -> None:
@@ -311,6 +323,14 @@ def test_what_a_program_says_at_its_end_leads_to_a_remedy(run: Run, workshop: Wo
         ),
         "docker": ("docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock.",),
         "network": ("Error: getaddrinfo ENOTFOUND example.com",),
+        "redis": ("Error: connect ECONNREFUSED 127.0.0.1:6379", "    at Socket (node:net)"),
+        "postgres": ("Please provide a database URL as a command-line argument",),
+        "remote": ("[14338] Usage: mcp-remote <https://server-url> [callback-port] [--debug]",),
+        "browser": ("error: unknown option '--nope'",),
+        "fetch": (
+            "usage: mcp-server-fetch [-h]",
+            "mcp-server-fetch: error: unrecognized arguments: --nope x",
+        ),
     }
     for name, lines in said.items():
         workshop.server(name, at_start=[{"stderr": "\n".join(lines) + "\n"}, {"exit": 1}])
@@ -325,6 +345,8 @@ def test_what_a_program_says_at_its_end_leads_to_a_remedy(run: Run, workshop: Wo
     assert 'begin its args with "--from", the package, and the executable' in told
     assert "-> start Docker" in told
     assert "-> it does not reach the network" in told
+    assert told.count("-> what it connects to does not run") == 1
+    assert told.count("-> its args are wrong, or lack something that it needs") == 4
     assert "failed without these variables" not in told, "what they said is the reason"
 
 

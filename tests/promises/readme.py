@@ -45,7 +45,7 @@ README = (
     ),
     Promise(
         "It knows Claude Desktop, Claude Code, Cursor, VS Code, Windsurf, Codex, Gemini CLI, Zed, opencode, "
-        "Cline, Goose, LM Studio, Continue and Copilot CLI",
+        "Cline, Goose, LM Studio, Continue, Copilot CLI, Copilot in JetBrains IDEs, Kiro and Antigravity",
         HOSTS + "test_install_then_uninstall_changes_nothing",
         HOSTS + "test_each_host_has_a_place_on_each_platform",
     ),
