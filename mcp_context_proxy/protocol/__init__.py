@@ -112,7 +112,7 @@ def deepest(encoded: bytes, part_bytes: int = PART_BYTES) -> Iterator[int]:
 
 def has_more_entries(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -> bool:
     """Return whether an object or array in valid JSON has more than `limit` entries of its own."""
-    if encoded.count(b",") < limit:
+    if not may_have_entries(encoded, limit):
         return False
     found = 0
     for marks, levels in _parts(encoded, part_bytes):
@@ -122,16 +122,20 @@ def has_more_entries(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -
     return False
 
 
+def may_have_entries(encoded: bytes, limit: int) -> bool:
+    """Return whether valid JSON has `limit` commas outside of its strings, as far as that is told quickly."""
+    return encoded.count(b",") >= limit and without_strings(encoded).count(b",") >= limit
+
+
 def holds_too_much(encoded: bytes) -> bool:
     """Return whether JSON has more than `MESSAGE_VALUES` values; spaces between them count as well.
 
     Whoever decodes it holds the interpreter, and so everybody else, as long as it takes.
     """
     # No byte counts for more than one value.
-    if len(encoded) <= MESSAGE_VALUES:
-        return False
-    encoded = _emptied(encoded, len(encoded) // BYTES_A_QUOTE) or encoded
-    if not _seems_to_hold_too_much(encoded):
+    if len(encoded) > MESSAGE_VALUES:
+        encoded = _emptied(encoded, len(encoded) // BYTES_A_QUOTE) or encoded
+    if len(encoded) <= MESSAGE_VALUES or not _seems_to_hold_too_much(encoded):
         return False
     weight = 0
     for bare in _without_strings(encoded, PART_BYTES, _UNMARKED):

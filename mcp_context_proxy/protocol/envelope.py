@@ -22,6 +22,7 @@ from mcp_context_proxy.protocol import (
     deepest,
     has_more_entries,
     holds_too_much,
+    may_have_entries,
     without_depths,
 )
 from mcp_context_proxy.system.later import pattern
@@ -232,7 +233,7 @@ def is_large(frame: object) -> bool:
     if not isinstance(frame, bytes) or len(frame) <= TAKEN_APART_BYTES:
         return False
     return len(frame) > LARGE_MESSAGE_BYTES or (
-        "numpy" not in sys.modules and frame.count(b",") >= MOST_ENTRIES
+        "numpy" not in sys.modules and may_have_entries(frame, MOST_ENTRIES)
     )
 
 
@@ -254,7 +255,7 @@ def batched(frame: bytes) -> list[bytes]:
 
 def decode_large(frame: bytes, decode: Callable[[bytes], Envelope]) -> Envelope:
     """Decode one large message by `decode`, in a worker thread."""
-    if frame.count(b",") >= MOST_ENTRIES:
+    if may_have_entries(frame, MOST_ENTRIES):
         import numpy  # noqa: F401, PLC0415 - here, where nobody waits
     if holds_too_much(frame):
         raise MalformedError(f"it has more than {MESSAGE_VALUES:,} values", INVALID_REQUEST)
