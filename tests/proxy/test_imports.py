@@ -50,6 +50,9 @@ async def used(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
         plain = folder / f"{server}.tools.json"
         plain.write_bytes(gzip.decompress((TOOLS / f"{server}.json.gz").read_bytes()))
         workshop.server(server, tools_file=str(plain), ledger=None)
+    table = {"content": [{"type": "text", "text": 'a,"b",,1\n' * 20_000}]}
+    files = {"read": [{"large": 2_000_000}], "sum": [{"result": table}]}
+    workshop.server("files", tools=[tool("read"), tool("sum")], calls=files, ledger=None)
     # Statistics count the tokens of all tools once one was called, beside whatever happens then.
     settings = {"expose": {"mode": "all"}, "statistics": {"enabled": False}}
     config = workshop.config(store={"path": "store.db"}, **settings)
@@ -59,6 +62,9 @@ async def used(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
             await client.until_listed("github__create_issue")
             await client.until_listed("linear__linear_getIssues")
             assert "isError" not in await client.call("github__create_issue", {})
+            await client.until_listed("files__read")
+            for name in ("files__read", "files__sum"):
+                assert "isError" not in await client.call(name, {})
             before = imported(log)
             await client.call("search_available_tools", {"query": "open a bug report"})
             after = imported(log)
