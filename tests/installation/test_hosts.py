@@ -15,7 +15,7 @@ from support.tables import each
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.installation import HOST_PLACES, hosts_here, read_text
-from mcp_context_proxy.installation.editing import EditError, edited, entries
+from mcp_context_proxy.installation.editing import EditError, entries
 from mcp_context_proxy.installation.plan import Configuration, plan
 
 from .conftest import COMMAND, Machine, Place
