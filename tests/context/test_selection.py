@@ -254,6 +254,7 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             catalog=proxy.catalog,
             fleet=proxy.fleet,
             forwarder=Forwarder(proxy.pending_input),
+            tasks=proxy.gateway.tasks,
             contexts=contexts,
             handles=proxy.handles,
             wait_for_server=proxy.refresh.wait_for_server,
