@@ -51,7 +51,7 @@ from mcp_context_proxy.retrieval.item_metadata import Fields, effect_of, item_te
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, is_trusted
 from mcp_context_proxy.retrieval.query_scores import SEVERAL_SENTENCES
 from mcp_context_proxy.retrieval.text import encodable, identifier_words, name_key, terms, words
-from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool, best, small_numbers
+from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool, best, dots, small_numbers
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import trim_now
 
@@ -380,7 +380,7 @@ def likely_items(
         places, guesses = sketches
         for similar, count in zip(vectors, [LIKELY, *(LIKELY_OF_A_NEED for _ in needs)], strict=False):
             scores = np.zeros(len(index.items), np.float32)
-            scores[places] = guesses @ similar
+            scores[places] = dots(guesses, similar)
             ranked.append((scores, count))
     unsuspected = np.ones_like(allowed) if index.unsuspected is None else index.unsuspected
     found = dict.fromkeys(item for item in certain if allowed[item])

@@ -46,7 +46,7 @@ from mcp_context_proxy.retrieval.scoring import (
     share_places,
 )
 from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, identifier_words, stem
-from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best
+from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best, dots
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ class QueryScores:
         highest = (K1 + 1) * math.fsum(idf[term] for term in query.asked - query.foreign)
         told = evidence(
             cosines=self.near_whole,
-            general=calibration.requests @ query.vectors[0],
+            general=dots(calibration.requests, query.vectors[0]),
             rivals=query.rivals.cosines,
             counterparts=self.counterparts,
             coverage=np.minimum(scores[self.items] / (highest or 1.0), 1.0),

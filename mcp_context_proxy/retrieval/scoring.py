@@ -22,7 +22,7 @@ from msgspec import Struct
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.retrieval import Method, SearchOptions, Support
 from mcp_context_proxy.retrieval.text import terms
-from mcp_context_proxy.retrieval.vectors import DECIMALS, best
+from mcp_context_proxy.retrieval.vectors import DECIMALS, best, dots
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
@@ -401,7 +401,7 @@ class Rivals(Struct, frozen=True, eq=False):
 
 def rivals_of(vector: NDArray[np.float32], background: Background) -> Rivals:
     """Return the tools of other catalogs that are nearest to a text."""
-    elsewhere = background.elsewhere @ vector
+    elsewhere = dots(background.elsewhere, vector)
     some = elsewhere.argpartition(-RIVALS)[-RIVALS:]
     some.sort()
     cosines = np.round(elsewhere[some].astype(np.float64), DECIMALS).astype(np.float64, copy=False)

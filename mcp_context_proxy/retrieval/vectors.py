@@ -53,11 +53,10 @@ FIRST_SLAB, LARGEST_SLAB = 2_048, 16_384
 """Rows that memory is reserved for at a time, doubling in between (multiples of `ROWS_A_TURN`); the system
 gives it only where rows are."""
 
-ROWS_A_TURN = 512
-"""Rows that meet all texts of a query in turn, while they are in the processor's cache."""
-
-ROWS_COPIED = 4 * ROWS_A_TURN
-"""Rows from here and there that are copied together, before they take their turns."""
+ROWS_A_TURN = 256
+"""Rows that meet all texts of a query in turn, while they are in the processor's cache. NumPy's library
+multiplies so many in the calling thread. Of 512 it would give half to another one, which then waits for rows
+that the calling thread has just written, and spins for milliseconds after that."""
 
 QUERIES_A_TURN = 4
 """Texts of a query that meet these rows together."""
@@ -246,25 +245,24 @@ class Vectors(Struct, frozen=True, eq=False):
     def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return [queries, rows]: the cosine of each query with each row."""
         found = np.empty((len(queries), self.size), np.float32)
-        columns = _columns(queries)
+        scaled = _scaled(queries)
         turn = np.empty((ROWS_A_TURN, queries.shape[1]), np.float32)
         for slab, count in self._used():
             for start in range(0, count, ROWS_A_TURN):
                 place = slice(slab.first + start, slab.first + min(start + ROWS_A_TURN, count))
                 turn[...] = slab.rows[start : start + ROWS_A_TURN]
-                _multiply(turn, columns, found[:, place])
+                _multiply(turn, scaled, found[:, place])
         return np.round(found, DECIMALS, out=found)
 
     def cosines_of(self, rows: NDArray[np.int32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return [queries, rows] for some of the rows; the same numbers as among all of them."""
         found = np.empty((len(queries), rows.size), np.float32)
-        columns, turns = _columns(queries), -(-rows.size // ROWS_A_TURN)
-        copied = np.zeros((min(turns * ROWS_A_TURN, ROWS_COPIED), queries.shape[1]), np.float32)
-        for start in range(0, rows.size, ROWS_COPIED):
-            self._copy(rows[start : start + ROWS_COPIED], copied)
-            for first in range(start, min(start + ROWS_COPIED, rows.size), ROWS_A_TURN):
-                turn = copied[first - start : first - start + ROWS_A_TURN]
-                _multiply(turn, columns, found[:, first : first + ROWS_A_TURN])
+        scaled = _scaled(queries)
+        turn = np.zeros((ROWS_A_TURN, queries.shape[1]), np.float32)
+        for start in range(0, rows.size, ROWS_A_TURN):
+            place = slice(start, start + ROWS_A_TURN)
+            self._copy(rows[place], turn)
+            _multiply(turn, scaled, found[:, place])
         return np.round(found, DECIMALS, out=found)
 
     def estimates(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -278,10 +276,10 @@ class Vectors(Struct, frozen=True, eq=False):
     def _copy(self, rows: NDArray[np.int32], into: NDArray[np.float32] | NDArray[np.int16]) -> None:
         """Copy some rows to the beginning of an array, in units of 1 / `UNIT`."""
         slabs = self._slabs_of(rows)
-        for at in range(int(slabs.min()), int(slabs.max()) + 1):
+        for at in np.unique(slabs).tolist():
             slab, here = self.slabs[at], np.flatnonzero(slabs == at)
             # A slice is written to several times as fast as places that are named one by one.
-            in_a_row = here.size and here[-1] - here[0] + 1 == here.size
+            in_a_row = here[-1] - here[0] + 1 == here.size
             place = slice(here[0], here[-1] + 1) if in_a_row else here
             into[place] = slab.rows.take(rows[here] - slab.first, axis=0, mode="clip")
 
@@ -366,33 +364,28 @@ def _normalised(vector: NDArray[np.float32], otherwise: NDArray[np.float32]) -> 
 
 
 def dots(rows: NDArray[np.float32], vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return [rows]: the product of each row with one vector, in this thread alone (see `_multiply`)."""
-    products: NDArray[np.float32] = np.einsum("rd,d->r", rows, vector)
+    """Return [rows]: the product of each row with one vector, in this thread alone (see `ROWS_A_TURN`)."""
+    products: NDArray[np.float32] = np.vecdot(rows, vector)
     return products
 
 
-def _columns(queries: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """Return [dimensions, `QUERIES_A_TURN`] for each turn of queries, for vectors as they are stored."""
-    found = []
-    for first in range(0, len(queries), QUERIES_A_TURN):
-        some = queries[first : first + QUERIES_A_TURN]
-        found.append(np.zeros((queries.shape[1], QUERIES_A_TURN), np.float32))
-        found[-1][:, : len(some)] = some.T / UNIT
-    return found
+def _scaled(queries: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return queries for vectors as they are stored, in whole turns: filled up with zeros."""
+    scaled = np.zeros((-(-len(queries) // QUERIES_A_TURN) * QUERIES_A_TURN, queries.shape[1]), np.float32)
+    scaled[: len(queries)] = queries / UNIT
+    return scaled
 
 
-def _multiply(
-    turn: NDArray[np.float32], columns: Sequence[NDArray[np.float32]], into: NDArray[np.float32]
-) -> None:
+def _multiply(turn: NDArray[np.float32], scaled: NDArray[np.float32], into: NDArray[np.float32]) -> None:
     """Write [queries, rows]: the product of each query with each row, as far as there is room.
 
-    Always 512 rows by 4 queries at a time, filled up with zeros or unused rows: the last digits of a matrix
-    product depend on its shape, so a tool's cosine would otherwise depend on how many other tools there are;
-    and a large product has threads that wait for each other on a busy machine.
+    Always 256 rows by 4 queries at a time, filled up with zeros or unused rows: the last digits of a matrix
+    product depend on its shape, so a tool's cosine would otherwise depend on how many other tools there are.
     """
-    for at, some in enumerate(columns):
-        place = into[at * QUERIES_A_TURN : (at + 1) * QUERIES_A_TURN]
-        place[...] = (turn @ some).T[: place.shape[0], : place.shape[1]]
+    for at in range(0, len(scaled), QUERIES_A_TURN):
+        place = into[at : at + QUERIES_A_TURN]
+        products = scaled[at : at + QUERIES_A_TURN] @ turn.T
+        place[...] = products[: place.shape[0], : place.shape[1]]
 
 
 class BinaryQuantization:
@@ -436,19 +429,12 @@ class BinaryQuantization:
 
     def _weighted(self, bits: NDArray[np.uint64], block: slice) -> NDArray[np.float32]:
         """Return for each vector the sum of the query's numbers over its positive components."""
-        size = block.stop - block.start
-        total, both = np.zeros(size, np.uint16), np.empty(size, np.uint64)
-        counts, sums = np.empty(size, np.uint8), np.empty(size, np.uint8)
+        total = np.zeros(block.stop - block.start, np.uint16)
         for of_query in bits:
             total <<= 1
-            for first in range(0, len(self.words), WORDS_A_SUM):
-                np.bitwise_and(self.words[first, block], of_query[first], out=both)
-                np.bitwise_count(both, out=sums)
-                for word in range(first + 1, min(first + WORDS_A_SUM, len(self.words))):
-                    np.bitwise_and(self.words[word, block], of_query[word], out=both)
-                    np.bitwise_count(both, out=counts)
-                    sums += counts
-                total += sums
+            counts = np.bitwise_count(self.words[:, block] & of_query[:, None])
+            for first in range(0, len(counts), WORDS_A_SUM):
+                total += counts[first : first + WORDS_A_SUM].sum(axis=0, dtype=np.uint8)
         return total.astype(np.float32)
 
 

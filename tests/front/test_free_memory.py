@@ -153,6 +153,27 @@ kept = [bytearray(1000) for _ in range(200_000)]
 print(took(), took(), took())
 """
 
+# Takes and frees as much as a search of a large catalog, again and again; prints how many pages were new.
+SEARCHES = """
+import resource, sys
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+if sys.argv[1] == "told":
+    from mcp_context_proxy.system.process import limit_malloc_arenas
+    limit_malloc_arenas()
+else:
+    import ctypes
+    ctypes.CDLL(None).mallopt(-3, 1 << 20)
+for turn in range(20):
+    pieces = [bytearray(400_000) for _ in range(5)]
+    del pieces
+    if turn == 9:
+        before = faults()
+print(faults() - before)
+"""
+
 # Makes lists that stay, as an index does; prints how often all objects were searched for garbage meanwhile.
 LISTS = """
 import gc, sys
@@ -191,6 +212,13 @@ def test_memory_of_a_large_message_is_mapped_on_its_own() -> None:
 
     assert by_itself < 1 << 20
     assert told >= 4 << 20
+
+
+def test_a_search_uses_the_memory_of_the_one_before() -> None:
+    (by_itself,), (told,) = printed(SEARCHES, "untold"), printed(SEARCHES, "told")
+
+    assert told < 100
+    assert by_itself > 1_000
 
 
 def test_memory_is_given_back_although_no_descriptor_is_free_to_read_how_much_there_is() -> None:

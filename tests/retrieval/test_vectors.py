@@ -1,5 +1,8 @@
 """Storage of vectors, and the search for the best of very many cosines by estimates."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +27,24 @@ DIMENSIONS = 384
 KINDS_OF_TOOL = 600
 QUERIES = 20
 PER_ITEM = np.array([1, 1, 1, 2])
+
+# Compares a query with many vectors; prints the processor time of the process for each second of the thread.
+BUSY = """
+import time
+import numpy as np
+from mcp_context_proxy.retrieval.vectors import Pool, dots
+
+rng = np.random.default_rng(0)
+rows = rng.standard_normal((6_000, 384), np.float32) / 20
+pool = Pool()
+some = pool.add(rows)[::3]
+process, thread = time.process_time(), time.thread_time()
+for _ in range(40):
+    pool.vectors.cosines(rows[:4])
+    pool.vectors.cosines_of(some, rows[:4])
+    dots(rows, rows[0])
+print((time.process_time() - process) / (time.thread_time() - thread))
+"""
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -102,6 +123,16 @@ def test_a_cosine_does_not_depend_on_other_rows() -> None:
 
     assert np.array_equal(pool.vectors.cosines_of(some, queries), every[:, some])
     assert np.array_equal(pool.vectors.cosines(queries[1:2])[0], every[1])
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor")
+def test_cosines_are_computed_in_the_thread_that_asks_for_them() -> None:
+    several = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY], env=several, capture_output=True, encoding="utf-8", check=True
+    )
+
+    assert float(done.stdout) < 1.2
 
 
 def test_rows_added_later_do_not_change_earlier_snapshots() -> None:
