@@ -84,8 +84,8 @@ def main() -> None:
         print(f"\n{head}")
         print("|---|---|---|---|---|---|---|")
         print("\n".join(played))
-        print("\n| servers | prompts | that need no tool | nothing given | served | something given |")
-        print("|---|---|---|---|---|---|")
+        print("\n| servers | half | need no tool | nothing given | served | something given |")
+        print("|---|---|---:|---:|---:|---:|")
         print("\n".join(_silence(embedder)))
 
 
