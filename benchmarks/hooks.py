@@ -31,7 +31,8 @@ from statistics import fmean, median
 
 from catalogs import LISTS, lists_in, published
 
-from mcp_context_proxy.context import ContextOptions, DomainOptions
+from mcp_context_proxy.config import DomainOptions
+from mcp_context_proxy.context import ContextOptions
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer, Selection
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, TokenCounter

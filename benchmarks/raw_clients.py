@@ -300,9 +300,16 @@ def crowd(port: int, era: str, name: str, clients: int, count: int) -> tuple[flo
 
 
 def _answer(peer: socket.socket) -> bytes:
+    """The body of the next response: with a length, or in one or more chunks."""
     data = b""
     while True:
-        data += peer.recv(1 << 16)
+        received = peer.recv(1 << 16)
+        if not received:
+            raise FailureError("the connection was closed before the end of the response")
+        data += received
         head, ended, body = data.partition(b"\r\n\r\n")
-        if ended and len(body) >= int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]):
+        if not ended:
+            continue
+        length = head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]
+        if body.endswith(b"0\r\n\r\n") if not length else len(body) >= int(length):
             return body

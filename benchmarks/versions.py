@@ -2,10 +2,12 @@
 
     python benchmarks/versions.py OTHER_PYTHON [--only starts calls http searches] [--rounds N] [--json FILE]
 
-OTHER_PYTHON is the interpreter of an environment that has the other version. Both versions run at the same
+OTHER_PYTHON is the interpreter of an environment that has the other version. In each round both versions are
+started anew, because a process mostly stays on the core where it was placed first. Then both run at the same
 time in front of the same servers, and short batches of requests go to one and then to the other, so that
-whatever else the machine does hits both. The ratio in a round is this version over the other one; its median
-over all rounds is the figure to look at. Linux only (it reads /proc).
+whatever else the machine does hits both. A value is the median of a round's batches, and the ratio in a round
+is this version over the other one; its median over all rounds is the figure to look at. Linux only (it reads
+/proc).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -41,11 +43,14 @@ SEARCH = "search_available_tools"
 CALLS, SEARCHES, LISTS = 100, 5, 20
 """Requests in a batch."""
 
+BATCHES = 5
+"""Batches for each version in a round, after one that is not counted."""
+
 Figures = dict[str, dict[str, list[float]]]
 """Values of each round, by name and version."""
 
 Batches = dict[str, Callable[[], float]]
-"""A function for each version that runs one batch and returns its figure."""
+"""Functions by name that run one batch and return its figure."""
 
 
 def main() -> None:
@@ -55,7 +60,7 @@ def main() -> None:
     parser.add_argument("other")
     measures = {"starts": starts, "calls": calls, "http": http, "searches": searches}
     parser.add_argument("--only", nargs="+", choices=measures, default=list(measures))
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     pythons = {"this": sys.executable, "other": arguments.other}
@@ -93,48 +98,58 @@ def starts(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
 
 def calls(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
     """Milliseconds of a call and of a list over stdio, p50 of each batch; of a call with 32 in flight."""
-    found = {}
+    found: Figures = {}
     small = call_params(tool_name("proxy"))
 
     def p50(client: StdioClient, method: str, params: dict[str, Any], count: int) -> float:
         return median(client.timed(method, params, count)) * 1e3
 
     def in_flight(client: StdioClient) -> float:
-        return 1e3 / client.pipelined(small, 1000, 32)
+        return 1e3 / client.pipelined(small, 10 * CALLS, 32)
+
+    def processor(client: StdioClient) -> float:
+        before = processor_seconds(client.process.pid)
+        client.pipelined(small, 100 * CALLS, 32)  # the system counts in steps of 10 ms
+        return (processor_seconds(client.process.pid) - before) / (100 * CALLS) * 1e3
 
     for era in ("handshake", "modern"):
-        with _ready(bench, pythons, bench.config(modern=era == "modern"), era) as clients:
-            batches: dict[str, Callable[[StdioClient], float]] = {
-                f"{era} call, p50": partial(p50, method="tools/call", params=small, count=CALLS),
-                f"{era} list, p50": partial(p50, method="tools/list", params={}, count=LISTS),
-                f"{era} call, 32 in flight": in_flight,
-            }
-            for name, batch in batches.items():
-                subjects: Batches = {version: partial(batch, client) for version, client in clients.items()}
-                found[name] = _in_turn(subjects, rounds)
+        config = bench.config(modern=era == "modern")
+
+        @contextmanager
+        def started(python: str, config: Path = config, era: str = era) -> Iterator[Batches]:
+            with _ready(bench, python, config, era) as client:
+                yield {
+                    f"{era} call, p50": partial(p50, client, "tools/call", small, CALLS),
+                    f"{era} list, p50": partial(p50, client, "tools/list", {}, LISTS),
+                    f"{era} call, 32 in flight": partial(in_flight, client),
+                    f"{era} call, 32 in flight, processor time": partial(processor, client),
+                }
+
+        found |= _in_pairs({name: partial(started, python) for name, python in pythons.items()}, rounds)
     return found
 
 
 def http(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
     """Milliseconds of a call over streamable HTTP: p50 of each batch, and of processor, also of a crowd."""
-    found = {}
+    found: Figures = {}
     for era in ("handshake", "modern"):
-        with ExitStack() as stack:
-            subjects: Batches = {}
-            used: Batches = {}
-            shared: Batches = {}
-            for version, python in pythons.items():
-                port = free_port()
-                command = proxy_command(bench.config(modern=era == "modern"), python)
-                serve = [*command, "serve", "--http", "--no-auth", "--port", str(port)]
-                process = stack.enter_context(listening(serve, port))
-                subjects[version] = partial(_http_batch, port, era)
-                used[version] = partial(_http_processor, port, era, process.pid)
-                shared[version] = partial(_crowd_processor, port, era, process.pid)
-            time.sleep(3)  # until the servers are ready
-            found[f"{era} call over HTTP, p50"] = _in_turn(subjects, rounds)
-            found[f"{era} call over HTTP, processor time"] = _in_turn(used, rounds)
-            found[f"{era} call over HTTP, 32 clients, processor time"] = _in_turn(shared, rounds)
+        config = bench.config(modern=era == "modern")
+
+        @contextmanager
+        def started(python: str, config: Path = config, era: str = era) -> Iterator[Batches]:
+            port = free_port()
+            serve = [*proxy_command(config, python), "serve", "--http", "--no-auth", "--port", str(port)]
+            with listening(serve, port) as process:
+                time.sleep(2)  # until the servers are ready
+                yield {
+                    f"{era} call over HTTP, p50": partial(_http_batch, port, era),
+                    f"{era} call over HTTP, processor time": partial(_http_processor, port, era, process.pid),
+                    f"{era} call over HTTP, 32 clients, processor time": partial(
+                        _crowd_processor, port, era, process.pid
+                    ),
+                }
+
+        found |= _in_pairs({name: partial(started, python) for name, python in pythons.items()}, rounds)
     return found
 
 
@@ -155,23 +170,24 @@ def _http_processor(port: int, era: str, pid: int) -> float:
 
 def searches(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
     """Milliseconds of a search over 500 tools that are indexed, and peak memory after all of them in MiB."""
-    with _ready(bench, pythons, bench.config(), "handshake") as clients:
-        words = definitions.queries()
-        for client in clients.values():
+    words = definitions.queries()
+
+    @contextmanager
+    def started(python: str, config: Path) -> Iterator[Batches]:
+        with _ready(bench, python, config, "handshake") as client:
             while "indexed" in client.data(SEARCH, query=next(words)):
                 time.sleep(0.1)
 
-        def batch(client: StdioClient) -> float:
-            asked = [call_params(SEARCH, query=query) for query in islice(words, SEARCHES)]
-            return median(client.timed("tools/call", params, 1)[0] for params in asked) * 1e3
+            def batch() -> float:
+                asked = [call_params(SEARCH, query=query) for query in islice(words, SEARCHES)]
+                return median(client.timed("tools/call", params, 1)[0] for params in asked) * 1e3
 
-        found = {
-            "search, p50": _in_turn(
-                {name: partial(batch, client) for name, client in clients.items()}, 2 * rounds
-            )
-        }
-        found["peak memory, MiB"] = {name: [client.peak_mib()] for name, client in clients.items()}
-    return found
+            yield {"search, p50": batch, "peak memory, MiB": client.peak_mib}
+
+    configs = {name: bench.config(store=bench.folder / f"{name}.sqlite3") for name in pythons}
+    return _in_pairs(
+        {name: partial(started, python, configs[name]) for name, python in pythons.items()}, rounds
+    )
 
 
 def _crowd_processor(port: int, era: str, pid: int) -> float:
@@ -181,24 +197,34 @@ def _crowd_processor(port: int, era: str, pid: int) -> float:
 
 
 @contextmanager
-def _ready(
-    bench: Workbench, pythons: dict[str, str], config: Path, era: str
-) -> Iterator[dict[str, StdioClient]]:
-    """Two versions over stdio, connected and with every server ready."""
-    clients = {name: _client(bench, python, config, era) for name, python in pythons.items()}
+def _ready(bench: Workbench, python: str, config: Path, era: str) -> Iterator[StdioClient]:
+    """One version over stdio, connected and with every server ready."""
+    client = _client(bench, python, config, era)
     try:
-        for client in clients.values():
-            client.open()
-            for server in range(SERVERS):
-                client.until(partial(answers, tool_name("proxy", server)))
-        yield clients
+        client.open()
+        for server in range(SERVERS):
+            client.until(partial(answers, tool_name("proxy", server)))
+        yield client
     finally:
-        for client in clients.values():
-            client.close()
+        client.close()
 
 
 def _client(bench: Workbench, python: str, config: Path, era: str = "handshake") -> StdioClient:
     return StdioClient([*proxy_command(config, python), "serve"], era, bench.folder / "proxy.log")
+
+
+def _in_pairs(versions: dict[str, Callable[[], AbstractContextManager[Batches]]], rounds: int) -> Figures:
+    """Values of each round by figure and version, with both versions started anew for each round."""
+    found: Figures = {}
+    for number in range(rounds):
+        with ExitStack() as stack:
+            order = sorted(versions, reverse=bool(number % 2))
+            started = {name: stack.enter_context(versions[name]()) for name in order}
+            for figure in started[order[0]]:
+                batches = {name: started[name][figure] for name in order}
+                for name, values in _in_turn(batches, BATCHES).items():
+                    found.setdefault(figure, {}).setdefault(name, []).append(median(values))
+    return found
 
 
 def _in_turn(batches: Batches, rounds: int) -> dict[str, list[float]]:

@@ -44,7 +44,7 @@ from mcp_context_proxy.errors import (
     SecretRefusedError,
     ServerUnavailableError,
 )
-from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol import envelope, eras, without_strings
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -212,14 +212,14 @@ class DownstreamClient(ServerLifecycle):
                 else:
                     result = await self._send_apart(method, params, outgoing)
             self._has_answered = True
-            large = len(result) > envelope.TAKEN_APART_BYTES
-            fault = await in_thread(_fault_of, result, limits) if large else _fault_of(result, limits)
+            large = len(result) > envelope.TAKEN_APART_BYTES and _takes_long(result)
+            examined = await in_thread(_examined, result, limits) if large else _examined(result, limits)
+            fault, may_fail = examined
             if fault is not None:
                 raise BadAnswerError(self.name, fault)
             if self._known.redacts_results:
                 result = await self._without_secrets(method, result)
-            failed = await in_thread(_may_report_error, result) if large else _may_report_error(result)
-            if not failed:
+            if not may_fail:
                 return result
             return await in_thread_if(len(result) >= REDACTED_IN_LOOP_BYTES, self._shown_failure, result)
         except DownstreamError as error:
@@ -334,6 +334,17 @@ class DownstreamClient(ServerLifecycle):
             return None
         # The copies do not keep the whole message in memory.
         return shown_params(self.name, method, params, self.redact)
+
+    def shown_state(self, parts: Members) -> Members:
+        """Return the state of a task as its reader may see it, whose questions are checked elsewhere.
+
+        Its result is changed only if that reports an error.
+        """
+        own = {name: parts[name] for name in ("result", "inputRequests") if name in parts}
+        said = {name: each for name, each in parts.items() if name not in own}
+        if envelope.starts_with(own.get("result", b""), b"{"):
+            own["result"] = Raw(self._shown_failure(bytes(own["result"])))
+        return shown_params(self.name, "tasks/get", said, self.redact) | own
 
     def _shown_failure(self, result: bytes) -> bytes:
         """Remove secrets, hidden characters and marks of servers from a result that reports an error.
@@ -458,7 +469,7 @@ def _may_report_error(result: bytes) -> bool:
 def _unsendable(params: Members, limits: Limits) -> str | None:
     """Return why a server may end over a request, and with it those of others; None if it can be read."""
     # Side by side, values are as deep as each of them, and are looked at once.
-    values = b",".join(params.values())
+    values = without_strings(b",".join(params.values()))
     if nests_deeper(values, limits.nesting_results):
         return f"it nests deeper than {limits.nesting_results} levels"
     if envelope.overflows(values):
@@ -466,8 +477,19 @@ def _unsendable(params: Members, limits: Limits) -> str | None:
     return None
 
 
+def _takes_long(result: bytes) -> bool:
+    """Return whether a result over `TAKEN_APART_BYTES` is examined in a worker thread."""
+    is_long = len(result) > envelope.LARGE_MESSAGE_BYTES
+    return is_long or len(without_strings(result)) > envelope.TAKEN_APART_BYTES
+
+
+def _examined(result: bytes, limits: Limits) -> tuple[str | None, bool]:
+    """Return why a result is not taken, None if it is, and whether it may report an error."""
+    return _fault_of(result, limits), _may_report_error(result)
+
+
 def _fault_of(result: bytes, limits: Limits) -> str | None:
-    """Return why a result is not taken; None if it is. A large one needs a worker thread."""
+    result = without_strings(result)
     if nests_deeper(result, limits.nesting_results):
         return f"with a result nested deeper than {limits.nesting_results} levels"
     if envelope.holds_a_flood(result):

@@ -193,7 +193,7 @@ class LocalApi:
 
         self.app: ASGIApp = app
         """The API itself, for callers of this process."""
-        self._backlog = WriteBacklog(limits.stalled_seconds)
+        self._backlog = WriteBacklog(limits)
         self._config = _configured(app, connection_class(limits, self._backlog), lifespan="off")
         self._config.load()
         self._state = uvicorn.server.ServerState()
@@ -273,7 +273,7 @@ async def serve(
 ) -> None:
     """Serve on a socket until cancelled; `on_stop` ends open streams, which get a moment for it."""
     limits = replace(limits, http_connections=connections_for_hosts(limits.http_connections))
-    backlog = WriteBacklog(limits.stalled_seconds)
+    backlog = WriteBacklog(limits)
     async with anyio.create_task_group() as group:
         config = _configured(
             app,

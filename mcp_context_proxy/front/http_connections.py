@@ -55,11 +55,11 @@ BODY_STEP = 16 * 1024
 CHUNKS_STEP = 1024
 """Bytes of a body in chunks given to the parser at a time; of chunks of one byte, 16 KiB take it 20 ms."""
 
-TOGETHER_BYTES = 16 * 1024 * 1024
-"""Unsent bytes on all connections beyond which stalled clients go early: one of the largest responses."""
+EVENT_BYTES = 64 * 1024
+"""Bytes beyond `limits.message_bytes` that the largest response may have around what a server has sent."""
 
-MOST_BYTES = 256 * 1024 * 1024
-"""Unsent bytes beyond which clients go that do read, if too slowly: sixteen of the largest responses."""
+LARGEST_RESPONSES = 16
+"""Responses of the largest size that may wait for clients that do read, if slowly."""
 
 STALLED_SECONDS = 0.25
 """Time without reading after which a client may go early: many round trips, but too little for much more to
@@ -533,9 +533,11 @@ def _in_kernel(fd: int) -> int:
 class WriteBacklog:
     """Unsent bytes on all connections of a front."""
 
-    def __init__(self, stalled_seconds: float) -> None:
-        """Disconnect a client that reads nothing for `stalled_seconds`."""
-        self._stalled_seconds = stalled_seconds
+    def __init__(self, limits: Limits) -> None:
+        """Disconnect a client that reads nothing for `limits.stalled_seconds`."""
+        self._stalled_seconds = limits.stalled_seconds
+        self._largest = limits.message_bytes + EVENT_BYTES
+        """Unsent bytes beyond which stalled clients go early: one of the largest responses."""
         self.connections: set[BoundedTransport] = set()
         """The open connections."""
 
@@ -555,12 +557,12 @@ class WriteBacklog:
         """Close connections while too many bytes wait, those first whose clients have stalled for longest."""
         sizes = {connection: size for connection in self.connections if (size := connection.size)}
         waiting = sum(sizes.values())
-        if waiting <= TOGETHER_BYTES:
+        if waiting <= self._largest:
             return
         now = asyncio.get_running_loop().time()
         for connection in sorted(sizes, key=lambda each: each.since):
             stalled = now - connection.since >= STALLED_SECONDS
-            if waiting <= TOGETHER_BYTES or (not stalled and waiting <= MOST_BYTES):
+            if waiting <= self._largest or (not stalled and waiting <= LARGEST_RESPONSES * self._largest):
                 return
             waiting -= sizes[connection]
             self._close(connection, ": too much waits to be read")

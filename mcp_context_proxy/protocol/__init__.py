@@ -15,20 +15,24 @@ from mcp_context_proxy.system.later import np, pattern
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-PART_BYTES: Final = 1 << 20
-"""Bytes measured at a time, in some 5 ms; measuring takes a few times this memory."""
+PART_BYTES: Final = 1 << 16
+"""Bytes measured at a time, in at most 5 ms. Measuring takes a few times this memory, which the process keeps
+for the next part; for parts of a megabyte, the system would have to give it new memory each time."""
 
 SMALL_BYTES: Final = 1 << 20
 """Size up to which brackets are counted without numpy, in the same time where the JSON is a list of tools."""
-
-SMALL_PART_BYTES: Final = 1 << 16
-"""Bytes of them that are counted at a time, in at most 5 ms."""
 
 MESSAGE_VALUES: Final = 1_000_000
 """Values in one message: more than any model reads, and as many as are passed over in 10 ms."""
 
 BLANKS_A_VALUE: Final = 4
 """Spaces between values that take as long as one value."""
+
+BYTES_A_QUOTE: Final = 1024
+"""Bytes for each quote from which on to look for every quote takes far less time than to measure all."""
+
+MOST_BACKSLASHES: Final = 64
+"""Backslashes before a quote that are counted to tell whether the quote is escaped."""
 
 _NO_BEGINNING: Final = bytes(set(range(256)) - set(b'"[{,'))
 _OTHER: Final = bytes(set(range(256)) - set(b'"[]{},'))
@@ -97,7 +101,7 @@ def deepest(encoded: bytes, part_bytes: int = PART_BYTES) -> Iterator[int]:
     if len(encoded) <= SMALL_BYTES:
         # All but huge lists and results: numpy is not imported for them.
         level = 0
-        for bare in _without_strings(encoded, min(part_bytes, SMALL_PART_BYTES), _OTHER):
+        for bare in _without_strings(encoded, part_bytes, _OTHER):
             reached = list(accumulate(map(_SIGNED.__getitem__, bare.translate(_STEPS)), initial=level))
             level = reached[-1]
             yield max(reached)
@@ -108,7 +112,7 @@ def deepest(encoded: bytes, part_bytes: int = PART_BYTES) -> Iterator[int]:
 
 def has_more_entries(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -> bool:
     """Return whether an object or array in valid JSON has more than `limit` entries of its own."""
-    if encoded.count(b",") < limit:
+    if not may_have_entries(encoded, limit):
         return False
     found = 0
     for marks, levels in _parts(encoded, part_bytes):
@@ -118,12 +122,19 @@ def has_more_entries(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -
     return False
 
 
+def may_have_entries(encoded: bytes, limit: int) -> bool:
+    """Return whether valid JSON has `limit` commas outside of its strings, as far as that is told quickly."""
+    return encoded.count(b",") >= limit and without_strings(encoded).count(b",") >= limit
+
+
 def holds_too_much(encoded: bytes) -> bool:
     """Return whether JSON has more than `MESSAGE_VALUES` values; spaces between them count as well.
 
     Whoever decodes it holds the interpreter, and so everybody else, as long as it takes.
     """
     # No byte counts for more than one value.
+    if len(encoded) > MESSAGE_VALUES:
+        encoded = _emptied(encoded, len(encoded) // BYTES_A_QUOTE) or encoded
     if len(encoded) <= MESSAGE_VALUES or not _seems_to_hold_too_much(encoded):
         return False
     weight = 0
@@ -133,6 +144,40 @@ def holds_too_much(encoded: bytes) -> bool:
         if weight > MESSAGE_VALUES:
             return True
     return False
+
+
+def without_strings(encoded: bytes) -> bytes:
+    """Return JSON with nothing in its strings, or at least without their escaped quotes where it has many.
+
+    Most of what is large is one long text, or an image: what is left of it is measured in no time. What has
+    one part comes back as it is.
+    """
+    if len(encoded) <= PART_BYTES:
+        return encoded
+    most = len(encoded) // BYTES_A_QUOTE
+    if (bare := _emptied(encoded, most)) is not None:
+        return bare
+    plain = encoded.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return _emptied(plain, most) or plain
+
+
+def _emptied(encoded: bytes, most: int) -> bytes | None:
+    """Return JSON with empty strings; None if it has `most` quotes or more, escaped ones included."""
+    kept, begin, inside = list[bytes](), 0, False
+    quote = encoded.find(b'"')
+    for _ in range(most):
+        if quote < 0:
+            return b"".join((*kept, encoded[begin:]))
+        before = encoded[max(begin + 1, quote - MOST_BACKSLASHES) : quote] if inside else b""
+        backslashes = len(before) - len(before.rstrip(b"\\"))
+        if backslashes == MOST_BACKSLASHES:
+            return None
+        if not inside:
+            kept.append(encoded[begin : quote + 1])
+        if backslashes % 2 == 0:
+            begin, inside = quote, not inside
+        quote = encoded.find(b'"', quote + 1)
+    return None
 
 
 def _seems_to_hold_too_much(encoded: bytes) -> bool:

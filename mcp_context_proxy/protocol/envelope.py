@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -22,6 +22,7 @@ from mcp_context_proxy.protocol import (
     deepest,
     has_more_entries,
     holds_too_much,
+    may_have_entries,
     without_depths,
 )
 from mcp_context_proxy.system.later import pattern
@@ -59,8 +60,11 @@ def letters_of(name: str) -> str:
     return "".join(filter(str.isalnum, name.upper().casefold()))
 
 
-_BY_LETTERS: Final = {letters_of(name): name for name in DECIDED_BY}
-_KNOWN: Final = DECIDED_BY | {"_meta"}  # which most messages have, and which is like none of them
+DECIDED_BY_OF_TASKS: Final = frozenset({"status", "inputRequests", "result", "error"})
+"""The same in the state of a task: words that other objects may have in any spelling."""
+
+_BY_LETTERS: Final = {letters_of(name): name for name in DECIDED_BY | DECIDED_BY_OF_TASKS}
+_KNOWN: Final = DECIDED_BY | DECIDED_BY_OF_TASKS | {"_meta"}  # which most have, and is like none of them
 
 
 def misread(names: Collection[str], known: Collection[str] = DECIDED_BY) -> tuple[str, str] | None:
@@ -232,7 +236,7 @@ def is_large(frame: object) -> bool:
     if not isinstance(frame, bytes) or len(frame) <= TAKEN_APART_BYTES:
         return False
     return len(frame) > LARGE_MESSAGE_BYTES or (
-        "numpy" not in sys.modules and frame.count(b",") >= MOST_ENTRIES
+        "numpy" not in sys.modules and may_have_entries(frame, MOST_ENTRIES)
     )
 
 
@@ -254,7 +258,7 @@ def batched(frame: bytes) -> list[bytes]:
 
 def decode_large(frame: bytes, decode: Callable[[bytes], Envelope]) -> Envelope:
     """Decode one large message by `decode`, in a worker thread."""
-    if frame.count(b",") >= MOST_ENTRIES:
+    if may_have_entries(frame, MOST_ENTRIES):
         import numpy  # noqa: F401, PLC0415 - here, where nobody waits
     if holds_too_much(frame):
         raise MalformedError(f"it has more than {MESSAGE_VALUES:,} values", INVALID_REQUEST)
@@ -448,8 +452,17 @@ _NUMBER_OR_STRING: Final = pattern(
 
 def overflows(encoded: bytes) -> bool:
     """Return whether JSON has a number like 1e999, over which some programs end the whole connection."""
-    plain = encoded.translate(_DIGITS)
-    # Not by `in`, which takes bytes for a number first, and makes an error of that: every call looks so.
-    if plain.find(b"e000") < 0 and (len(plain) < len(_LONG_NUMBER) or plain.find(_LONG_NUMBER) < 0):
+    parts: Iterable[bytes] = (encoded,)
+    if len(encoded) > TAKEN_APART_BYTES:
+        starts = range(0, len(encoded), TAKEN_APART_BYTES)
+        parts = (encoded[start : start + TAKEN_APART_BYTES + len(_LONG_NUMBER)] for start in starts)
+    if not any(map(_may_overflow, parts)):
         return False
     return any(found[1] and math.isinf(float(found[1])) for found in _NUMBER_OR_STRING.finditer(encoded))
+
+
+def _may_overflow(part: bytes) -> bool:
+    """Return whether part of some JSON has what looks like such a number, perhaps in a string."""
+    plain = part.translate(_DIGITS)
+    # Not by `in`, which takes bytes for a number first, and makes an error of that: every call looks so.
+    return plain.find(b"e000") >= 0 or (len(plain) >= len(_LONG_NUMBER) and plain.find(_LONG_NUMBER) >= 0)

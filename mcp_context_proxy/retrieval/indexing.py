@@ -329,13 +329,15 @@ def embedded(
     def report(done: int, _of: int) -> None:
         if cancelled():
             raise EmbeddingCancelledError(start + done, total)
-        if on_progress is not None and done:
+        # The beginning counts: with the first batch it tells how long the others will take.
+        if on_progress is not None and (done or not start):
             on_progress(start + done, total)
 
     due, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.pool
     try:
         for start in range(0, total, TEXTS_A_STEP):
-            report(0, 0)
+            if start:
+                report(0, 0)
             texts = dict(islice(missing, TEXTS_A_STEP))
             known |= {key: ahead[text] for key, text in texts.items() if text in ahead}
             if fresh := {key: text for key, text in texts.items() if key not in known}:

@@ -154,7 +154,7 @@ async def test_others_have_their_turn_while_a_body_comes_in_chunks_of_one_byte()
         await send({"type": "http.response.body", "body": b""})
 
     limits = Limits()
-    connections = connection_class(limits, WriteBacklog(limits.stalled_seconds))
+    connections = connection_class(limits, WriteBacklog(limits))
     config = uvicorn.Config(read, http=connections, lifespan="off", log_config=None)
     config.load()
     state = uvicorn.server.ServerState()
@@ -326,6 +326,22 @@ async def test_with_a_large_backlog_clients_that_do_not_read_are_dropped_first(
 
         assert len(answer) > PAGE
         assert not all(map(is_reset, deaf))
+
+
+async def test_where_larger_messages_are_allowed_more_may_wait_for_clients_that_pause(
+    workshop: Workshop,
+) -> None:
+    allowed, size, count = 40_000_000, 12_000_000, 6
+    with (
+        deaf_proxy(workshop, size, stalled_seconds=600.0, message_bytes=allowed) as proxy,
+        ExitStack() as stack,
+    ):
+        deaf = [stack.enter_context(asked(proxy)) for _ in range(count)]
+        await until(lambda: any(map(is_reset, deaf)))
+        with asked(proxy, name="page") as peer:
+            await anyio.to_thread.run_sync(until_whole, peer, PAGE)
+
+        assert count - sum(map(is_reset, deaf)) >= allowed // size
 
 
 def until_whole(peer: socket.socket, size: int) -> bytes:

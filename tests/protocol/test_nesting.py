@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.tables import each
 
-from mcp_context_proxy.protocol import READABLE_LEVELS, envelope, without_depths
+from mcp_context_proxy.protocol import READABLE_LEVELS, envelope, without_depths, without_strings
 from mcp_context_proxy.protocol.envelope import nests_deeper
 
 TEXT = st.text(alphabet='[]{}"\\\\é a', max_size=8)
@@ -65,3 +65,55 @@ def test_a_request_of_a_server_that_cannot_be_read_is_not_cut() -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
     with pytest.raises(envelope.MalformedError):
         envelope.decode_from_server(b'{"jsonrpc":"2.0","method":"x","params":{"a":' + deep + b"}}")
+
+
+LONG = "x, [{ 1e999 } " * 300
+"""A text with everything in it that counts outside of strings, and long enough for the quotes around it."""
+
+
+def with_long_strings(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key + LONG: with_long_strings(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_long_strings(inner) for inner in value]
+    return LONG + value if isinstance(value, str) else value
+
+
+def with_empty_strings(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f'"": {with_empty_strings(inner)}' for inner in value.values()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(with_empty_strings, value)) + "]"
+    return '""' if isinstance(value, str) else json.dumps(value)
+
+
+@given(VALUES, st.booleans())
+@example(["\\" * 70], False)
+@example(['"' * 5_000], False)
+def test_without_its_strings_json_has_the_same_values(value: Any, escaped: bool) -> None:
+    large = [with_long_strings(value), LONG * 20]
+
+    bare = without_strings(json.dumps(large, ensure_ascii=escaped).encode())
+
+    assert bare.decode() == with_empty_strings(large)
+
+
+@each("text", [LONG * 20, '"quoted", ' * 20_000, 'a line of "text"\n' * 8_000, "\\" * 100_000])
+def test_little_is_left_of_a_long_text(text: str) -> None:
+    encoded = json.dumps({"content": [{"type": "text", "text": text}]}).encode()
+
+    assert without_strings(encoded) == b'{"": [{"": "", "": ""}]}'
+
+
+def test_json_of_many_short_strings_is_left_as_it_is() -> None:
+    encoded = json.dumps(["short"] * 50_000).encode()
+
+    assert without_strings(encoded) == encoded
+
+
+@each("number", [b"1e999", b"-" + b"9" * 400])
+def test_a_number_too_large_is_found_wherever_it_is(number: bytes) -> None:
+    for before in (0, 65_000, 65_530, 65_535, 65_540, 130_000):
+        text = b"x" * before
+        assert envelope.overflows(b'["' + text + b'",' + number + b',"' + b"x" * 100_000 + b'"]')
+        assert not envelope.overflows(b'["' + text + number + b'","' + b"x" * 100_000 + b'"]')

@@ -1,14 +1,17 @@
 """Indexing: which texts are embedded and kept, and how search works without a model."""
 
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.catalogs import WordVectors, snapshot, tool
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.indexing import TEXTS_A_STEP
 
 MISSING = ModelError(Path("model.onnx"), "the file is missing", "install the package again")
 
@@ -31,6 +34,30 @@ def test_the_first_search_embeds_everything_in_one_pass(two: Snapshot) -> None:
 
     assert vectors.calls == [["read file: Reads a file.", "send mail: Sends a mail."], ["a file", "file"]]
     assert progress == [(2, 2)]
+
+
+def test_progress_begins_with_nothing_and_never_stands_still() -> None:
+    """A search that waits knows from the first batch on how long the others will take."""
+
+    class Batches(WordVectors):
+        def embed(
+            self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
+        ) -> np.ndarray:
+            assert on_progress is not None
+            for done in range(0, len(texts), 32):
+                on_progress(done, len(texts))
+            on_progress(len(texts), len(texts))
+            return super().embed(texts)
+
+    tools = [tool(f"tool_{number}", f"Does number {number}.") for number in range(TEXTS_A_STEP + 1)]
+    progress: list[tuple[int, int]] = []
+    Engine(Batches()).index(snapshot(*tools), on_progress=lambda *told: progress.append(told))
+
+    total = progress[-1][1]
+    assert total > TEXTS_A_STEP
+    assert progress[:2] == [(0, total), (32, total)]
+    assert progress[-1] == (total, total)
+    assert progress == sorted(set(progress))
 
 
 def test_a_long_description_has_several_chunks() -> None:
