@@ -12,18 +12,24 @@ if the right one is not in the first answer, and then says that it cannot. It ca
 signature it has seen, and searches for the exact name of one that was only named. Each search, each call
 and giving up is a turn. Read are the texts of the proxy, by a model that reads all of them again in each
 turn; the list of tools, which is the same for both, and the rest of the conversation are not counted.
+
+The last table has prompts to an assistant that writes code (`PROMPTS`): most of them need no tool, and the
+hook should say nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
+
+from catalogs import LISTS, lists_in, published
 
 from mcp_context_proxy.config import DomainOptions
 from mcp_context_proxy.context import ContextOptions
@@ -34,14 +40,23 @@ from mcp_context_proxy.evaluation import TOOLS, EvalQuery, read_corpus, read_que
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import FITTING, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.scoring import packaged_background
+from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.server.search_answers import answer_tokens, search_text
 from mcp_context_proxy.store.opening import open_store
-from mcp_context_proxy.web.running import FURTHER, PROMPT_TOOLS, near_the_best, prompt_text
+from mcp_context_proxy.web.running import FURTHER, LEAST_WORDS, PROMPT_TOOLS, near_the_best, prompt_text
 
 Count = Callable[[str], int]
 """Counts the tokens of a text."""
 
 SETS = ("livemcp_steps", "livemcp", "metatool_single")
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
+"""Prompts as people type them to an assistant, each with the servers that can serve it, most with none. They
+were written before any answer was seen; a hash decides which half was looked at."""
+
+CONNECTED = ("filesystem", "git"), ("filesystem", "git", "playwright")
+"""Recorded lists that are connected meanwhile."""
+
 MOST_QUERIES = 400
 """Queries of one set, the first ones."""
 
@@ -62,14 +77,40 @@ def main() -> None:
         for name in given.sets:
             corpus, queries = (_file(given.folder / name, part) for part in ("corpus", "queries"))
             snapshot = read_corpus(corpus)
-            engine, asked = Engine(embedder, embedder), read_queries(queries)
-            row, turns = _row(name, engine, snapshot, asked, given.tokens)
+            row, turns = _row(name, _engine(embedder), snapshot, read_queries(queries), given.tokens)
             print(row)
             played += turns
             sys.stdout.flush()
-    print("\n| set | client | finds its tool | turns, mean | in one turn | tokens of texts | tokens read |")
-    print("|---|---|---|---|---|---|---|")
-    print("\n".join(played))
+        head = "| set | client | finds its tool | turns, mean | in one turn | tokens of texts | tokens read |"
+        print(f"\n{head}")
+        print("|---|---|---|---|---|---|---|")
+        print("\n".join(played))
+        print("\n| servers | half | need no tool | nothing given | served | something given |")
+        print("|---|---|---:|---:|---:|---:|")
+        print("\n".join(_silence(embedder)))
+
+
+def _engine(embedder: CachedEmbedder) -> Engine:
+    """Return an engine that says where nothing fits, as that of a proxy does."""
+    return Engine(embedder, embedder, calibration=packaged_background())
+
+
+def _silence(embedder: CachedEmbedder) -> Iterator[str]:
+    """Yield the rows of the last table."""
+    prompts = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    for servers in CONNECTED:
+        snapshot = published({name: tools for name, tools in lists_in(LISTS).items() if name in servers})
+        engine = _engine(embedder)
+        for half in ("looked at", "held out"):
+            given = dict[bool, list[bool]]({True: [], False: []})
+            for one in prompts:
+                if one["half"] == half and set(servers).issuperset(one["servers"]):
+                    is_searched = len(content_words(one["query"]).split()) >= LEAST_WORDS
+                    ranking = engine.search(one["query"], snapshot, TOOLS)
+                    given[bool(one["servers"])].append(is_searched and ranking.fits)
+            none, some = given[False], given[True]
+            cells = (len(none), f"{1 - fmean(none):.1%}", len(some), f"{fmean(some):.1%}")
+            yield f"| {', '.join(servers)} | {half} | {' | '.join(map(str, cells))} |"
 
 
 @dataclass

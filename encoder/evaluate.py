@@ -38,7 +38,8 @@ from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import Background
 from mcp_context_proxy.store.opening import open_store
 
-GENERAL_REQUESTS = Path(__file__).parent.parent / "scripts" / "general_requests.txt"
+LISTS = Path(__file__).parent.parent / "scripts"
+GENERAL_REQUESTS, UNAIDED = LISTS / "general_requests.txt", LISTS / "unaided.txt"
 LEFT_OUT = {"metatool_full"}
 """It contains another set and takes ten times as long as all the rest."""
 DEPTH = 10
@@ -94,7 +95,8 @@ def background_by(model: Path) -> Background:
     encoder = load_model(model)
     tools = [one.among_others for one in pairs.read_tools().values() if one.split == "train"][::4]
     general = GENERAL_REQUESTS.read_text("utf-8").splitlines()
-    return Background(*(np.asarray(encoder.embed(texts), np.float32) for texts in (general, tools)))
+    unaided = UNAIDED.read_text("utf-8").splitlines()
+    return Background(*(np.asarray(encoder.embed(texts), np.float32) for texts in (general, tools, unaided)))
 
 
 def column(rows: Rows, measure: str) -> list[float]:

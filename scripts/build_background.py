@@ -2,8 +2,8 @@
 
     python scripts/build_background.py
 
-To be run again when one of the lists beside it changes (``general_requests.txt``, ``everyday_tools.txt`` and
-``small_talk.txt``, one text a line), the tools of ``encoder/data``, or a packaged model.
+To be run again when one of the lists beside it changes (``general_requests.txt``, ``everyday_tools.txt``,
+``small_talk.txt`` and ``unaided.txt``, one text a line), the tools of ``encoder/data``, or a packaged model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.embedding.embeddings import load_model
-from mcp_context_proxy.retrieval.scoring import BACKGROUND, ELSEWHERE_UNIT
+from mcp_context_proxy.retrieval.scoring import BACKGROUND, UNIT
 from mcp_context_proxy.retrieval.text import terms
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "encoder"))
@@ -64,5 +64,9 @@ if __name__ == "__main__":
         model = load_model(settings=EmbeddingConfig(model=name))
         requests = model.embed(lines("general_requests")).astype(np.float16)
         np.save(BACKGROUND / f"{name}.npy", requests, allow_pickle=False)
-        elsewhere = np.rint(ELSEWHERE_UNIT * model.embed([*tools, *everyday, *lines("small_talk")]))
-        np.save(BACKGROUND / f"{name}.elsewhere.npy", elsewhere.astype(np.int8), allow_pickle=False)
+        for kind, texts in {
+            "elsewhere": [*tools, *everyday, *lines("small_talk")],
+            "unaided": lines("unaided"),
+        }.items():
+            units = np.rint(UNIT * model.embed(texts)).astype(np.int8)
+            np.save(BACKGROUND / f"{name}.{kind}.npy", units, allow_pickle=False)

@@ -336,6 +336,7 @@ class QueryScores:
             general=dots(calibration.requests, query.vectors[0]),
             rivals=query.rivals.cosines,
             counterparts=self.counterparts,
+            unaided=float((calibration.unaided @ query.vectors[0]).max()),
             coverage=np.minimum(scores[self.items] / (highest or 1.0), 1.0),
         )
         return told + (EVIDENCE_OF_ADDRESS if query.addressed else 0.0)

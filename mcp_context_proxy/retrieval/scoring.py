@@ -128,6 +128,11 @@ ORDINARY_TOOLS = 1_000
 """Number of ordinary tools beside those of a catalog among which the words of a query are rare or common.
 300 to 3,000 refuse and keep the same within a request or two."""
 
+NEARER_UNAIDED = 0.1
+"""Cosine by which what a model does unaided may be nearer to a query than the general requests before it
+speaks against all items. With 0.05, five points more are refused of what people type to an assistant that
+writes code, but also half a point of what tools can serve."""
+
 SHARPNESS = 20.0
 """Weight of the nearest elsewhere beside the others: e times that of one whose cosine is 0.05 lower."""
 
@@ -152,26 +157,32 @@ STRONG_COVERAGE = 0.6
 """Share of a query's idf that the best item must have for its words alone to say that something is meant."""
 
 BACKGROUND = Path(__file__).parent / "background"
-"""Vectors by each packaged model, one a row: of general requests as float16 in ``NAME.npy``, and of what is
-elsewhere, in units of 1/127, in ``NAME.elsewhere.npy``.
+"""Vectors by each packaged model, one a row: of general requests as float16 in ``NAME.npy``, and in units of
+1/127 of what is elsewhere in ``NAME.elsewhere.npy`` and what a model does unaided in ``NAME.unaided.npy``.
 
 The requests are such as people make to tools in general, written down without a look at any set of tools that
 is measured; half of them serve nearly as well. Elsewhere are every fourth of the tools that the model was
 trained on, tools for everyday needs that few servers have, such as the weather or a table in a restaurant,
-and small talk, for which there are no tools. ``scripts/build_background.py`` embeds them: to do it at the
-first search of every new store would make somebody wait for seconds."""
+and small talk, for which there are no tools. Unaided, a model explains, writes and changes the code or the
+text of a conversation. ``scripts/build_background.py`` embeds them: to do it at the first search of every new
+store would make somebody wait for seconds."""
 
 
-ELSEWHERE_UNIT = 127
-"""Number that stands for 1 in the stored vectors of things elsewhere."""
+UNIT = 127
+"""Number that stands for 1 in the stored vectors of things elsewhere and of what is done unaided."""
 
 
 class Background:
     """Vectors that the catalog is compared with to tell whether it has anything that is meant."""
 
-    def __init__(self, requests: NDArray[np.float32], elsewhere: NDArray[np.float32]) -> None:
-        """Take vectors of general requests, and those of tools of other catalogs and of small talk."""
-        self.requests, self.elsewhere = requests, elsewhere
+    def __init__(
+        self,
+        requests: NDArray[np.float32],
+        elsewhere: NDArray[np.float32],
+        unaided: NDArray[np.float32],
+    ) -> None:
+        """Take vectors of general requests, of what other catalogs have, and of what a model does unaided."""
+        self.requests, self.elsewhere, self.unaided = requests, elsewhere, unaided
 
 
 class PackagedBackground(Background):
@@ -184,9 +195,9 @@ class PackagedBackground(Background):
         if name == "requests":
             requests: NDArray[np.float16] = np.load(BACKGROUND / f"{self._model}.npy")
             self.requests = requests.astype(np.float32)
-        elif name == "elsewhere":
-            elsewhere: NDArray[np.int8] = np.load(BACKGROUND / f"{self._model}.elsewhere.npy")
-            self.elsewhere = elsewhere.astype(np.float32) / np.float32(ELSEWHERE_UNIT)
+        elif name in ("elsewhere", "unaided"):
+            stored: NDArray[np.int8] = np.load(BACKGROUND / f"{self._model}.{name}.npy")
+            setattr(self, name, stored.astype(np.float32) / np.float32(UNIT))
         return object.__getattribute__(self, name)
 
 
@@ -414,6 +425,7 @@ def evidence(
     general: NDArray[np.float32],
     rivals: NDArray[np.float64],
     counterparts: NDArray[np.float32],
+    unaided: float,
     coverage: NDArray[np.float64],
 ) -> float:
     """Return the evidence that a catalog has an item that is meant, 0 or more.
@@ -432,6 +444,7 @@ def evidence(
         general: Those of general requests with it.
         rivals: Those of the nearest elsewhere with it, the nearest last.
         counterparts: The highest cosine of any item with each of these.
+        unaided: That of the nearest text of what a model does unaided.
         coverage: The share of the highest possible BM25F that each item has, 0 to 1.
     """
     best = float(cosines.max())
@@ -447,11 +460,13 @@ def evidence(
     )
     weights = np.exp(SHARPNESS * (rivals - rivals[-1]))
     company = min(COMPANY + 1, cosines.size)
+    nearest = float(np.partition(near, -COMPANY)[-COMPANY:].mean())
     told = (
         1
         - float(((1 - np.clip(meaning, -1.0, 1.0)) * (1 - coverage[some])).min())
         + EVIDENCE_OF_COUNTERPARTS * float(weights @ counterparts / weights.sum())
-        + EVIDENCE_OF_RANK * (best - float(np.partition(near, -COMPANY)[-COMPANY:].mean()))
+        + EVIDENCE_OF_RANK * (best - nearest)
+        - max(unaided - nearest - NEARER_UNAIDED, 0.0)
         - AGAINST_ALONE * (best - float(np.partition(cosines, -company)[-company]))
     )
     return max(told, 0.0)

@@ -71,6 +71,8 @@ def test_the_formula_has_the_numbers_of_the_code(ranking):
     assert f"the words must cover {scoring.STRONG_COVERAGE:g} of the query's idf" in ranking.text
     assert 945 <= len(scoring.packaged_background().elsewhere) <= 955
     assert 185 <= len(scoring.packaged_background().requests) <= 195
+    assert 195 <= len(scoring.packaged_background().unaided) <= 205
+    assert f"the five nearest general requests, less {scoring.NEARER_UNAIDED:g}" in ranking.text
     assert f"at most {text.CHUNK_LIMIT} characters" in ranking.text
     assert bm25.WEIGHTS == {
         "name": 2,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.catalogs import WordVectors, snapshot, tool
-from support.general_requests import GENERAL_REQUESTS
+from support.general_requests import GENERAL_REQUESTS, UNAIDED
 from support.servers import real_lists
 
 from mcp_context_proxy.embedding.embeddings import load_model
@@ -26,6 +26,7 @@ from mcp_context_proxy.retrieval.scoring import (
     FAR,
     FEWEST_ITEMS,
     MOST_ITEMS,
+    NEARER_UNAIDED,
     RIVALS,
     evidence,
     needed_evidence,
@@ -51,12 +52,14 @@ def test_the_packaged_background_vectors_belong_to_the_packaged_model():
     # int8 arithmetic differs a little between processors.
     assert (packaged_background().requests * anew).sum(axis=1).min() > 0.99
     assert np.linalg.norm(packaged_background().elsewhere, axis=1) == pytest.approx(1, abs=0.02)
+    assert np.linalg.norm(packaged_background().unaided, axis=1) == pytest.approx(1, abs=0.02)
+    assert packaged_background().unaided.shape == (len(UNAIDED), anew.shape[1])
 
 
 GENERAL = np.array([0.6, 0.8] * COMPANY, np.float32)
 
 
-def told(cosines, rivals=1.0, coverage=0.0, likeness=0.0):
+def told(cosines, rivals=1.0, coverage=0.0, likeness=0.0, unaided=0.0):
     """Evidence of some cosines of items; what is nearest elsewhere is so near, and so like the catalog.
 
     The coverage is that of each item, or of all of them.
@@ -66,6 +69,7 @@ def told(cosines, rivals=1.0, coverage=0.0, likeness=0.0):
         general=GENERAL,
         rivals=np.full(RIVALS, rivals),
         counterparts=np.full(RIVALS, likeness, np.float32),
+        unaided=unaided,
         coverage=np.broadcast_to(np.array(coverage, np.float64), len(cosines)),
     )
 
@@ -100,6 +104,13 @@ def test_a_request_has_more_evidence_where_the_catalog_has_the_like_of_what_is_n
     gained = told([0.8], likeness=0.9) - told([0.8], likeness=0.4)
 
     assert gained == pytest.approx(0.5 * EVIDENCE_OF_COUNTERPARTS, abs=1e-3)
+
+
+def test_what_a_model_does_unaided_speaks_against_all_items_where_it_is_nearer_than_general_requests():
+    as_near = told([0.8], coverage=0.5, unaided=0.8 + NEARER_UNAIDED)
+
+    assert as_near == pytest.approx(told([0.8], coverage=0.5), abs=1e-3)
+    assert told([0.8], coverage=0.5, unaided=0.9 + NEARER_UNAIDED) == pytest.approx(as_near - 0.1, abs=1e-3)
 
 
 def test_an_item_that_is_alone_has_less_evidence_than_one_in_company():
@@ -152,6 +163,33 @@ def test_queries_that_five_tools_cannot_serve_fit_nothing_and_name_the_nearest(e
     assert ranking.evidence is not None
     assert ranking.evidence < needed_evidence(5)
     assert {result.item.server for result in ranking.near_misses} == {"srv"}
+
+
+@pytest.fixture(scope="module")
+def assistant():
+    """A catalog such as one has beside an assistant that writes code."""
+    return snapshot(
+        tool("edit_file", "Make line-based edits to a text file."),
+        tool("search_files", "Search for files and directories that match a pattern."),
+        tool("list_directory", "List the files and directories in a path."),
+        tool("browser_click", "Perform click on a web page"),
+        tool("browser_type", "Type text into editable element"),
+        tool("browser_resize", "Resize the browser window"),
+        tool("git_diff", "Shows differences between branches or commits"),
+        tool("git_commit", "Records changes to the repository"),
+        tool("create_event", "Create a new calendar event."),
+        tool("add_tasks", "Add one or more tasks to a project."),
+    )
+
+
+def test_what_a_model_does_unaided_fits_no_tool_though_some_have_its_words(engine, assistant):
+    """Most prompts of an assistant are about the code or the text of the conversation."""
+    unaided = ["make the heading green", "reword the last paragraph", "and the third one as well"]
+    for_tools = ["make the window narrower", "press the save button", "what differs between the two branches"]
+
+    assert not [query for query in unaided if engine.search(query, assistant).fits]
+    assert not [query for query in for_tools if not engine.search(query, assistant).fits]
+    assert set(UNAIDED).isdisjoint([*unaided, *for_tools])
 
 
 @pytest.mark.parametrize("query", ["asdf qwer zxcv", "blorp", "xyzzy frobnitz"])

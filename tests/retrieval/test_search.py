@@ -28,7 +28,7 @@ EVERYTHING = SearchOptions(top_k=100, top_n=100)
 
 def background(vectors: Any) -> Background:
     requests = vectors.embed(GENERAL_REQUESTS)
-    return Background(requests, requests)
+    return Background(requests, requests, np.zeros_like(requests))
 
 
 def found(ranking: Ranking) -> list[str]:
