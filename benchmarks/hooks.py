@@ -25,7 +25,8 @@ from math import inf
 from pathlib import Path
 from statistics import fmean, median
 
-from mcp_context_proxy.context import ContextOptions, DomainOptions
+from mcp_context_proxy.config import DomainOptions
+from mcp_context_proxy.context import ContextOptions
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer, Selection
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, TokenCounter

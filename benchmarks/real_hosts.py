@@ -311,8 +311,10 @@ def visit(host: Host, programs: Path, folder: Path) -> Visit:
     (folder / "tee.py").write_text(TEE, "utf-8")
     tee.write_text(f'#!/bin/sh\nexec {sys.executable} {folder}/tee.py {record} {ours} "$@"\n', "utf-8")
     tee.chmod(0o755)
-    for path in host.settings([""], ""):
-        file = home / path
+    files = [home / path for path in host.settings([""], "")]
+    if not any(ours in file.read_text("utf-8") for file in files):
+        raise SystemExit(f"{host.name} was not connected:\n{''.join(told)}")
+    for file in files:
         file.write_text(file.read_text("utf-8").replace(ours, str(tee)), "utf-8")
     program = programs / "node_modules" / ".bin" / host.program
     version = _run([str(program), "--version"], environ)

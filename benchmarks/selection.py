@@ -22,7 +22,6 @@ from retrieval import PublicSet, Remembering, folders, read_set, table
 
 from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.config.settings import PRESETS
-from mcp_context_proxy.context import DomainOptions
 from mcp_context_proxy.context.search import tool_search
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
@@ -41,7 +40,7 @@ from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store.opening import open_store
 
 TOOLS = Filters(kinds=frozenset({Kind.TOOL}))
-NORMAL = tool_search(structs.replace(DomainOptions.of(PRESETS["normal"]), by_fit=False))
+NORMAL = tool_search(structs.replace(PRESETS["normal"], by_fit=False))
 """Five tools, so that comparisons are of the same number."""
 
 EXPANSIONS = tuple(
@@ -158,7 +157,7 @@ def presets(subjects: Sequence[Subject]) -> list[str]:
         tokens = sum(map(subject.costs.of, tools))
         rows.append([subject.of.name, "everything", "", "", f"{len(tools)}", f"{tokens:,}"])
         for name, numbers in PRESETS.items():
-            options = tool_search(DomainOptions.of(numbers))
+            options = tool_search(numbers)
             quality = subject.quality_by_text(partial(subject.search, options=options))
             found[name].append(quality)
             rows.append(["", name, *quality.cells()])

@@ -126,6 +126,8 @@ class Tool(Struct, frozen=True):
     """Setting that demands it, with file and line, as in ``servers.x.classes.write (config.toml:7)``."""
     result_characters: int = 0
     """Length of a result that the tool wants hosts to keep whole; 0 leaves it to them."""
+    task_only: bool = False
+    """True if its server runs it as a task only."""
     page: str = ""
     """URI of the page of an MCP App that shows its results; empty if it has none."""
     other_pages: tuple[str, ...] = ()

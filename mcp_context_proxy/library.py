@@ -17,11 +17,10 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from mcp_context_proxy.catalog.definitions import class_of, exposed_name, fingerprint, tool_definition
-from mcp_context_proxy.config import Config
+from mcp_context_proxy.config import Config, DomainOptions
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.context import (
     ContextItem,
-    DomainOptions,
     DomainOverrides,
     Mode,
     Overrides,

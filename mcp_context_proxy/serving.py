@@ -97,7 +97,7 @@ def prepare(log_level: str, *, serving: bool) -> None:
     logging.getLogger("mcp").setLevel(logging.INFO)
     if log_level.lower() != "debug":
         # The libraries' own messages explain nothing to a user.
-        for name in ("mcp", "httpx2", "httpcore2", "asyncio", "watchfiles"):
+        for name in ("mcp", "httpx2", "httpcore2", "asyncio"):
             logging.getLogger(name).setLevel(logging.ERROR)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import signal
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -16,14 +18,27 @@ import pytest
 from hypothesis import settings
 from hypothesis.strategies import text
 
+SHELL = re.compile(
+    "(?i).*_PROXY|PYTHON(?!PATH|HOME).*|CLICOLOR.*|(FORCE|NO)_COLOR|COLUMNS|LINES"
+    "|MCP_CONTEXT_PROXY_(?!AXE|DEBUGGABLE).*"
+)
+"""Variables of a developer's shell that change output, connections, programs in Python, or the proxy."""
+
 # No deadline: how long an example takes says nothing on a machine that is busy.
-settings.register_profile("quick", deadline=None, max_examples=25)
-settings.register_profile("fixed", deadline=None, max_examples=25, derandomize=True)
-settings.register_profile("thorough", deadline=None, max_examples=100)
+# No failed examples are kept in a checkout that cannot be written: hypothesis would warn, which is an error.
+COMMON: dict[str, Any] = {"deadline": None} | ({} if os.access(".", os.W_OK) else {"database": None})
+settings.register_profile("quick", max_examples=25, **COMMON)
+settings.register_profile("fixed", max_examples=25, derandomize=True, **COMMON)
+settings.register_profile("thorough", max_examples=100, **COMMON)
 settings.load_profile("quick")
 
+# A shell also says who may read new files, and lets jobs in the background ignore Ctrl-C.
+for variable in filter(SHELL.fullmatch, [*os.environ]):
+    del os.environ[variable]
+os.umask(0o022)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Hundreds of processes are started, and each would compile what it imports.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # Hundreds of HTTP clients are opened, and each would read all trusted certificates, which takes 20 ms.

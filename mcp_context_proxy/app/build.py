@@ -34,6 +34,7 @@ from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions, Watches
 from mcp_context_proxy.server.resources import CONTEXT_PROMPT, Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
+from mcp_context_proxy.server.tasks import Tasks
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.store.credentials import shared_credentials
@@ -172,6 +173,7 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
         links=links,
         was_read=was_read,
     )
+    tasks = Tasks(fleet, forwarder)
     log = None if interactions is None else interactions.log
     calls = ToolCalls(
         catalog=catalog,
@@ -199,6 +201,7 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
             in_session=None if search.session_recorder is None else search.session_recorder.used,
             working_set=search.working_set,
         ),
+        tasks=tasks,
         results=results,
         links=links,
         when_kept=lambda caller: changes.tools_grew(caller.session),
@@ -238,6 +241,7 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
             handles=handles,
             catch_up=refresh.catch_up,
         ),
+        tasks=tasks,
         profiles=profiles,
         wait_for_first_lists=refresh.wait_for_first_lists,
         page_size=config.expose.page_size,

@@ -181,7 +181,8 @@ class Bridge:
             message = json.loads(line)
             if isinstance(message, list):
                 for each in message:
-                    self._track(json.dumps(each).encode() + b"\n")
+                    if isinstance(each, dict):  # a batch has no other
+                        self._track(json.dumps(each).encode() + b"\n")
                 return
             method = message["method"]
         except (ValueError, RecursionError, TypeError, LookupError):

@@ -33,10 +33,9 @@ from mcp_context_proxy.protocol.envelope import Members, nests_deeper
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, SERVER_KEY, meta_of
 from mcp_context_proxy.protocol.strangers import (
     BLANK_LINES,
-    LETTERS,
     clean,
     compact,
-    normalized,
+    in_plain_letters,
     one_line,
     quoted,
     unmarked,
@@ -87,7 +86,7 @@ _INVALID_IN_NAME = pattern(r"[^a-zA-Z0-9_-]")
 _SEEMS_SEPARATOR = pattern(r"[-_./ ]{2}")
 """The separator, or two characters that a person takes for it."""
 
-_LOOKALIKES: Final = str.maketrans({**LETTERS, **dict.fromkeys("-./ ", "_"), "0": "o", "1": "l"})
+_LOOKALIKES: Final = str.maketrans("-./ 01", "____ol")
 
 USER_INTERACTION: Final = "anthropic/requiresUserInteraction"
 """``_meta`` key of a tool that demands that the user is asked before each call."""
@@ -185,6 +184,13 @@ def with_description(definition: bytes, description: str) -> bytes:
     return envelope.encode({**envelope.members(definition), "description": envelope.raw(description)})
 
 
+def as_ordinary(definition: bytes) -> bytes:
+    """Return the definition of a tool without the demand that clients call it as a task."""
+    members = envelope.members(definition)
+    del members["execution"]
+    return envelope.encode(members)
+
+
 class _Objects:
     """Makes the objects of JSON, and notes whether one names a member twice."""
 
@@ -264,7 +270,9 @@ class Markers(Struct, frozen=True):
     other_pages: tuple[str, ...]
     """URIs of the pages that other kinds of hosts show instead."""
     for_models: bool
-    """False if it is for the interface of an MCP App alone, or runs as a task only, which is not relayed."""
+    """False if it is for the interface of an MCP App alone."""
+    task_only: bool
+    """True if its server, of the handshake era, runs it as a task only."""
 
 
 def markers_of(definition: Members) -> Markers:
@@ -286,9 +294,9 @@ def markers_of(definition: Members) -> Markers:
     other_pages = tuple(filter(None, dict.fromkeys(others))) if meta else ()
     visibility = bytes(app_of(meta).get("visibility", b""))
     task = bytes(_members(definition.get("execution")).get("taskSupport", b""))
-    for_models = b"".join(visibility.split()) != b'["app"]' and task != b'"required"'
+    for_models = b"".join(visibility.split()) != b'["app"]'
     length = int(min(max(size, 0), RESULT_CHARACTERS))
-    return Markers(hinted, interactive, length, page, other_pages, for_models)
+    return Markers(hinted, interactive, length, page, other_pages, for_models, task == b'"required"')
 
 
 def is_page(uri: str) -> bool:
@@ -452,8 +460,8 @@ def lookalikes(names: Iterable[str]) -> Iterator[str]:
 
 def folded(name: str) -> str:
     """Return the same text for names that a person takes for one another."""
-    small = name.lower() if name.isascii() else normalized("NFKC", name[:COMPARED]).casefold()
-    return small.translate(_LOOKALIKES)
+    plain = name if name.isascii() else in_plain_letters(name[:COMPARED])
+    return plain.casefold().translate(_LOOKALIKES)
 
 
 def fingerprint(server: str, definition: bytes) -> str:

@@ -6,9 +6,9 @@ problem in a file becomes a finding; the usable part of the file is served, and 
 A name that two folders have gets that of its folder as a prefix, where it comes second. Every document is
 known by its name with the prefix as well, so that this URI stays valid when other folders come and go.
 
-The watcher watches exactly the folders that were read, one by one, so that it enters no link and no hidden
-tree; for a configured folder that does not exist, the nearest one above it. It reloads the library at every
-start and change, so that no change is lost between reading and watching.
+The watcher looks at exactly the folders and files that were read, so that it enters no link and no hidden
+tree, and at the configured ones, whether they exist or not. It reloads the library at its start and at every
+change.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import anyio
 from msgspec import Struct, field
@@ -48,7 +47,7 @@ from mcp_context_proxy.catalog.front_matter import (
 )
 from mcp_context_proxy.catalog.skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
-from mcp_context_proxy.config.reload import STEP_MS, Looks
+from mcp_context_proxy.config.reload import changes, mark_of
 from mcp_context_proxy.items import (
     SEARCHED_CHARACTERS,
     Document,
@@ -59,8 +58,8 @@ from mcp_context_proxy.items import (
     uri_of,
 )
 from mcp_context_proxy.protocol.strangers import clean, normalized, one_line
-from mcp_context_proxy.system.later import pattern, watchfiles
-from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
+from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +88,8 @@ class Loaded(Struct, frozen=True):
     documents: tuple[Document, ...]
     """Rules before references; within a kind by priority, lowest number first, then by name."""
     findings: tuple[Finding, ...]
-    folders: tuple[Path, ...] = ()
-    """Every folder that was read: where a change can be."""
+    paths: tuple[str, ...] = ()
+    """Every folder and file that was looked into: where a change can be."""
     skills: tuple[SkillPlace, ...] = ()
     """Where the skills are that hosts get whole, in the order of folders and paths."""
     parsed: Mapping[bytes, Parsed] = field(default_factory=dict)
@@ -111,7 +110,7 @@ def load_documents(
     by_name: dict[tuple[Kind, str], Document] = {}
     claims = _Claims()
     findings: list[Finding] = []
-    read_folders: list[Path] = []
+    paths: list[str] = []
     skills: list[SkillPlace] = []
     entries = Counter(path.name for path in {folder.path for folder in folders})
     covered = {folder.path.absolute() for folder in folders}
@@ -140,12 +139,12 @@ def load_documents(
             if message:
                 findings.append(Finding(file.path, None, message))
         findings.extend(reader.findings)
-        read_folders.extend(reader.folders)
+        paths.extend(map(str, reader.paths))
     ordered = sorted(
         by_name.values(),
         key=lambda document: (document.kind is not Kind.RULE, document.priority, document.name),
     )
-    return Loaded(tuple(ordered), tuple(findings), tuple(read_folders), tuple(skills), parsed)
+    return Loaded(tuple(ordered), tuple(findings), tuple(paths), tuple(skills), parsed)
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
@@ -367,18 +366,9 @@ def _sections(whole: str, body: str, front: FrontMatter) -> tuple[list[tuple[str
 FINDINGS_LOGGED: Final = 20
 """Findings logged at one reload; the others are kept, and counted in the log."""
 
-DEBOUNCE_MS: Final = 400
-"""For changes that come together: an editor's save, a checkout of another branch."""
-
-POLL_MS: Final = 2_000
-"""Interval of reading folders where the system cannot watch them."""
-
 PAUSE_FACTOR: Final = 3.0
 """Pause after a reload, times the processor time that it took: a file that grows all the time must not have
 thousands of others read all the time. Its waits for others do not count."""
-
-RETRY_SECONDS: Final = 1.0
-"""Delay before watching is tried again when it cannot start at all."""
 
 _KEYS: Final[Mapping[Kind, str]] = {Kind.RULE: "rules", Kind.REFERENCE: "references"}
 
@@ -443,134 +433,28 @@ def _changes(before: Iterable[Document], after: Iterable[Document]) -> DocumentC
 
 
 OnChange: TypeAlias = Callable[[DocumentChanges], Awaitable[None]]
-WatchPaths: TypeAlias = "Callable[..., AsyncGenerator[set[tuple[watchfiles.Change, str]], None]]"
-"""`watchfiles.awatch`; yields changes until its event is set."""
 
 
-async def watch(
-    library: DocumentLibrary, on_change: OnChange, *, watch_paths: WatchPaths | None = None
-) -> None:
+async def watch(library: DocumentLibrary, on_change: OnChange) -> None:
     """Reload the library whenever its files change, and report changed documents. Runs until cancelled."""
     if not library.folders:
         return
-    async with cancellation_event() as stop:
-        await _FolderWatcher(library, on_change, watch_paths or watchfiles.awatch, stop).run()
 
-
-class _FolderWatcher(Struct):
-    library: DocumentLibrary
-    on_change: OnChange
-    watch_paths: WatchPaths
-    stop: anyio.Event
-    polling: bool | None = None
-    """None leaves it to the system and to ``WATCHFILES_FORCE_POLLING``."""
-    pause: float = 0.0
-    """Seconds between the latest reload and the next one."""
-
-    async def run(self) -> None:
-        while True:
-            targets = await in_thread(_targets, self.library)
-            await wait_for_spare_threads()
-            try:
-                await self._until_targets_change(targets)
-            except FileNotFoundError:  # removed between the look and the start of the watcher
-                await anyio.sleep(RETRY_SECONDS)
-            except Exception as error:  # boundary: the watcher, whose failures have no common class
-                await self._fall_back(error)
-
-    async def _until_targets_change(self, targets: frozenset[str]) -> None:
-        roots, first = await in_thread(_identities, self.library), list[DocumentChanges]()
-        configured = {str(folder.path.absolute()) for folder in self.library.folders}
-
-        def differs() -> bool:
-            if not first:  # now that changes are reported: those before were not
-                first.append(self._reloaded())
-                if first[0] or _targets(self.library) != targets:
-                    return True
-            return _identities(self.library) != roots
-
-        events = self.watch_paths(
-            *sorted(targets),
-            watch_filter=partial(_may_matter, targets | configured),
-            debounce=DEBOUNCE_MS,
-            step=STEP_MS,
-            rust_timeout=0,
-            stop_event=Looks(self.stop, differs),
-            force_polling=self.polling,
-            poll_delay_ms=POLL_MS,
-            recursive=False,
-            ignore_permission_denied=True,
-        )
-        async with aclosing(events):
-            async for changes in events:
-                await self._reload()
-                renewed = await in_thread(_targets, self.library)
-                moved = await in_thread(_identities, self.library) != roots
-                # A watched folder was moved or created anew: the old watch sees nothing of the new one.
-                if renewed != targets or moved or any(path in targets for _, path in changes):
-                    return
-        if first:
-            await self._tell(first[0])
-
-    async def _reload(self) -> None:
-        await self._tell(await in_thread(self._reloaded))
-
-    def _reloaded(self) -> DocumentChanges:
+    def reloaded() -> tuple[DocumentChanges, float]:
         began = time.thread_time()
+        return library.reload(), time.thread_time() - began
+
+    async for _ in changes(partial(_marks, library)):
         try:
-            return self.library.reload()
-        except Exception:  # boundary: one failed reload; the next change is a new try
+            changed, took = await in_thread(reloaded)
+            if changed:
+                await on_change(changed)
+            await anyio.sleep(PAUSE_FACTOR * took)
+        except Exception:  # boundary: one failed reload or callback; the next change is a new try
             logger.exception("rules and references could not be reloaded")
-            return DocumentChanges()
-        finally:
-            self.pause = PAUSE_FACTOR * (time.thread_time() - began)
-
-    async def _tell(self, changes: DocumentChanges) -> None:
-        try:
-            if changes:
-                await self.on_change(changes)
-        except Exception:  # boundary: one failed callback; the next change is a new try
-            logger.exception("rules and references could not be reloaded")
-        await anyio.sleep(self.pause)
-
-    async def _fall_back(self, error: Exception) -> None:
-        if not self.polling and not _is_undecodable(error):
-            logger.warning("folders of documents cannot be watched (%s); they are polled instead", error)
-            self.polling = True
-            return
-        # An undecodable name is another program's file; it is left out, but others may have changed.
-        logger.debug("folders of documents cannot be watched (%s); retrying", error)
-        await self._reload()
-        await anyio.sleep(RETRY_SECONDS)
 
 
-def _is_undecodable(error: BaseException) -> bool:
-    """Return whether the watcher has met a file name that it cannot decode."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(_is_undecodable, error.exceptions))
-    return "decode path" in str(error)
-
-
-def _targets(library: DocumentLibrary) -> frozenset[str]:
-    """Return the folders to watch: those that were read, or the nearest existing one above a missing one."""
-    missing = (folder.path.absolute() for folder in library.folders if not folder.path.is_dir())
-    nearest = (next(filter(Path.is_dir, path.parents), Path.cwd()) for path in missing)
-    return frozenset(map(str, (*filter(Path.is_dir, library.loaded.folders), *nearest)))
-
-
-def _identities(library: DocumentLibrary) -> dict[Path, tuple[int, int]]:
-    """Return device and inode of the configured folders that exist."""
-    found = dict[Path, tuple[int, int]]()
-    for folder in library.folders:
-        with suppress(OSError):
-            status = folder.path.stat()
-            found[folder.path] = status.st_dev, status.st_ino
-    return found
-
-
-def _may_matter(wanted: frozenset[str], _change: Any, path: str) -> bool:
-    """Return whether a path is wanted, markdown or a folder; others change no document."""
-    name = os.path.basename(path)  # noqa: PTH119  # called for each event: no `Path` needed
-    if path in wanted:
-        return True
-    return not name.startswith(".") and (name.lower().endswith(SUFFIXES) or os.path.isdir(path))  # noqa: PTH112
+def _marks(library: DocumentLibrary) -> int:
+    """Return a hash of the identities of everything that is configured or was read."""
+    configured = (str(folder.path) for folder in library.folders)
+    return hash(tuple(map(mark_of, (*configured, *library.loaded.paths))))

@@ -133,8 +133,8 @@ class FolderReader:
         """True once something was left out because the allowance was used up."""
         self._by_descriptor = by_descriptor
         self.findings: list[Finding] = []
-        self.folders: list[Path] = []
-        """Every folder that was read, the configured one first."""
+        self.paths: list[Path] = []
+        """Every folder that was read, and every file of a wanted suffix, also one that could not be read."""
 
     def files(self) -> Iterator[MarkdownFile]:
         """Yield every file of a wanted suffix below the root, sorted by path; others become findings."""
@@ -166,7 +166,7 @@ class FolderReader:
     def beside(self, path: Path) -> bytes | None:
         """Return the content of visible markdown below the folder of the root; None where that is no file.
 
-        Its folder counts as one that was read, so that a change in it is seen.
+        It and its folder count as read, so that a change of them is seen.
         """
         above = self._root.parent.absolute()
         if not self._root.is_file() or not path.is_relative_to(above):
@@ -179,16 +179,16 @@ class FolderReader:
             data = reader.file(name)
         except (OSError, UnsafePathError, _ExhaustedError):
             return None
-        self.folders.append(path.parent)
+        self.paths += (path.parent, path)
         return data
 
     def _walk(self, folder: _OpenFolder, parts: tuple[str, ...]) -> Iterator[MarkdownFile]:
-        self.folders.append(self._root.joinpath(*parts))
+        self.paths.append(self._root.joinpath(*parts))
         for entry in self._entries(folder):
             name, is_folder = entry.name, entry.is_dir(follow_symlinks=False)
             below, path = (*parts, name), self._root.joinpath(*parts, name)
             is_wanted = name.lower().endswith(self._suffixes)
-            if not is_utf8(name):  # not even opened: a watcher of this folder could not report it
+            if not is_utf8(name):  # not even opened: it can be no part of a URI
                 if is_folder or is_wanted:
                     self._find(path, "left out: its name is not UTF-8; rename it")
             elif is_folder and len(below) > DEPTH_LIMIT:
@@ -197,6 +197,7 @@ class FolderReader:
                 with self._findings_of(path), closing(folder.folder(name)) as inner:
                     yield from self._walk(inner, below)
             elif is_wanted:
+                self.paths.append(path)
                 with self._findings_of(path):
                     if entry.is_symlink():
                         if self._is_read_anyway(path):

@@ -518,6 +518,7 @@ def _parse_tool(
     described, use_cases = (None, ()) if named is None else (named.description, named.use_cases)
     try:
         own = definition if described is None else definitions.with_description(definition, described)
+        own = definitions.as_ordinary(own) if markers.task_only else own
         known, is_plain = fingerprint_if_plain(definition, Approvable.TOOL)
         shown, remark = definitions.fit(own, limits, is_plain=is_plain)
     except UnfitError as error:
@@ -541,6 +542,7 @@ def _parse_tool(
         interactive=markers.interactive,
         asked_by=asked_by(config, name, danger.tool_class),
         result_characters=markers.result_characters,
+        task_only=markers.task_only,
         page=markers.page,
         other_pages=markers.other_pages,
         wider_names=tuple(wider),

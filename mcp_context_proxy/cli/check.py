@@ -7,6 +7,7 @@ pinned version, which becomes another program whenever its author publishes one.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -131,7 +132,7 @@ def check_command(
         Verdict(Level.OK if note.endswith("is skipped") else Level.WARNING, "config", note)
         for note in skipped
     )
-    verdicts += _folders(config)
+    verdicts += (*_folders(config), *_dollars(config))
     show(console, verdicts)
     versions: Versions = {}
     found = run(_check_proxy, config, profile, versions)
@@ -255,6 +256,19 @@ def _folders(config: Config) -> Iterator[Verdict]:
     for folder, names in servers.items():
         verb = "starts" if len(names) == 1 else "start"
         yield Verdict(Level.OK, "folder", f"{', '.join(names)} {verb} in {folder}")
+
+
+def _dollars(config: Config) -> Iterator[Verdict]:
+    """Yield the variables that are written for a shell, where no shell reads them."""
+    for name, server in config.servers.items():
+        texts = (*server.args, *server.env.values(), *server.headers.values())
+        found = dict.fromkeys(one for text in texts for one in _DOLLAR.findall(text) if one[1:] in os.environ)
+        if found and PurePath(server.command or "").name not in {"sh", "bash", "zsh"}:
+            message = f"{some_of([*found])}: passed on as written, and not its value"
+            yield Verdict(Level.WARNING, name, message, "write ${NAME} for the value of a variable")
+
+
+_DOLLAR: Final = re.compile(r"(?<![$\\])\$[A-Za-z_]\w*")
 
 
 async def _check_proxy(config: Config, host: HostProfile | None, versions: Versions) -> list[Verdict]:
@@ -550,8 +564,10 @@ def remedy_for(
                 "give it the option that makes it speak over stdio, such as --stdio or --transport stdio; or "
                 "start it yourself and configure its url instead of a command"
             )
-        case Fault.NO_MCP | Fault.REFUSED if config.command is not None:
+        case Fault.NO_MCP if config.command is not None:
             return "if it is no MCP server, correct the command"
+        case Fault.REFUSED if config.command is not None:
+            return "the error is its own: its documentation, or its output above, may say what it lacks"
     if config.url is None:
         return ""
     named = [name for name in os.environ if name.upper() in PROXIES and os.environ[name]]

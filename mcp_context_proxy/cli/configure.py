@@ -50,10 +50,10 @@ from mcp_context_proxy.config import Config, ServerConfig, load
 from mcp_context_proxy.config.hosts import names_for, servers_place
 from mcp_context_proxy.config.settings import SERVER_NAME
 from mcp_context_proxy.config.source import parse, plain
-from mcp_context_proxy.installation import HOST_PLACES
+from mcp_context_proxy.installation import HOST_PLACES, read_text
 from mcp_context_proxy.installation.editing import EditError, entries
-from mcp_context_proxy.installation.journal import read_text, write
-from mcp_context_proxy.installation.plan import FileChange, read_configuration, servers_in
+from mcp_context_proxy.installation.journal import write
+from mcp_context_proxy.installation.plan import FileChange, read_configuration, rules_of, servers_in
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.system import APP, BEGINNING
 from mcp_context_proxy.trust.audit import note_now
@@ -405,6 +405,7 @@ def import_command(
     form = host.form if host else _FORMS.get(file.suffix.lower(), "json")
     origin = source if host else file.stem.lstrip(".")
     try:
+        rules = rules_of(host, text, os.environ) if host else {}
         places: list[Place | None] = [host.place_in(text) if host else _place_in(file, text)]
         has_projects = form == "json" and isinstance(entries("json", text, ()).get("projects"), dict)
     except EditError as error:
@@ -413,7 +414,7 @@ def import_command(
         places += project_places(console, text, projects)
     for place in places:
         assert place is not None
-        found = servers_in(file, text, form, place, os.environ)
+        found = servers_in(file, text, form, place, os.environ, rules)
         for name, table in found.moving.items():
             before = set(configuration.servers)
             ours = configuration.add(names_for([name])[name], table, origin)

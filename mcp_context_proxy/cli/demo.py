@@ -37,7 +37,6 @@ from mcp_context_proxy.cli import (
 )
 from mcp_context_proxy.cli.terminal import Terminal, counted, indexing, messages, open_started_proxy, results
 from mcp_context_proxy.config import Config, default_path
-from mcp_context_proxy.context import DomainOptions
 from mcp_context_proxy.context.search import tool_search
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, open_model
 from mcp_context_proxy.errors import ContextProxyError, innermost
@@ -471,7 +470,7 @@ def _of_corpus(
 async def _of_servers(config: Config, queries_file: Path, method: Method, top_k: int) -> Evaluation:
     queries = read_queries(queries_file)
     numbers = config.search.resolved("tools", config.embedding.packaged is not None)
-    options = replace(tool_search(DomainOptions.of(numbers)), method=method)
+    options = replace(tool_search(numbers), method=method)
     async with open_started_proxy(config) as proxy:
         measured = partial(evaluate, proxy.search.engine, proxy.catalog.snapshot, queries, options, top_k)
         return await anyio.to_thread.run_sync(measured)

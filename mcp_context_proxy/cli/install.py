@@ -24,7 +24,7 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, results
 from mcp_context_proxy.config import default_path, find, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
 from mcp_context_proxy.errors import ContextProxyError
-from mcp_context_proxy.installation import HOST_PLACES, HostPlace, hosts_here
+from mcp_context_proxy.installation import HOST_PLACES, HostPlace, hosts_here, read_text
 from mcp_context_proxy.installation.editing import EditError, entries
 from mcp_context_proxy.installation.journal import (
     HOOK_PLACES,
@@ -32,7 +32,6 @@ from mcp_context_proxy.installation.journal import (
     is_ours_alone,
     kept_copy,
     kept_data,
-    read_text,
     write,
 )
 from mcp_context_proxy.installation.journal import planned as planned_hook
@@ -93,10 +92,25 @@ def _hosts(names: Sequence[str]) -> list[HostPlace]:
     return [HOST_PLACES[name] for name in dict.fromkeys(names)]
 
 
+_CACHED: Final = re.compile(
+    r"[/\\](?:(?:archive|environments|builds)-v\d+|\.?cache[/\\]pipx|pipx[/\\]\.cache)[/\\]", re.IGNORECASE
+)
+"""A path in a cache of uv, or of ``pipx run``."""
+
+
 def own_command(file: Path) -> list[str]:
-    """Return the command with which a host starts this proxy: a full path, as hosts lack the shell's PATH."""
+    """Return the command with which a host starts this proxy: a full path, as hosts lack the shell's PATH.
+
+    Raises `InstallError` for a program that will not stay where it is.
+    """
     started = Path(sys.argv[0])
     found = str(started.absolute()) if started.stem == APP and started.exists() else shutil.which(APP)
+    if found and _CACHED.search(found):
+        raise InstallError(
+            f"nothing was changed: this program is a copy in the cache of uvx or pipx, which delete it some "
+            f"day, and hosts could not start it then. Install it ('uv tool install {APP}' or 'pipx install "
+            f"{APP}'), and run '{APP} install' again"
+        )
     program = [found] if found else [sys.executable, "-P", "-m", "mcp_context_proxy"]
     return [*program, "serve", *([] if file == default_path(os.environ) else ["--config", str(file)])]
 
@@ -209,6 +223,8 @@ def _plans(
                 plans.append(one)
                 text = one.change.after if one.change else text
                 _show_plan(console, one)
+            for other in host.others(os.environ):
+                console.note(f"{shown(str(other))}: its servers stay; '{APP} import FILE' copies them")
         except (OSError, EditError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             failed.append(f"{host.title}: {file}: {reason}")
@@ -411,6 +427,7 @@ def _purge(console: Terminal, dry_run: bool, yes: bool) -> None:
 
 
 host_argument = click.argument("host", metavar="HOST", type=click.Choice(list(HOOK_PLACES)))
+HOOK_HOSTS: Final = f"HOST is one of: {', '.join(HOOK_PLACES)}"
 
 
 @click.group("hook", cls=CommandGroup)
@@ -418,7 +435,7 @@ def hook_command() -> None:
     """Give a host's model, at each prompt, the tools, rules and references that fit the user's own words."""
 
 
-@hook_command.command("install")
+@hook_command.command("install", epilog=HOOK_HOSTS)
 @host_argument
 @config_option
 @dry_option
@@ -445,7 +462,7 @@ def install_hook(ctx: click.Context, host: str, config_path: Path | None, dry_ru
     console.say(f"Back to how it was: {APP} hook uninstall {host}")
 
 
-@hook_command.command("uninstall")
+@hook_command.command("uninstall", epilog=HOOK_HOSTS)
 @host_argument
 @dry_option
 def uninstall_hook(host: str, dry_run: bool) -> None:

@@ -48,7 +48,7 @@ from mcp_context_proxy.installation.plan import FileChange
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.trust import THE_USER, names_of, profile_of
+from mcp_context_proxy.trust import THE_USER, Profile, names_of
 from mcp_context_proxy.trust.tokens import OWNER, TokenError, tokens_of
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def profiles(proxy: Proxy) -> Iterator[Verdict]:
     config, saved = proxy.config, {*proxy.contexts.presets.names, *PRESETS}
     for name, settings in config.clients.items():
         about = f"clients.{name}"
-        seen = part_for(THE_USER.within(profile_of(name, settings)), proxy.catalog.whole.snapshot)
+        seen = part_for(THE_USER.within(Profile(name, settings)), proxy.catalog.whole.snapshot)
         servers = {tool.server for tool in seen.tools.values()}
         documents = sum(not one.server for one in seen.documents.values())
         sees = (

@@ -87,6 +87,7 @@ MAY_HAVE_RUN: Final = "the replica that holds this {} was lost; the request may 
 
 class _Params(msgspec.Struct):
     requestState: Any = None  # noqa: N815 - the protocol's word
+    taskId: Any = None  # noqa: N815
     name: Any = None
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
@@ -353,13 +354,14 @@ def _is_of(row: ContextRow, scope: Scope) -> bool:
 
 
 def _made_before(body: bytes) -> str:
-    """Return the id of the waiting call that a request answers, or of the kept result that it reads."""
-    if b'"requestState"' not in body and READ_RESULT.encode() not in body:
+    """Return the id of the waiting call that a request answers, of its task, or of the result it reads."""
+    if not any(word in body for word in (b'"requestState"', b'"taskId"', READ_RESULT.encode())):
         return ""
     try:
         params = _request(body).params or _Params()
-        if isinstance(params.requestState, str):
-            return params.requestState
+        for made in (params.requestState, params.taskId):
+            if isinstance(made, str):
+                return made
         given = _call(_object(params.arguments)) if params.name != READ_RESULT else params
         return _reading(_object(given.arguments)).id if given.name == READ_RESULT else ""
     except msgspec.DecodeError:
@@ -451,7 +453,7 @@ class Member:
         self._hints, self._changes, self._fleet = store.database.hints, changes, fleet
         self._stored = StoredRequests(records)
         self._ended = gateway.ended_calls
-        pending_input.prefix = results.prefix = f"{self.name}."
+        pending_input.prefix = results.prefix = gateway.tasks.prefix = f"{self.name}."
         results.listed_for_all = bool(config.results.max_tokens)
         gateway.sharing = self.contexts
         self.replicas.on_drain = self._drain

@@ -1,8 +1,8 @@
 """Converts the files of hosts to our tables.
 
 Claude Desktop, Claude Code, Cursor and many others write ``mcpServers``; VS Code writes ``servers``, or
-``mcp.servers`` in its settings; others have places and forms of their own (`host_entries`). The rest of such
-a file belongs to the host and is ignored.
+``mcp.servers`` in its settings; others have places and forms of their own (`PLACES`). Of the rest of such a
+file only what turns servers and tools off is read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -30,6 +31,8 @@ PLACES: Final[tuple[tuple[tuple[str, ...], Dialect], ...]] = (
     (("servers",), "common"),
     (("mcp", "servers"), "common"),
     (("mcp", "mcpServers"), "common"),
+    (("settings", "mcp", "servers"), "common"),
+    (("customizations", "vscode", "mcp", "servers"), "common"),
     (("context_servers",), "zed"),
     (("mcp_servers",), "codex"),
     (("extensions",), "goose"),
@@ -140,7 +143,10 @@ def _goose(entry: dict[str, Any]) -> Converted:
 
 
 def _continue(entry: dict[str, Any]) -> Converted:
-    if headers := _table(entry, "requestOptions").get("headers"):
+    headers = _table(entry, "requestOptions").get("headers")
+    if (key := entry.pop("apiKey", None)) and isinstance(headers, dict | None):
+        headers = {"Authorization": f"Bearer {key}", **(headers or {})}
+    if headers:
         entry["headers"] = headers
     return Converted(entry)
 
@@ -224,9 +230,27 @@ _ALL: Final = ["*"]
 """List of Copilot CLI that leaves out no tool."""
 _APPROVALS: Final = ("alwaysAllow", "autoApprove", "tools")
 """Tools that a host calls without asking, or, in Codex, after asking; it is the host that asks."""
-_ALLOWED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "allowed"), ("allowMCPServers",))
+ALLOWED_SERVERS: Final[tuple[tuple[str, ...], ...]] = (("mcp", "allowed"), ("allowMCPServers",))
 _EXCLUDED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "excluded"), ("excludeMCPServers",))
 """Lists of servers beside the entries, in the settings of Gemini CLI."""
+_RULES: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
+    *((("permissions", decision), "mcp__{}__") for decision in ("allow", "ask", "deny")),  # Claude Code
+    (("tools",), "{}_"),  # opencode
+    (("permission",), "{}_"),  # opencode, since 1.1
+    (("agent", "tool_permissions", "tools"), "mcp:{}:"),  # Zed
+)
+"""Places of rules about tools beside the entries, with the beginning of the name that a tool has in them.
+The last rule for a tool counts."""
+_DECISIONS: Final[Mapping[str | bool, str]] = {False: "deny", "confirm": "ask"}
+"""Decisions of rules that are spelt otherwise than `_RULED` has them."""
+_RULED: Final[Mapping[str, str]] = {
+    "deny": "is carried over as deny",
+    "ask": 'is not carried over, and names tools that it sees no longer; allow = "ask" asks here',
+    "allow": "is not carried over; allow there again what you want, under the names of this proxy",
+}
+"""Decisions of rules, with their meaning behind the proxy."""
+RULE_TABLES: Final = frozenset(place[0] for place, _ in _RULES)
+"""Tables at the top of a host's settings that have such rules."""
 _OURSELVES: Final = pattern(
     r"(?<![\w-])(?:mcp-context-proxy(?![\w/\\-])|(?<![/\\])mcp_context_proxy(?![\w./\\-]))"
 )
@@ -269,7 +293,10 @@ def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mist
             if (key := _switched_off(source.tables, written)) is not None:
                 servers[name]["enabled"] = False
                 source.origins["servers", name, "enabled"] = key
-            source.remarks[name] = tuple(_remarks(source, path, common.entry))
+            source.remarks[name] = (
+                *_remarks(source, path, common.entry),
+                *_with_rules(source, ("servers", name), written, servers[name]),
+            )
             if "envFile" in entry:
                 warn(f"{source.file}: server {written!r}: envFile is not read; name its variables in env")
     return replace(source, tables={"servers": servers}), mistakes
@@ -388,10 +415,53 @@ def _switched_off(tables: Mapping[str, Any], name: str) -> KeyPath | None:
     for place in _EXCLUDED_SERVERS:
         if name in (names := _names_at(tables, place) or []):
             return (*place, names.index(name))
-    for place in _ALLOWED_SERVERS:
+    for place in ALLOWED_SERVERS:
         if (allowed := _names_at(tables, place)) is not None and name not in allowed:
             return place
     return None
+
+
+def _with_rules(source: ConfigSource, path: KeyPath, written: str, server: dict[str, Any]) -> Iterator[str]:
+    """Add the tools that rules beside the entries deny to those of a server; yield a remark on each place."""
+    ruled = _ruled(source.tables, written)
+    for decision, remark in _RULED.items():
+        found = {tools: place for tools, (made, place) in ruled.items() if made == decision}
+        before = server.get("deny", [])
+        if decision == "deny" and found and isinstance(before, list):
+            server["deny"] = [*before, *found]
+            for index, place in enumerate(found.values(), len(before)):
+                source.origins[*path, "deny", index] = place
+        for place in dict.fromkeys(found.values()):
+            named = _listed([tools for tools, one in found.items() if one == place])
+            yield f"{dotted(place)} of its host {remark}: {named}"
+
+
+def _ruled(tables: Mapping[str, Any], written: str) -> dict[str, tuple[Any, KeyPath]]:
+    """Return globs of the tools of a server, each with the last decision of a rule and the place of that."""
+    found: dict[str, tuple[Any, KeyPath]] = {}
+    for place, form in _RULES:
+        rules = _at(tables, place)
+        if isinstance(rules, list) and place[0] == "permissions":
+            rules = dict.fromkeys((rule for rule in rules if isinstance(rule, str)), place[-1])
+        for rule, given in rules.items() if isinstance(rules, dict) else ():
+            decision = given.get("default", given.get("*")) if isinstance(given, dict) else given
+            decision = _DECISIONS.get(decision, decision) if isinstance(decision, str | bool) else None
+            # Some hosts replace what may not stand in the name of a tool.
+            for name in dict.fromkeys((written, re.sub(r"[^\w-]", "_", written))):
+                for tools in _tools_of(rule, form.format(name)):
+                    found = {one: made for one, made in found.items() if not fnmatchcase(one, tools)}
+                    if rule != "*" or decision == "deny":
+                        found[tools] = (decision, place)
+    return found
+
+
+def _tools_of(rule: str, begin: str) -> Iterator[str]:
+    """Yield globs of the tools whose names, after `begin`, a rule matches."""
+    if f"{rule}__" == begin:
+        yield "*"  # Claude Code: the server as a whole
+    for cut in range(1, len(rule) + 1):
+        if fnmatchcase(begin, rule[:cut]) and (rest := f"{'*' * (rule[cut - 1] == '*')}{rule[cut:]}"):
+            yield rest.replace("?", "*")
 
 
 def _names_at(tables: Mapping[str, Any], place: KeyPath) -> list[str] | None:
@@ -403,7 +473,7 @@ def _names_at(tables: Mapping[str, Any], place: KeyPath) -> list[str] | None:
 
 def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:
     """Yield a mistake for each list of servers that cannot be read: what it switches off is on."""
-    for place in (*_ALLOWED_SERVERS, *_EXCLUDED_SERVERS):
+    for place in (*ALLOWED_SERVERS, *_EXCLUDED_SERVERS):
         if _at(tables, place) is not None and _names_at(tables, place) is None:
             yield Mistake(place, "must be a list of names of servers")
 

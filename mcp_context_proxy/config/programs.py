@@ -487,13 +487,12 @@ def _folder(config: ServerConfig) -> Path:
     return folder
 
 
+PROGRAM_ALONE: Final = "it is the program alone; its arguments are 'args', each in its own quotes"
+
+
 def _no_program(command: str, folder: Path) -> StartError:
     """Return the error about a command that leads to no program; a path says more than a name."""
-    alone = (
-        "; correct 'command': it is the program alone; its arguments are 'args', each in its own quotes"
-        if len(command.split()) > 1
-        else ""
-    )
+    alone = f"; correct 'command': {PROGRAM_ALONE}" if len(command.split()) > 1 else ""
     if PureWindowsPath(command).name == command:
         remedy = alone or "; install it or give its full path as 'command'"
         return StartError(Fault.NO_PROGRAM, f"cannot start: no program '{command}' on its PATH{remedy}")

@@ -1,8 +1,8 @@
 """Follows the configuration file while the proxy runs; a part with a mistake in it stays as it was.
 
-The watcher watches the folders on the way to the file rather than the file itself, because editors replace a
-file, and a mounted configuration changes when a link is turned to another folder. After each report, and at
-least once a second, it looks at the file itself, so nothing depends on the reports of a file system.
+Twice a second the file itself is looked at (`changes`), which takes some microseconds. Reports of the system
+would not do: editors replace a file, a mounted configuration changes when a link is turned to another folder,
+and nothing is reported of what another machine writes on a network file system.
 
 A setting is live only if it says so: a server is restarted for any key of its connection, and an unknown
 table needs a restart of the proxy. So a new setting is never half applied.
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import anyio
 import msgspec
@@ -31,25 +31,21 @@ from mcp_context_proxy.config.programs import folder_of, secrets_of
 from mcp_context_proxy.config.secrets import SHORTEST
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, first_told
-from mcp_context_proxy.system.later import watchfiles
-from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
+from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
-"""Time between two looks when no change is reported; each costs one `stat`."""
+LOOK_SECONDS: Final = 0.5
+"""Time between two looks at a file."""
 
-DEBOUNCE_MS: Final = 100
-"""Reports within this time count as one."""
-
-STEP_MS: Final = 400
-"""Time between two looks of the watching thread at what the system has reported: it wakes up for each."""
+LOOK_FACTOR: Final = 200.0
+"""Time between two looks at many files, times the processor time that a look takes."""
 
 SETTLE_SECONDS: Final = 0.1
-"""A file that is being written changes again within this time, so it is read when it no longer does."""
+"""What is being written changes again within this time, so it is read when it no longer does."""
 
 SETTLE_LOOKS: Final = 20
-"""Looks after which the file is read although it still changes."""
+"""Looks after which a file is read although it still changes."""
 
 MISSING_LOOKS: Final = 10
 """Looks that a missing file gets, because some editors delete a file before they write it."""
@@ -60,100 +56,58 @@ SECOND_LOOK_SECONDS: Final = 2.0
 SECOND_LOOKS: Final = 15
 """Such looks at a file that goes on changing, before it is left alone until its next change."""
 
-MAX_LINKS: Final = 40
-"""Longest chain of symbolic links; the limit of the system."""
-
-Mark: TypeAlias = tuple[str, int, int, int, int] | None
-"""Identity of the file at the path: real path, device, inode, time, size; None if there is none."""
+Mark: TypeAlias = tuple[int | str, ...] | None
+"""Identity of what is at a path; None if there is nothing."""
 
 
-class Looks:
-    """An event that ends a watching thread: when it has to stop, or a look shows that something is different.
+Looked = TypeVar("Looked")
 
-    The thread asks for it at each of its steps, and looks itself once a second. So nobody wakes up the event
-    loop, and another thread, to find that nothing has changed.
+
+async def changes(look: Callable[[], Looked]) -> AsyncIterator[None]:
+    """Yield at once, and whenever `look`, which may block, returns something else than before.
+
+    Something that still changes is waited for. The first look is compared with nothing, so no change is lost
+    between a file that was read and its first look.
     """
 
-    def __init__(self, stop: anyio.Event, differs: Callable[[], bool]) -> None:
-        """Set with `stop`, or once `differs` returns true; the first look is at once."""
-        self._stop, self._differs, self._due = stop, differs, -math.inf
+    def timed() -> tuple[Looked, float]:
+        began = time.thread_time()
+        return look(), time.thread_time() - began
 
-    def set(self) -> None:
-        self._stop.set()
-
-    def is_set(self) -> bool:
-        if self._stop.is_set() or time.monotonic() < self._due:
-            return self._stop.is_set()
-        self._due = time.monotonic() + LOOK_SECONDS
-        return self._differs()
-
-
-async def watch_file(file: Path, on_change: Callable[[], None]) -> None:
-    """Call `on_change` once at the beginning and whenever the file may have changed. Runs until cancelled."""
-    async with cancellation_event() as stop:
-        await _FileWatcher(file, on_change, stop).run()
+    found: Looked | None = None
+    is_first = True
+    while True:
+        now, took = await in_thread(timed, abandon_on_cancel=True)
+        if is_first or now != found:
+            is_first, found = False, await _settled(look, now)
+            yield
+        await anyio.sleep(max(LOOK_SECONDS, LOOK_FACTOR * took))
 
 
-class _FileWatcher:
-    def __init__(self, file: Path, on_change: Callable[[], None], stop: anyio.Event) -> None:
-        self._file, self._on_change, self._stop = file, on_change, stop
-        self._seen: Mark | bool = False
-        """False before the first look, which reports changes since the file was loaded."""
+async def _settled(look: Callable[[], Looked], now: Looked) -> Looked:
+    missing = 0
+    for _ in range(SETTLE_LOOKS):
+        await anyio.sleep(SETTLE_SECONDS)
+        before, now = now, await in_thread(look, abandon_on_cancel=True)
+        missing = missing + 1 if now is None else 0
+        if now == before and (now is not None or missing >= MISSING_LOOKS):
+            break
+    return now
 
-    async def run(self) -> None:
-        while True:
-            await self._look()
-            folders = await in_thread(_folders, self._file)
-            await wait_for_spare_threads()
-            try:
-                await self._until_folders_change(folders)
-            except Exception as error:  # boundary: the watcher, whose failures have no common class
-                logger.debug("%s cannot be watched (%s); checking it every second", self._file, error)
-                await anyio.sleep(LOOK_SECONDS)
 
-    async def _until_folders_change(self, folders: frozenset[str]) -> None:
-        watcher = watchfiles.awatch(
-            *sorted(folders),
-            watch_filter=None,
-            debounce=DEBOUNCE_MS,
-            step=STEP_MS,
-            rust_timeout=0,
-            stop_event=Looks(
-                self._stop, lambda: _mark(self._file) != self._seen or _folders(self._file) != folders
-            ),
-            recursive=False,
-            ignore_permission_denied=True,
-        )
-        async with aclosing(watcher) as reports:
-            async for _ in reports:
-                await self._look()
-                if await in_thread(_folders, self._file) != folders:
-                    return
-
-    async def _look(self) -> None:
-        mark = await in_thread(_mark, self._file)
-        if mark == self._seen:
-            return
-        self._seen = await self._settled(mark)
-        self._on_change()
-
-    async def _settled(self, mark: Mark) -> Mark:
-        missing = 0
-        for _ in range(SETTLE_LOOKS):
-            await anyio.sleep(SETTLE_SECONDS)
-            before, mark = mark, await in_thread(_mark, self._file)
-            missing = missing + 1 if mark is None else 0
-            if mark == before and (mark is not None or missing >= MISSING_LOOKS):
-                break
-        return mark
+def mark_of(path: Path | str) -> Mark:
+    """Return the identity of a file or folder: another one after each change of content or rights."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - called for each of thousands of paths
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
 def _mark(file: Path) -> Mark:
-    try:
-        status = file.stat()
-        return str(file.resolve()), status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-    except (OSError, RuntimeError):
-        return None
+    """Return the identity of a file with the place that it is at: paths in it count from there."""
+    mark = mark_of(file)
+    return None if mark is None else (os.path.realpath(file), *mark)
 
 
 def _end(file: Path) -> tuple[Mark, bool]:
@@ -185,18 +139,6 @@ def _lacks(old: object, new: object, keys: Iterable[str] = ()) -> bool:
 
 def _default(field: msgspec.structs.FieldInfo) -> object:
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-
-
-def _folders(file: Path) -> frozenset[str]:
-    """Return the existing folders in which a change can make the path lead elsewhere."""
-    found = []
-    for _ in range(MAX_LINKS):
-        found.append(file.parent)
-        try:
-            file = file.parent / file.readlink()
-        except OSError:
-            break
-    return frozenset(str(folder) for folder in found if os.path.isdir(folder))  # noqa: PTH112 - no error
 
 
 _LIVE: Final = marked(ServerConfig, Reload.LIVE)
@@ -325,7 +267,8 @@ class Reloader:
         """
         await wait()
         if self._started.path is not None:
-            await watch_file(self._started.path, self.ask)
+            async for _ in changes(partial(_mark, self._started.path)):
+                self.ask()
 
     async def run(self, apply: Apply) -> None:
         """Load the file on each request until cancelled; call `apply` with each changed configuration."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from math import inf
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
@@ -182,23 +181,23 @@ class ExposeConfig(Table, frozen=True):
     their own and have a limit of 60 to 64 characters; some refuse the whole list for one longer name."""
 
 
-class DomainSearch(Struct, frozen=True):
-    """Number of candidates and results of a search in one domain."""
+class DomainOptions(Struct, frozen=True):
+    """Limits for one domain: tools, or documents (rules and references)."""
 
     top_k: int
-    """Chunks considered."""
+    """Chunk matches considered."""
     top_n: int
-    """Items returned; with ``by_fit``, documents only, and at most so many."""
-    include_score: float
-    """Items whose cosine is at least this are returned even beyond `top_n`."""
+    """Items selected; with ``by_fit``, documents only, and at most so many."""
+    include_score: float | None
+    """Cosine from which items are selected even past ``top_n``; None for no such items."""
     by_fit: bool = False
-    """True to return the tools that fit, few or many, instead of ``top_n``."""
+    """True to select the tools that fit, few or many, instead of ``top_n``."""
 
 
-PRESETS: Final[Mapping[str, DomainSearch]] = {
-    "aggressive": DomainSearch(top_k=10, top_n=3, include_score=0.8),
-    "normal": DomainSearch(top_k=20, top_n=5, include_score=0.7, by_fit=True),
-    "conservative": DomainSearch(top_k=40, top_n=10, include_score=0.6),
+PRESETS: Final[Mapping[str, DomainOptions]] = {
+    "aggressive": DomainOptions(top_k=10, top_n=3, include_score=0.8),
+    "normal": DomainOptions(top_k=20, top_n=5, include_score=0.7, by_fit=True),
+    "conservative": DomainOptions(top_k=40, top_n=10, include_score=0.6),
 }
 """Presets: aggressive shows the fewest items, conservative risks the least."""
 
@@ -227,7 +226,7 @@ class SearchConfig(Table, frozen=True):
     synonyms: Synonyms = field(default_factory=dict)
     """Words of queries, such as a team's short forms, each with the words that it stands for."""
 
-    def resolved(self, domain: Literal["tools", "documents"], calibrated: bool = True) -> DomainSearch:
+    def resolved(self, domain: Literal["tools", "documents"], calibrated: bool = True) -> DomainOptions:
         """Return the numbers of one domain: its own, or its preset's, or the general ones.
 
         Args:
@@ -247,7 +246,7 @@ class SearchConfig(Table, frozen=True):
         }
         numbers = PRESETS[own.preset or self.preset]
         if not calibrated:
-            numbers = replace(numbers, include_score=inf)
+            numbers = replace(numbers, include_score=None)
         return replace(numbers, **given, by_fit=numbers.by_fit and calibrated and "top_n" not in given)
 
 

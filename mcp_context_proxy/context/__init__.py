@@ -17,14 +17,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from enum import StrEnum
-from math import isinf
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import asdict, replace
 
-from mcp_context_proxy.config import Config, DomainSearch, Limits
+from mcp_context_proxy.config import Config, DomainOptions, Limits
 from mcp_context_proxy.config.settings import PRESETS, Preset
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import DOCUMENT_KINDS, JSON, Document, Item, ItemKey, Kind, Tool
@@ -59,25 +58,6 @@ def check_bounds(name: str, value: float | None, least: int, most: int | None = 
     if value is not None and not (least <= value and (most is None or value <= most)):
         bounds = f"at least {least}" if most is None else f"between {least} and {most}"
         raise ValueError(f"{name} is {value}; it must be {bounds}")
-
-
-class DomainOptions(Struct, frozen=True):
-    """Limits for one domain: tools, or documents (rules and references)."""
-
-    top_k: int
-    """Chunk matches considered."""
-    top_n: int
-    """Items selected."""
-    include_score: float | None
-    """Cosine from which items are selected even past ``top_n``; None for no such items."""
-    by_fit: bool = False
-    """True to select the tools that fit, few or many, instead of ``top_n``."""
-
-    @classmethod
-    def of(cls, numbers: DomainSearch) -> Self:
-        """Take the limits from the configuration."""
-        include_score = None if isinf(numbers.include_score) else numbers.include_score
-        return cls(numbers.top_k, numbers.top_n, include_score, numbers.by_fit)
 
 
 class ContextOptions(Struct, frozen=True):
@@ -156,8 +136,8 @@ NO_OVERRIDES: Final[Overrides] = Overrides()
 def configured(config: Config) -> ContextOptions:
     search, context, calibrated = config.search, config.context, config.embedding.packaged is not None
     return ContextOptions(
-        tools=DomainOptions.of(search.resolved("tools", calibrated)),
-        documents=DomainOptions.of(search.resolved("documents", calibrated)),
+        tools=search.resolved("tools", calibrated),
+        documents=search.resolved("documents", calibrated),
         max_tokens=context.max_tokens,
         expansion_depth=context.expansion_depth,
         expansion_threshold=context.expansion_threshold,
@@ -205,7 +185,7 @@ def overridden(options: ContextOptions, *levels: Overrides) -> ContextOptions:
 
 def _domain(options: DomainOptions, level: DomainOverrides, calibrated: bool) -> DomainOptions:
     if level.preset is not None:
-        options = DomainOptions.of(PRESETS[level.preset])
+        options = PRESETS[level.preset]
         if not calibrated:
             options = replace(options, include_score=None, by_fit=False)
     given = {"top_k": level.top_k, "top_n": level.top_n, "include_score": level.include_score}

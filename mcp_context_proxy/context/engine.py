@@ -17,13 +17,13 @@ import anyio
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mcp_context_proxy.config import DomainOptions
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import (
     NO_OVERRIDES,
     ContextItem,
     ContextOptions,
     Delivery,
-    DomainOptions,
     Mode,
     Origin,
     Overrides,
@@ -297,6 +297,8 @@ class ContextEngine:
             view = self.presets.view(begun_with) if begun_with else NO_SESSION
         else:
             view = session.view(options.retain_requests, options.history)
+        if view.client is not None:
+            view = replace(view, client=self.redact(clean(view.client)))
         arm = None
         if remember and self._ab_share:
             arm = arm_of(self._ab_share, view.id, query, time_of_day())

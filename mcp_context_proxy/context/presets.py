@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from mcp_context_proxy.config.reload import Mark, mark_of
 from mcp_context_proxy.config.settings import PRESETS, Preset
 from mcp_context_proxy.context import NO_OVERRIDES, DomainOverrides, Overrides, joined
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, SessionView
@@ -79,14 +80,6 @@ _AMOUNTS: Final[Mapping[str, SavedPreset]] = {
 }
 
 
-def _version_of(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
 def no_preset(name: str) -> str:
     """Return what a person is told of a preset that there is not."""
     if not name:
@@ -101,7 +94,7 @@ class PresetBook:
         self._path = path
         self._saved: dict[str, SavedPreset] = {}
         self._told: set[str] = set()
-        self._version: tuple[int, int, int] | None = None
+        self._version: Mark = None
         """Of the file when it was read last; None if there was none."""
 
     def load(self) -> None:
@@ -109,7 +102,7 @@ class PresetBook:
 
         One that cannot be used is logged, and what was known stays.
         """
-        if self._path is None or (version := _version_of(self._path)) == self._version:
+        if self._path is None or (version := mark_of(self._path)) == self._version:
             return
         self._version = version
         try:

@@ -14,8 +14,8 @@ import anyio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mcp_context_proxy.config import Config
-from mcp_context_proxy.context import ContextOptions, DomainOptions, key_of, search_filters
+from mcp_context_proxy.config import Config, DomainOptions
+from mcp_context_proxy.context import ContextOptions, key_of, search_filters
 from mcp_context_proxy.context.search_filters import BackgroundIndexing, Figures, Indexed, OnProgress, OnWait
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.items import (

@@ -335,6 +335,17 @@ class DownstreamClient(ServerLifecycle):
         # The copies do not keep the whole message in memory.
         return shown_params(self.name, method, params, self.redact)
 
+    def shown_state(self, parts: Members) -> Members:
+        """Return the state of a task as its reader may see it, whose questions are checked elsewhere.
+
+        Its result is changed only if that reports an error.
+        """
+        own = {name: parts[name] for name in ("result", "inputRequests") if name in parts}
+        said = {name: each for name, each in parts.items() if name not in own}
+        if envelope.starts_with(own.get("result", b""), b"{"):
+            own["result"] = Raw(self._shown_failure(bytes(own["result"])))
+        return shown_params(self.name, "tasks/get", said, self.redact) | own
+
     def _shown_failure(self, result: bytes) -> bytes:
         """Remove secrets, hidden characters and marks of servers from a result that reports an error.
 

@@ -247,7 +247,7 @@ def remedy_for_output(lines: Sequence[str], config: ServerConfig) -> str:
     output = "\n".join(lines)
     known = next((remedy for said, remedy in _REMEDIES if said.search(output)), "")
     if known or not (missing := _missing_variables(lines, config)):
-        return known
+        return known or (_ARGUMENTS_REMEDY if _ARGUMENTS.search(output) else "")
     names, quoted = some_of(missing), ", ".join(f'"{name}"' for name in missing[:NAMED])
     if all(map(os.environ.get, missing)):
         return (
@@ -271,6 +271,12 @@ _MISSING: Final = pattern(
     r"|\b(?:not|isn't|un)[ ]?(?:set|defined|provided|configured)\b)|^KeyError: '"
 )
 _VARIABLE: Final = pattern(r"(?<![\w./-])(?!ERR_)[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![\w/])")
+_ARGUMENTS: Final = pattern(
+    r"(?im)^(?:\[[^\]\n]{0,40}\] ?)?usage:|command[- ]line argument"
+    r"|\b(?:unknown|missing|unrecognized|no such|required|too many|following) (?:required )?"
+    r"(?:option|argument|parameter|flag)"
+)
+_ARGUMENTS_REMEDY: Final = "its args are wrong, or lack something that it needs: correct them by what it says"
 _LISTED: Final = pattern(r"(?m)^\W{0,8}((?!ERR_)[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\b")
 """The variables that a program needs, each on a line of its own."""
 
@@ -301,6 +307,10 @@ _REMEDIES: Final = (
     (
         pattern(r"ENOTFOUND|EAI_AGAIN|Temporary failure in name resolution|[Nn]ame or service not known"),
         "it does not reach the network: check the connection, and whether this network needs HTTPS_PROXY",
+    ),
+    (
+        pattern(r"ECONNREFUSED|[Cc]onnection refused"),
+        "what it connects to does not run, or has another address: start that, or correct its args or env",
     ),
 )
 """What the output of a program that has ended may say, and the remedy; the first that fits counts."""

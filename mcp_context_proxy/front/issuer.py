@@ -450,7 +450,7 @@ class IssuedTokens:
         groups = self._settings.groups
         if not groups:
             return EVERYTHING
-        member_of = {"*", *values(claims, self._settings.groups_claim)}
+        member_of = {"*", *values(claims, self._settings.groups_claim, words=False)}
         found = [
             Reach(
                 None if one.servers is None else frozenset(one.servers),
@@ -476,15 +476,18 @@ def principal_name(issuer: str, subject: str) -> str:
     return "jwt:" + hashlib.sha256(f"{issuer}\0{subject}".encode(errors="surrogatepass")).hexdigest()
 
 
-def values(claims: dict[str, Any], path: str) -> Iterator[str]:
-    """Yield the words of a claim, a list or a text. Dots lead into objects, where no claim has them."""
+def values(claims: dict[str, Any], path: str, *, words: bool = True) -> Iterator[str]:
+    """Yield the values of a claim, a list or a text, with `words` each of its words.
+
+    Dots lead into objects, where no claim has them.
+    """
     found: Any = claims.get(path)
     if found is None:
         found = claims
         for part in path.split("."):
             found = found.get(part) if isinstance(found, dict) else None
     if isinstance(found, str):
-        found = found.split()
+        found = found.split() if words else [found]
     for value in found[:VALUES_READ] if isinstance(found, list) else ():
         if isinstance(value, str):
             yield value

@@ -16,6 +16,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from mcp_context_proxy.config.host_profiles import SERVER
+from mcp_context_proxy.config.hosts import ALLOWED_SERVERS
+from mcp_context_proxy.config.source import MAX_BYTES
 from mcp_context_proxy.installation.editing import EditError, Form, Place, entries
 
 
@@ -78,13 +80,20 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     title: str
     """Name that people know."""
     files: Mapping[str, tuple[str, ...]]
-    """Paths by platform (``linux``, ``darwin``, ``win32``, or ``any``). The first that exists is used, else
-    the first. ``~`` is the home folder, ``{config}`` the folder of settings of that platform."""
+    """Paths by platform (``linux``, ``darwin``, ``win32``, or ``any``): the first that exists is used, else
+    the first whose folder exists, else the first. ``~`` is the home folder, ``{config}`` the folder of
+    settings of that platform."""
     place: Place = ("mcpServers",)
     newer: Place | None = None
     """Place in files of a newer version, which is taken where it has tables already."""
     folder_variable: str = ""
     """Variable with another folder for the settings of this host, if it has one."""
+    rules: str = ""
+    """Path of other settings of the host, which can deny tools of its servers."""
+    profiles: tuple[str, ...] = ()
+    """Paths, with ``*`` for any folder, of further files in which it has servers."""
+    allowed: tuple[Place, ...] = ()
+    """Places of lists of the servers that it may start; without a list it starts all."""
     form: Form = "json"
     listed: bool = False
     """True if the servers are a list of entries that have names, instead of a table."""
@@ -100,13 +109,25 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     signs: tuple[str, ...] = ()
     """Paths of which one shows that the host is there although it has no such file yet."""
 
-    def file(self, environ: Mapping[str, str], platform: str = sys.platform) -> Path:
-        """Return the path of its settings on this machine, whether the file exists or not."""
-        known = self.files.get(platform) or self.files.get("any") or self.files["linux"]
+    def file(self, environ: Mapping[str, str], platform: str = sys.platform, path: str = "") -> Path:
+        """Return the path of its settings, or of another file of it, whether that exists or not."""
+        known = (path,) if path else self._known(platform)
         paths = [_expanded(one, environ, platform) for one in known]
         if folder := environ.get(self.folder_variable):
             paths = [Path(folder) / path.name for path in paths]
-        return next((path for path in paths if path.exists()), paths[0])
+        there = [path for path in paths if path.exists()] or [path for path in paths if path.parent.exists()]
+        return (there or paths)[0]
+
+    def others(self, environ: Mapping[str, str]) -> list[Path]:
+        """Return the other files with servers of this host that exist, such as those of profiles."""
+        chosen = self.file(environ)
+        known = (*self._known(sys.platform), *self.profiles)
+        paths = [_expanded(one, environ, sys.platform) for one in known]
+        found = (path.parent.parent.glob(f"{path.parent.name}/{path.name}") for path in paths)
+        return [file for files in found for file in sorted(files) if file != chosen]
+
+    def _known(self, platform: str) -> tuple[str, ...]:
+        return self.files.get(platform) or self.files.get("any") or self.files["linux"]
 
     def place_in(self, text: str) -> Place:
         with suppress(EditError):
@@ -139,6 +160,9 @@ def _expanded(path: str, environ: Mapping[str, str], platform: str) -> Path:
 
 _CLINE: Final = "{config}/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"
 
+_VSCODES: Final = ("Code", "Code - Insiders", "VSCodium")
+"""Folders of the editions of VS Code."""
+
 _HOSTS: Final = (
     HostPlace(
         name="claude-desktop",
@@ -150,6 +174,7 @@ _HOSTS: Final = (
         name="claude-code",
         title="Claude Code",
         files={"any": ("~/.claude.json",)},
+        rules="~/.claude/settings.json",
         folder_variable="CLAUDE_CONFIG_DIR",
         entry=_claude_code,
         signs=("~/.claude",),
@@ -163,7 +188,8 @@ _HOSTS: Final = (
     HostPlace(
         name="vscode",
         title="VS Code",
-        files={"any": ("{config}/Code/User/mcp.json",)},
+        files={"any": tuple(f"{{config}}/{name}/User/mcp.json" for name in _VSCODES)},
+        profiles=tuple(f"{{config}}/{name}/User/profiles/*/mcp.json" for name in _VSCODES),
         place=("servers",),
         entry=_stdio,
         restart="run 'Developer: Reload Window'",
@@ -187,6 +213,7 @@ _HOSTS: Final = (
         name="gemini-cli",
         title="Gemini CLI",
         files={"any": ("~/.gemini/settings.json",)},
+        allowed=ALLOWED_SERVERS,
         named=_named_for_gemini,
         restart="start a new session, in a folder that you trust: elsewhere it starts no server",
     ),
@@ -251,6 +278,30 @@ _HOSTS: Final = (
         folder_variable="COPILOT_HOME",
         entry=_copilot,
     ),
+    HostPlace(
+        name="jetbrains",
+        title="Copilot in JetBrains IDEs",
+        files={
+            "any": ("~/.config/github-copilot/intellij/mcp.json",),
+            "win32": ("~/AppData/Local/github-copilot/intellij/mcp.json",),
+        },
+        place=("servers",),
+        entry=_stdio,
+        restart="restart the IDE",
+    ),
+    HostPlace(
+        name="kiro",
+        title="Kiro",
+        files={"any": ("~/.kiro/settings/mcp.json",)},
+        signs=("~/.kiro",),
+        restart="nothing to do: it notices the change",
+    ),
+    HostPlace(
+        name="antigravity",
+        title="Antigravity",
+        files={"any": ("~/.gemini/config/mcp_config.json", "~/.gemini/antigravity/mcp_config.json")},
+        restart="start a new session, or press Refresh under Manage MCP Servers",
+    ),
 )
 
 HOST_PLACES: Final[Mapping[str, HostPlace]] = {host.name: host for host in _HOSTS}
@@ -259,3 +310,21 @@ HOST_PLACES: Final[Mapping[str, HostPlace]] = {host.name: host for host in _HOST
 
 def hosts_here(environ: Mapping[str, str]) -> list[HostPlace]:
     return [host for host in _HOSTS if host.is_here(environ)]
+
+
+def read_text(file: Path) -> str | None:
+    """Return the text of a host's file as it stands there; None if there is no file.
+
+    Raises `OSError` if the file cannot be read, and `EditError` if it is no regular file, too large, or not
+    text.
+    """
+    if not file.exists():
+        return None
+    if not file.is_file():
+        raise EditError(f"{file} is not a regular file")
+    if file.stat().st_size > MAX_BYTES:
+        raise EditError(f"{file} is larger than {MAX_BYTES >> 20} MiB")
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise EditError(f"{file} is not UTF-8 text") from None

@@ -35,9 +35,9 @@ from msgspec.structs import asdict
 from mcp_context_proxy.catalog.names import turned_off_by
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.hosts import servers_place
-from mcp_context_proxy.config.source import MAX_BYTES, parse, toml_lines
+from mcp_context_proxy.config.source import parse, toml_lines
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.installation import HOST_PLACES
+from mcp_context_proxy.installation import HOST_PLACES, read_text
 from mcp_context_proxy.installation.editing import (
     ROW,
     EditError,
@@ -109,7 +109,7 @@ class Journal:
         copy = None
         if plan.change.before is not None:
             copy = self.folder / f"{name}.before"
-            _create(copy, _read(plan.change.file))
+            _create(copy, plan.change.file.read_bytes())
         record = Installation(
             host=plan.host.name,
             file=str(plan.change.file),
@@ -145,7 +145,7 @@ class Journal:
         """
         file = Path(installation.file)
         copy = None if installation.before is None else self.folder / installation.before
-        now = _read(file) if file.exists() else None
+        now = file.read_bytes() if file.exists() else None
         before = None
         if copy is not None:
             with suppress(OSError):  # somebody has removed it: the record has the servers as well
@@ -234,30 +234,8 @@ def _replace(file: Path, before: bytes | None, after: bytes, *, private: bool = 
 
 
 def _unchanged(file: Path, before: bytes | None) -> None:
-    if (_read(file) if file.exists() else None) != before:
+    if (file.read_bytes() if file.exists() else None) != before:
         raise EditError(f"{file} has changed in the meantime; run the command again")
-
-
-def read_text(file: Path) -> str | None:
-    """Return the text of a host's file as it stands there; None if there is no file.
-
-    Raises `OSError` if the file cannot be read, and `EditError` if it is no regular file, too large, or not
-    text.
-    """
-    if not file.exists():
-        return None
-    if not file.is_file():
-        raise EditError(f"{file} is not a regular file")
-    if file.stat().st_size > MAX_BYTES:
-        raise EditError(f"{file} is larger than {MAX_BYTES >> 20} MiB")
-    try:
-        return _read(file).decode("utf-8")
-    except UnicodeDecodeError:
-        raise EditError(f"{file} is not UTF-8 text") from None
-
-
-def _read(file: Path) -> bytes:
-    return file.read_bytes()
 
 
 def _text(data: bytes | None) -> str | None:

@@ -16,18 +16,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import options_of
 from mcp_context_proxy.config import ServerConfig, default_path
 from mcp_context_proxy.config.forms import expand, read
 from mcp_context_proxy.config.host_profiles import SERVER
-from mcp_context_proxy.config.hosts import converted, dialect_of, from_host, is_ourselves, names_for
+from mcp_context_proxy.config.hosts import (
+    RULE_TABLES,
+    converted,
+    dialect_of,
+    from_host,
+    is_ourselves,
+    names_for,
+)
 from mcp_context_proxy.config.load import expand_home
+from mcp_context_proxy.config.programs import PROGRAM_ALONE
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import Mistake, dotted, parse, plain, read_toml
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.installation import HostPlace
+from mcp_context_proxy.installation import HostPlace, read_text
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
 
 CARRIED: Final = frozenset(
@@ -47,6 +56,7 @@ HANDED_OVER: Final = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TER
 """Variables that each host hands over to the programs that it starts."""
 
 NO_VARIABLES: Final[Mapping[str, bool]] = {}
+NO_RULES: Final[Mapping[str, Any]] = {}
 
 
 class FileChange(Struct, frozen=True):
@@ -91,8 +101,37 @@ class HostPlan(Struct):
     notes: list[str]
 
 
-def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping[str, str]) -> Servers:
-    """Sort the servers of a host's file; raises `EditError` if the file cannot be read in its form."""
+def rules_of(host: HostPlace, text: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the tables of a host's settings, or of a file beside them, that may have rules about tools.
+
+    Raises `EditError` if that file cannot be read: what it turns off would be on.
+    """
+    tables = entries(host.form, text, ())
+    if host.rules:
+        beside = host.file(environ, path=host.rules)
+        try:
+            text = read_text(beside) or ""
+        except OSError as error:
+            raise EditError(f"{beside}: {error.strerror or error}") from None
+        try:
+            tables |= entries("json", text, ())
+        except EditError as error:
+            raise EditError(f"{beside}: {error}") from None
+    return {key: tables[key] for key in RULE_TABLES & tables.keys()}
+
+
+def servers_in(
+    file: Path,
+    text: str,
+    form: Form,
+    place: Place,
+    environ: Mapping[str, str],
+    rules: Mapping[str, Any] = NO_RULES,
+) -> Servers:
+    """Sort the servers of a host's file; raises `EditError` if the file cannot be read in its form.
+
+    Tools that the rules of the host deny are turned off; a server of which no tool is left stays.
+    """
     found = Servers()
     written = entries(form, text, place)
     if not written:
@@ -102,12 +141,14 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
     whole = text.removeprefix("\ufeff").replace("\r\n", "\n")
     try:
         source = parse(file, whole if place == place[-1:] else json.dumps({place[-1]: written}))
+        source = replace(source, tables={**rules, **source.tables})
         source, found_wrong = from_host(source, lambda _warning: None)
     except ConfigError as error:
         raise EditError("; ".join(problem.message for problem in error.problems)) from None
     ours = {source.written(("servers", name)): name for name in source.tables["servers"]}
     project = place[1] if place[:1] == ("projects",) else None
     turned_off = () if project is None else entries(form, text, place[:2]).get("disabledMcpServers") or ()
+    projects = entries(form, text, ("projects",)) if place == ("mcpServers",) and form == "json" else {}
     for at, (name, entry) in enumerate(written.items()):
         common = converted(dialect, entry) if isinstance(entry, dict) else None
         if common is None:
@@ -130,9 +171,11 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
             if name in turned_off:
                 table["enabled"] = False
             wrong += _needs_host(table, environ, found.notes, name)
-            wrong += (reason for one, reason in _ONLY_THERE.items() if entry.get(one))
-            if any(_names_client(entry.get(one)) for one in ("auth", "oauth")):
+            wrong += (reason for one, reason in _ONLY_THERE.items() if entry.get(one) not in _NOTHING)
+            if any(_names_client(one) for one in (entry, entry.get("auth"), entry.get("oauth"))):
                 wrong.append(f"its host logs in as a client of its own; {_BY_HAND}")
+            if "*" in table.get("deny", ()):
+                wrong.append("its host turns off all its tools, for some of its agents at least")
             wrong += _mistakes(table)
             if form == "yaml" and isinstance(entry, dict) and listed == [] and not entry.get("name"):
                 wrong.append("it has no name")
@@ -141,6 +184,11 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
                 continue
             found.moving[name] = table
             found.notes += (f"{name}: {remark}" for remark in source.remarks.get(key, ()))
+            found.notes += (
+                f"{name}: turned off in the project {path}, and on there behind the proxy"
+                for path, settings in projects.items()
+                if isinstance(settings, dict) and name in (settings.get("disabledMcpServers") or ())
+            )
             carried = CARRIED | ({"timeout"} if dialect in {"goose", "opencode"} else set())
             if left := [one for one in entry if one not in carried]:
                 found.notes.append(f"{name}: not carried over: {', '.join(left)}")
@@ -152,8 +200,11 @@ _ONLY_THERE: Final = {
     "authProviderType": "its host signs in there with credentials of its own",
     "headersHelper": "its host runs a program for its headers, which is not done here",
     "sandboxEnabled": "its host runs it in a sandbox, which there is not here",
+    "experimental_environment": "its host runs it on another machine",
 }
 """Keys of entries with which only their host can start or reach a server, and the reason."""
+_NOTHING: Final = (None, False, "", "local")
+"""Values with which such a key says nothing."""
 
 
 _BY_HAND: Final = "add the server by hand, with a table [servers.NAME.oauth], to log in as that client here"
@@ -162,7 +213,7 @@ _BY_HAND: Final = "add the server by hand, with a table [servers.NAME.oauth], to
 def _names_client(login: Any) -> bool:
     """Return whether the settings of a login name a client, whose redirect and secret only its host knows."""
     names = {str(key).replace("_", "").lower() for key in login} if isinstance(login, dict) else set()
-    return "clientid" in names
+    return not names.isdisjoint({"clientid", "oauthclientid"})
 
 
 def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:
@@ -174,6 +225,9 @@ def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:
         yield "it has both a command and a url" if table.get("url") else "it has neither a command nor a url"
     for key in ("command", "cwd"):
         value = table.get(key)
+        if key == "command" and len(str(value).split()) > 1 and not _FULL.match(str(value)):
+            yield f"command: {PROGRAM_ALONE}"
+            continue
         # A bare name is looked up on the PATH.
         if isinstance(value, str) and (key == "cwd" or re.search(r"[/\\]", value)) and not _FULL.match(value):
             yield f"{key}: {value} counts from the folder that its host has open; write the full path"
@@ -304,7 +358,8 @@ def plan(
     """
     own = place is None
     place = place or host.place_in(text or "")
-    found = servers_in(file, text or "", host.form, place, environ)
+    rules = rules_of(host, text or "", environ)
+    found = servers_in(file, text or "", host.form, place, environ, rules)
     names = names_for(found.moving)
     added = {name: configuration.add(names[name], table, host.name) for name, table in found.moving.items()}
     before = _ours(found, command, environ)
@@ -319,14 +374,29 @@ def plan(
     entry = entry if host.named is None else host.named(entry, variables)
     insert = {entry_name: entry} if own and entry != written.get(entry_name) else {}
     moved = {name: written[name] for name in found.moving}
-    change = None
+    after = text or ""
     if insert or moved:
         leaving = moved.keys() | (insert.keys() & written.keys())
         after = edited(host.form, text or host.new_text, place, leaving, insert, listed=host.listed)
+    if own:
+        after = _allowed(host, after, entry_name)
+    change = None
+    if after != (text or ""):
         # An entry of ours that was there before comes back with the moved ones.
         moved |= {before: written[before]} if before and own else {}
         change = FileChange(file, text, after)
     return HostPlan(host, change, place, entry_name, moved, added, found.staying, found.notes)
+
+
+def _allowed(host: HostPlace, text: str, name: str) -> str:
+    """Return the settings of a host with our entry among the servers that it may start, if it lists those."""
+    for *outer, key in host.allowed:
+        allowed = entries(host.form, text, tuple(outer)).get(key)
+        if isinstance(allowed, list) and name not in allowed:
+            if not outer:
+                raise EditError(f"{key} there does not name {name}; add it first")
+            text = edited(host.form, text, tuple(outer), (), {key: [*allowed, name]})
+    return text
 
 
 ELSEWHERE: Final = frozenset({"docker", "podman", "nerdctl", "kubectl", "ssh", "wsl", "distrobox", "toolbox"})

@@ -24,7 +24,7 @@ import anyio
 import msgspec
 
 from mcp_context_proxy.config import ServerConfig
-from mcp_context_proxy.config.reload import watch_file
+from mcp_context_proxy.config.reload import changes, mark_of
 from mcp_context_proxy.errors import AuthorizationError, StoreError
 from mcp_context_proxy.store.credentials import (
     ANOTHER_KEY,
@@ -167,20 +167,11 @@ class CredentialFile:
 
     async def replaced(self) -> None:
         """Wait until there are other credentials than now."""
-        before, changed = await in_thread(self.read), anyio.Event()
-
-        def note_change() -> None:
-            changed.set()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(watch_file, self.path, note_change)
-            while True:
-                await changed.wait()
-                changed = anyio.Event()
-                found = await in_thread(self.read)
-                if found is not None and found != before:
-                    break
-            group.cancel_scope.cancel()
+        before = await in_thread(self.read)
+        async for _ in changes(partial(mark_of, self.path)):
+            found = await in_thread(self.read)
+            if found is not None and found != before:
+                return
 
     def _open_lock(self) -> IO[bytes]:
         make_private_folder(self.path.parent)

@@ -60,8 +60,11 @@ def letters_of(name: str) -> str:
     return "".join(filter(str.isalnum, name.upper().casefold()))
 
 
-_BY_LETTERS: Final = {letters_of(name): name for name in DECIDED_BY}
-_KNOWN: Final = DECIDED_BY | {"_meta"}  # which most messages have, and which is like none of them
+DECIDED_BY_OF_TASKS: Final = frozenset({"status", "inputRequests", "result", "error"})
+"""The same in the state of a task: words that other objects may have in any spelling."""
+
+_BY_LETTERS: Final = {letters_of(name): name for name in DECIDED_BY | DECIDED_BY_OF_TASKS}
+_KNOWN: Final = DECIDED_BY | DECIDED_BY_OF_TASKS | {"_meta"}  # which most have, and is like none of them
 
 
 def misread(names: Collection[str], known: Collection[str] = DECIDED_BY) -> tuple[str, str] | None:

@@ -1,10 +1,8 @@
-"""The protocol in its two eras: checks of params, and conversions between the eras, on raw JSON objects.
+"""The protocol in its two eras, and conversions between them, on raw JSON objects.
 
 The `handshake` era (revisions up to 2025-11-25) opens with ``initialize`` and keeps a session. The `modern`
 era (2026-07-28) has no session: each request carries the version and the client's capabilities in ``_meta``,
 each result names its type, and cacheable results say for how long they may be kept.
-
-Only the members that this proxy acts on are checked; the server judges the rest.
 """
 
 from __future__ import annotations
@@ -49,8 +47,8 @@ QUERY_KEY = OWN_PREFIX + "query"
 CONTEXT_KEY = OWN_PREFIX + "context"
 FORMAT_KEY = OWN_PREFIX + "format"
 """``_meta`` key of a call of the proxy's own tools: ``json`` for data instead of text."""
-SERVER_KEY = OWN_PREFIX + "server"
 REQUEST_KEY = OWN_PREFIX + "request_id"
+SERVER_KEY = OWN_PREFIX + "server"
 """``_meta`` key with the name of a server: that of a listed resource, or that which asks a client."""
 
 META_BYTES = envelope.TAKEN_APART_BYTES
@@ -82,12 +80,12 @@ ELICITATION_ID = "elicitationId"
 """Key by which the handshake era refers to a URL elicitation; the modern era has dropped it."""
 
 TASK_KEY = "task"
-"""The param with which a client of 2025-11-25 asks for a task. This proxy does not relay tasks and declares
-no support, so the param is ignored, as the protocol asks, and the call is an ordinary one."""
+"""The param with which a client of 2025-11-25 asks for a task. The proxy declares no support in that era, so
+it is ignored, as the protocol asks, and the call is an ordinary one."""
 _HOP_KEYS = frozenset({"_meta", TASK_KEY, *RETRY_KEYS})  # which no server of the handshake era gets so
 TASKS_CAPABILITY, TASKS_EXTENSION = "tasks", META_PREFIX + "tasks"
-"""The capabilities that declare tasks, in the handshake era and in the modern one. They are removed: a server
-that saw them could answer with a task, and no client could ask for its result."""
+"""The capabilities that declare tasks, in the handshake era and in the modern one. Of a client of the former
+both are removed: a server that saw them could answer with a task, and no client could ask for its result."""
 
 SKILLS_EXTENSION = META_PREFIX + "skills"
 """The extension by which a server declares that it serves skills."""
@@ -174,7 +172,7 @@ class Meta(dict[str, Raw]):
         """The same for a request of the modern era."""
         if self.fault is not None:
             return self.fault
-        if not _is(self.get(CLIENT_CAPABILITIES_KEY), OBJECT):
+        if not envelope.starts_with(self.get(CLIENT_CAPABILITIES_KEY, b""), b"{"):
             return f"{CLIENT_CAPABILITIES_KEY} must be an object"
         level = self.get(LOG_LEVEL_KEY)
         if level is not None and envelope.text(level) not in LOG_LEVELS:
@@ -185,7 +183,7 @@ class Meta(dict[str, Raw]):
     def for_modern_server(self) -> Raw:
         """The ``_meta`` for a modern server of a request whose client introduces itself in this one."""
         sent: dict[str, Any] = {**self.passed_on, VERSION_KEY: MODERN_VERSION}
-        sent[CLIENT_CAPABILITIES_KEY] = without_tasks(self.get(CLIENT_CAPABILITIES_KEY, _NOTHING))
+        sent[CLIENT_CAPABILITIES_KEY] = self.get(CLIENT_CAPABILITIES_KEY, _NOTHING)
         sent |= {key: self[key] for key in (CLIENT_INFO_KEY, LOG_LEVEL_KEY) if key in self}
         return envelope.raw(sent)
 
@@ -248,11 +246,16 @@ _known_capabilities = lru_cache(maxsize=64)(_capabilities)
 
 def shows_apps(declared: Raw | None) -> bool:
     """Return whether a client declares that it shows the pages of MCP Apps."""
-    if declared is None or APPS_EXTENSION.encode() not in bytes(declared):
+    return has_extension(declared, APPS_EXTENSION)
+
+
+def has_extension(declared: Raw | None, name: str) -> bool:
+    """Return whether the capabilities of a client have an extension."""
+    if declared is None or name.encode() not in bytes(declared):
         return False
     known = envelope.value_or_none(declared)
     extensions = known.get("extensions") if isinstance(known, dict) else None
-    return isinstance(extensions, dict) and isinstance(extensions.get(APPS_EXTENSION), dict)
+    return isinstance(extensions, dict) and isinstance(extensions.get(name), dict)
 
 
 class Sender:
@@ -266,6 +269,8 @@ class Sender:
     """The ``_meta`` of the params as the client sent it; None if it is not decoded."""
     is_modern = False
     """True if all of this is just what that ``_meta`` says."""
+    as_task = False
+    """True if a server is to run the request as a task, and be asked for its result."""
 
 
 def fit_params_to_server(
@@ -276,7 +281,7 @@ def fit_params_to_server(
     ``_meta`` of others is kept. Keys of this proxy are removed, and keys that belong to one hop are replaced.
     Capabilities, name and version of the client, and its log level are sent to modern servers only.
     """
-    if era is HANDSHAKE and progress_token is None and _HOP_KEYS.isdisjoint(params):
+    if era is HANDSHAKE and progress_token is None and _HOP_KEYS.isdisjoint(params) and not sender.as_task:
         return params
     out, meta = dict(params), sender.meta
     out.pop(TASK_KEY, None)
@@ -288,7 +293,12 @@ def fit_params_to_server(
         sent.update((meta_of(params) if meta is None else meta).passed_on)
     if era is MODERN:
         sent[VERSION_KEY] = MODERN_VERSION
-        sent[CLIENT_CAPABILITIES_KEY] = without_tasks(sender.capabilities or _NOTHING)
+        declared = sender.capabilities or _NOTHING
+        if sender.as_task:
+            declared = with_tasks(declared)
+        elif meta is None or not meta.is_modern:
+            declared = without_tasks(declared)
+        sent[CLIENT_CAPABILITIES_KEY] = declared
         if sender.client_info is not None:
             sent[CLIENT_INFO_KEY] = sender.client_info
         if sender.log_level is not None:
@@ -296,6 +306,8 @@ def fit_params_to_server(
     else:
         for key in RETRY_KEYS:
             out.pop(key, None)
+        if sender.as_task:
+            out[TASK_KEY] = _NOTHING
     if progress_token is not None:
         sent["progressToken"] = progress_token
     if sent:
@@ -307,7 +319,7 @@ _NOTHING, _TASKS_WORD = Raw(b"{}"), TASKS_CAPABILITY.encode()
 
 
 def without_tasks(capabilities: Mapping[str, Any] | Raw) -> Mapping[str, Any] | Raw:
-    """Remove tasks from the capabilities of a client, because this proxy does not relay them."""
+    """Remove tasks from the capabilities of a client that cannot ask for their results."""
     if isinstance(capabilities, Raw):
         if len(capabilities) <= len(_NOTHING) or _TASKS_WORD not in bytes(capabilities):
             return capabilities
@@ -316,6 +328,14 @@ def without_tasks(capabilities: Mapping[str, Any] | Raw) -> Mapping[str, Any] | 
         declared = {name: envelope.raw(value) for name, value in capabilities.items()}
     kept = {name: value for name, value in declared.items() if name != TASKS_CAPABILITY}
     return without_extension(kept, TASKS_EXTENSION)
+
+
+def with_tasks(capabilities: Mapping[str, Any] | Raw) -> Raw:
+    """Add tasks to the capabilities of a client, for which the proxy asks for their results."""
+    declared = envelope.value_or_none(envelope.raw(capabilities))
+    extensions = declared.get("extensions") if isinstance(declared, dict) else None
+    known = extensions if isinstance(extensions, dict) else {}
+    return envelope.raw({**declared, "extensions": {**known, TASKS_EXTENSION: {}}})
 
 
 def without_extension(capabilities: Members, name: str) -> Members:
@@ -490,107 +510,3 @@ def containing(uri: str) -> Iterator[str]:
             return
         yield uri[:end]
         yield uri[: end + 1]
-
-
-STRING, OBJECT, NULL = b'"', b"{", b"n"
-"""First characters that tell the kind of a JSON value."""
-
-_KINDS = {STRING[0]: "a string", OBJECT[0]: "an object"}
-
-_NEEDED: Mapping[str, Mapping[str, bytes]] = {
-    "tools/call": {"name": STRING},
-    "prompts/get": {"name": STRING},
-    "resources/read": {"uri": STRING},
-    "resources/directory/read": {"uri": STRING},
-    "resources/subscribe": {"uri": STRING},
-    "resources/unsubscribe": {"uri": STRING},
-    "completion/complete": {"ref": OBJECT, "argument": OBJECT},
-    "logging/setLevel": {"level": STRING},
-    "skills/get": {"uri": STRING},
-}
-"""Required members of the params of each method, with their kind."""
-
-_LISTS = (
-    "tools/list",
-    "prompts/list",
-    "resources/list",
-    "resources/templates/list",
-    "resources/directory/read",
-    "skills/list",
-)
-
-_ALLOWED: Mapping[str, Mapping[str, bytes]] = {
-    # Models sometimes write the object as a string of JSON; it is accepted.
-    "tools/call": {"arguments": OBJECT + STRING + NULL},
-    "prompts/get": {"arguments": OBJECT + NULL},
-    **{method: {"cursor": STRING + NULL} for method in _LISTS},
-}
-"""Optional members of the params of each method, with the first characters of their possible kinds."""
-
-_PASSED_ON = "arguments"
-"""The param that is only passed on; all others are decoded here, and so bounded, as ``_meta`` is."""
-
-_CHECKS: Mapping[str, tuple[tuple[str, bytes, bool, bool], ...]] = {
-    method: tuple(
-        (name, kinds, name in _NEEDED.get(method, {}), name != _PASSED_ON)
-        for name, kinds in {**_NEEDED.get(method, {}), **_ALLOWED.get(method, {})}.items()
-    )
-    for method in {**_NEEDED, **_ALLOWED}
-}
-"""All of these by method, because every call is checked: each name with its kinds, whether it is needed, and
-whether it is bounded."""
-
-_REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
-
-
-def params_fault(
-    method: str, params: Members, *, modern: bool = False, meta: Meta | None = None
-) -> str | None:
-    """Return the fault in the params of a request, for its sender; None if they are right.
-
-    `meta` is their ``_meta``, if it is decoded already.
-    """
-    for name, kinds, needed, bounded in _CHECKS.get(method, ()):
-        raw = params.get(name)
-        if raw is None:
-            if needed:
-                return f"{method} needs {name}, {_KINDS[kinds[0]]}"
-        elif bounded and len(raw) > envelope.TAKEN_APART_BYTES:
-            return _too_large(name, method, raw)
-        elif not envelope.starts_with(raw, kinds):
-            needs = f"{method} needs {name}," if needed else f"{name} of {method} must be"
-            return f"{needs} {_KINDS[kinds[0]]}"
-    raw_meta = params.get("_meta")
-    # One that is decoded, and not empty, is an object of a right size.
-    if raw_meta is not None and not meta:
-        if len(raw_meta) > envelope.TAKEN_APART_BYTES:
-            return _too_large("_meta", method, raw_meta)
-        if not envelope.starts_with(raw_meta, OBJECT + NULL):
-            return "_meta must be an object"
-    if method == "completion/complete" and (wrong := _reference_fault(params)) is not None:
-        return wrong
-    if raw_meta is None:
-        return f"{CLIENT_CAPABILITIES_KEY} must be an object" if modern else None
-    meta = meta_of(params) if meta is None else meta
-    return meta.modern_fault if modern else meta.fault
-
-
-def _reference_fault(params: Members) -> str | None:
-    try:
-        reference, argument = envelope.members(params["ref"]), envelope.members(params["argument"])
-    except msgspec.DecodeError:
-        return "completion/complete needs ref and argument, objects"
-    needed = _REFERENCES.get(envelope.text(reference.get("type")) or "")
-    if needed is None or not _is(reference.get(needed), STRING):
-        return "ref must be of type ref/prompt with a name, or of type ref/resource with a uri"
-    if not (_is(argument.get("name"), STRING) and _is(argument.get("value"), STRING)):
-        return "argument needs a name and a value, strings"
-    return None
-
-
-def _too_large(name: str, method: str, raw: Raw) -> str:
-    return f"{name} of {method} has {len(raw):,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
-
-
-def _is(raw: Raw | None, kinds: bytes) -> bool:
-    return raw is not None and envelope.starts_with(raw, kinds)

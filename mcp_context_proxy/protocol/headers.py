@@ -24,7 +24,10 @@ PARAM_PREFIX: Final = "Mcp-Param-"
 HEADER_MISMATCH: Final = -32020
 """Error code of the modern era: a header is missing, or contradicts the body."""
 
-NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+NAMED: Final = {
+    **{"tools/call": "name", "prompts/get": "name", "resources/read": "uri"},
+    **dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId"),
+}
 """Methods whose target is repeated in a header, and the param that names it."""
 
 SCHEMA_KEY: Final = "x-mcp-header"

@@ -52,43 +52,65 @@ BLANKS: Final = 60
 
 _SPACE: Final = pattern(rf"\s{{{BLANK_LINES + 1},}}")
 
-LETTERS: Final = dict(
-    zip(
-        # Cyrillic, then Greek, in small letters, then small capitals.
-        "аеорсухіјѕһԁԛԝкмтв" + "αορνικτυχγ" + "ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ",
-        "aeopcyxijshdqwkmtb" + "aopviktuxy" + "abcdefghijklmnoprstuvwyz",
-        strict=True,
-    )
-)
-"""Letters that are drawn like Latin ones."""
+_ALIKE: Final = {
+    "A": "ΑАᎪᗅꓮ", "B": "ΒВᏴᗷꓐꞴ", "C": "СϹᏟꓚⲤ", "D": "ᎠᗞꓓĐÐ", "E": "ΕЕᎬⴹꓰⲈ℮", "F": "ϜᖴꓝꞘ",
+    "G": "ԌᏀꓖ", "H": "ΗНᎻᕼꓧⲎ", "I": "ΙІⲒӀᏆꓲ", "J": "ЈͿᎫꓙꞲ", "K": "ΚКᏦꓗⲔ", "L": "ᏞᒪꓡⳐŁ",
+    "M": "ΜМϺᎷᗰꓟⲘ", "N": "ΝꓠⲚ", "O": "ΟОՕꓳⲞØ", "P": "ΡРᏢᑭꓑⲢ", "Q": "ԚⵕႳ", "R": "ᎡᏒᖇꓣ", "S": "ЅՏᏕᏚꓢ",
+    "T": "ΤТᎢꓔⲦ", "U": "Սሀᑌꓴ", "V": "ѴᏙᐯꓦⴸ", "W": "ԜᎳᏔꓪ", "X": "ΧХ᙭ꓫⲬꞳ", "Y": "ΥҮУᎩᎽꓬⲨ", "Z": "ΖᏃꓜ",
+    "a": "аαɑᴀꭺ", "b": "ЬьƄᏏᑲᖯʙ", "c": "сϲⲥᴄꮯ", "d": "ԁᏧᑯꓒᴅđð", "e": "еҽεєɛᴇꭼⲉ", "f": "ꞙꬵꜰ",
+    "g": "ɡցᶃɢԍ", "h": "һհᏂʜнꮋ", "i": "іιıɩꙇᎥꭵɪ", "j": "јϳᴊ", "k": "кκᴋ", "l": "ӏƖǀʟłꮮ", "m": "мᴍꮇ",
+    "n": "ոռɴη", "o": "оοօσᴏⲟဝჿø", "p": "рρⲣᴘꮲ", "q": "ԛգզ", "r": "гᴦⲅꭇꭈꮁꮢʀꝛ", "s": "ѕƽꮪꜱ",
+    "t": "тτᴛŧ", "u": "υսʋᴜꞟꭎ", "v": "νѵᴠꮩ", "w": "ԝѡաɯᴡꮃ", "x": "хχᕁ", "y": "уүγɣყᶌỿʏꭚ", "z": "ᴢꮓ",
+    "[": "［【〔〖〘〚⟦⟬⁅❲⦋⦍⦏⦗﹝﹇⌈⌊⎡⎣⸢⸤「『｢", "]": "］】〕〗〙〛⟧⟭⁆❳⦌⦎⦐⦘﹞﹈⌉⌋⎤⎦⸣⸥」』｣",
+    "'": "`´΄՚՝׳ߴߵ᾽᾿`´῾Ꞌꞌʹʺʻʼʽʾʿˈˉˊˋ‘’‛“”‟′″‴‵‶‷‹›«»❛❜❝❞＂＇｀",
+}  # fmt: skip
+"""Characters of all scripts that are drawn like each of ASCII, but for those of `_STYLED`."""
 
 _STYLED: Final = (
-    *(range(0x2B0, 0x2E5), range(0x1D2C, 0x1D6B), range(0x2100, 0x2185)),
-    *(range(0x24B6, 0x24EA), range(0x1D400, 0x1D800), range(0xFF21, 0xFF5B)),
+    *(range(0xC0, 0x250), range(0x2B0, 0x2E5), range(0x1D2C, 0x1D6B), range(0x1E00, 0x1F00)),
+    *(range(0x2100, 0x2185), range(0x249C, 0x24EA), range(0xFF21, 0xFF5B), range(0x1D400, 0x1D800)),
+    range(0x1F110, 0x1F14A),
 )
-"""Blocks of letters in other styles, which Unicode takes for the plain ones: raised, bold, in circles."""
+"""Blocks of letters with accents and in other styles, which Unicode takes for the plain ones."""
+
+_FILLED: Final = (0x1F150, 0x1F170, 0x1F1E6)
+"""The letters A in a filled circle, in a filled square, and of flags; Unicode takes them for no other."""
+
+_ON_LETTERS: Final = (
+    *(range(0x300, 0x370), range(0x483, 0x48A), range(0x1AB0, 0x1B00), range(0x1DC0, 0x1E00)),
+    *(range(0x20D0, 0x2100), range(0xFE00, 0xFE10), range(0xFE20, 0xFE30), range(0xE0100, 0xE01F0)),
+)
+"""Blocks of marks and selectors, which only change the look of the character before them."""
 
 
-def _drawn_as(word: str) -> str:
-    """Return a regular expression of a word in whatever letters it is drawn."""
-    same: dict[str, str] = {letter: f"{letter}{letter.upper()}" for letter in word}
+@lru_cache(maxsize=1)
+def _drawn() -> dict[int, str]:
+    """Return the character of ASCII that each other one is drawn like, and NUL for those on letters."""
+    table = {ord(other): plain for plain, others in _ALIKE.items() for other in others}
     for code in chain(*_STYLED):
-        plain = unicodedata.normalize("NFKC", chr(code)).casefold()
-        if plain in same:
-            same[plain] += chr(code)
-    for other, letter in (*LETTERS.items(), *zip("ѵгꮁ", "vrr", strict=True)):
-        if letter in same:
-            same[letter] += other + (other.upper() if len(other.upper()) == 1 else "")
-    return "".join(f"[{same[letter]}]" for letter in word)
+        plain = unicodedata.normalize("NFKD", chr(code)).strip("()")[:1].translate(table)
+        if plain.isascii() and plain.isalpha():
+            table.setdefault(code, plain)
+    table |= {first + at: chr(ord("A") + at) for first in _FILLED for at in range(26)}
+    return table | dict.fromkeys(chain(*_ON_LETTERS), "\0")
 
 
-_OPENING: Final = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\u298b\ufe5d\ufe47"
-_QUOTES: Final = r"'\"`\u00ab\u00b4\u02b9-\u02bc\u2018-\u201f\u2032-\u2037\u2039\u275b-\u275e\uff02\uff07"
+def _beginning() -> str:
+    """Return a regular expression of a bracket and an "s", as few texts that are no mark have them."""
+    letters, marks = (
+        "".join(chr(code) for code, plain in _drawn().items() if plain in wanted) for wanted in ("sS", "\0")
+    )
+    return rf"[\[{_ALIKE['[']}][\s{marks}]*+[sS{letters}]"
+
+
+_BEGINNING: Final = pattern(_beginning)
 _MARK: Final = pattern(
-    rf"[{_OPENING}]\s*{_drawn_as('server')}(?=[\s:]*[{_QUOTES}]|(?![\w-])[^\]\n]{{1,100}}\b(?:says|asks)\b)"
-    rf"(?:[^{_OPENING}\]\n]{{1,200}}(\]))?"
+    r"\[[\s\0]*+" + r"\0*+".join("server") + r"\0*+(?=[\s:\0]*+['\"`]"
+    r"|(?![\w-])[^\]\n]{1,100}\b(?:s\0*a\0*y|a\0*s\0*k)\0*s\b)(?:[^\[\]\n]{1,200}(\]))?",
+    re.IGNORECASE,
 )
-"""Beginning of a mark by which words stand under the name of a server (`named`), as strangers forge it."""
+"""Beginning of a mark by which words stand under the name of a server (`named`), as strangers forge it, in
+the characters that it is drawn like."""
 
 _HIDING: Final = pattern(rb"\\[^nt\"/]")
 """Escapes of JSON that cannot be replaced outside of its strings: any character, or another backslash."""
@@ -124,7 +146,16 @@ def one_line(text: str, most: int | None = None) -> str:
 
 def unmarked(text: str) -> str:
     """Return a text in which no words pass for those of another server: ``[server 'x' says]`` gets ``()``."""
-    return _MARK.sub(lambda mark: f"({mark[0][1:-1]})" if mark[1] else f"({mark[0][1:]}", text)
+    if _BEGINNING.search(text) is None:
+        return text
+    # Each character has one in its place, so that a mark is where it was found.
+    drawn = text if text.isascii() else text.translate(_drawn())
+    parts, end = list[str](), 0
+    for mark in _MARK.finditer(drawn):
+        closed = mark[1] is not None
+        parts += text[end : mark.start()], "(", text[mark.start() + 1 : mark.end() - closed], ")" * closed
+        end = mark.end()
+    return "".join((*parts, text[end:]))
 
 
 def named(server: str, text: str, verb: str = "says") -> str:
@@ -266,7 +297,10 @@ def url_refusal(url: str, sender: str | None = None) -> str:
 def _is_here(host: str) -> bool:
     """Return whether browsers take a host for this machine, or for one that is joined to it directly."""
     name = host.rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
+    # The names of this machine that the files of systems have, and what browsers take for it.
+    if re.fullmatch(
+        r"(?:localhost[46]?|ip6-(?:localhost|loopback))(?:\.localdomain[46]?)?|.*\.localhost", name
+    ):
         return True
     with suppress(ValueError):
         address = ipaddress.ip_address(name)
@@ -412,14 +446,13 @@ def clean(text: str) -> str:
 
 
 def in_plain_letters(text: str) -> str:
-    """Return a text in the Latin letters that it is drawn with, to look for words in it; it is not shown."""
-    return text if text.isascii() else normalized("NFKC", text).casefold().translate(_PLAINLY)
+    """Return a text in the Latin letters that it is drawn with, without marks on them; it is not shown."""
+    if text.isascii():
+        return text
+    return normalized("NFKD", text).translate(_drawn()).replace("\0", "")
 
 
-_PLAINLY: Final = str.maketrans(LETTERS)
-
-
-def normalized(form: Literal["NFC", "NFKC", "NFKD"], text: str) -> str:
+def normalized(form: Literal["NFC", "NFKD"], text: str) -> str:
     """Return a text in a normalization form of Unicode, without crowds of marks on one letter."""
     if text.isascii():
         return text

@@ -26,12 +26,18 @@ class Outcome(Enum):
     """The result says so, or cannot be read."""
     ASKS = auto()
     """The result requires input; the call ends when the client has given it."""
+    TASK = auto()
+    """The call goes on as a task; it ends when the client has asked for the result."""
 
 
 SUCCEEDED: Final = Outcome.SUCCEEDED
 FAILED: Final = Outcome.FAILED
 ASKS: Final = Outcome.ASKS
+TASK: Final = Outcome.TASK
 
+
+_GOING_ON: Final = {"input_required": ASKS, "task": TASK}
+"""Types of results after which a call goes on."""
 
 _ABSENT: Final = Raw()
 _COMPLETE: Final = b'"complete"'
@@ -59,8 +65,9 @@ def ending_of(result: bytes) -> tuple[Outcome, bool]:
     except (msgspec.DecodeError, RecursionError):
         return FAILED, True
     named = bytes(ending.result_type)
-    if named and named != _COMPLETE and envelope.text(named) == "input_required":
-        outcome = ASKS
+    kind = envelope.text(named) if named and named != _COMPLETE else None
+    if kind in _GOING_ON:
+        outcome = _GOING_ON[kind]
     elif ending.is_error is not _ABSENT and bytes(ending.is_error) == b"true":
         outcome = FAILED
     else:
@@ -70,6 +77,11 @@ def ending_of(result: bytes) -> tuple[Outcome, bool]:
 
 def outcome_of(result: bytes) -> Outcome:
     return ending_of(result)[0]
+
+
+def failure(text: str) -> bytes:
+    """Return a tool result that names the failure, for the model to act on."""
+    return envelope.encode({"content": [{"type": "text", "text": text}], "isError": True})
 
 
 LINKS_KEPT: Final = 128

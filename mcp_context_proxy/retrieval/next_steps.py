@@ -107,11 +107,12 @@ _NAME = frozenset(terms("name"))
 _TELLING_WHY = frozenset(terms("log logs output trace report console message events describe diagnose debug"))
 _FAILED = pattern(r"fail|error|crash|exception|\b50\d\b", re.IGNORECASE)
 _NOTHING_FAILED = pattern(
-    r"""\b\w*(?:fail|error|exception)\w*["']?\s*[:=]\s*(?:null|none|false|0\b|\[\s*\]|""|'')"""
+    r"""\b\w{0,40}(?:fail|error|exception)\w{0,40}+["']?\s*+[:=]\s*(?:null|none|false|0\b|\[\s*\]|""|'')"""
     r"""|\b(?:no|0|without(?: any)?) (?:fail|error|exception)\w*""",
     re.IGNORECASE,
 )
-_FIELD = pattern(r"""["']?([A-Za-z][A-Za-z0-9_]*(?:[ -][A-Za-z0-9_]+){0,3})["']?\s*[:=]""")
+_FIELD = pattern(r"""["']?([A-Za-z][A-Za-z0-9_]{0,63}+(?:[ -][A-Za-z0-9_]{1,64}+){0,3})["']?\s*+[:=]""")
+"""A name before its value. Without a bound, a result of letters alone would take the square of its length."""
 _BRACES = pattern(r'[{}\[\]"\\]+')
 
 Embed: TypeAlias = "Callable[[Sequence[str]], NDArray[np.float32] | None]"

@@ -29,7 +29,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Profile, profile_of
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Profile
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,14 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return the name under which the client gets a tool: the longest that it has room for."""
         return name_within(tool, self.name_room) if tool.wider_names else tool.exposed_name
 
+    def without_page(self) -> Caller:
+        """Return a caller that shows no pages, as its host shows none for a call of this kind.
+
+        A server that believes in a page may leave the work to it, and only tell the model that it is shown.
+        """
+        declared = eras.without_extension(envelope.members(self.capabilities or b"{}"), eras.APPS_EXTENSION)
+        return msgspec.structs.replace(self, capabilities=envelope.raw(declared))
+
     @property
     def owner(self) -> str:
         """The key of things kept for the caller alone: of its session, or of its principal without one."""
@@ -120,7 +128,7 @@ class Profiles:
     def configure(self, config: Config) -> None:
         """Follow a changed configuration, from the next request of each client on."""
         self._tables: Mapping[str, ClientConfig] = config.clients
-        self._profiles = {name: profile_of(name, table) for name, table in config.clients.items()}
+        self._profiles = {name: Profile(name, table) for name, table in config.clients.items()}
         self._bound = {token: name for name, table in config.clients.items() for token in table.tokens}
         self.roots = tuple(dict.fromkeys(root for folder in config.documents for root in folder.roots))
         """Folders of projects that documents are bound to."""
@@ -244,7 +252,7 @@ class Profiles:
 
 def _nothing(name: str) -> Profile:
     """Return a profile whose clients get nothing."""
-    return Profile(name, servers=(), tools=(), documents=())
+    return Profile(name, ClientConfig(servers=(), tools=(), documents=()))
 
 
 def _unknown(name: str) -> str:

@@ -280,7 +280,7 @@ class Consent(Struct, frozen=True, kw_only=True, eq=False):
         """
         raw = params.get("arguments", Raw(b"{}"))
         if (name := await in_thread_if(len(raw) > BLOCKING_BYTES, repeated_name, raw)) is not None:
-            shown = quoted(one_line(self.redact(name), NAME_CHARACTERS))
+            shown = quoted(one_line(self.redact(clean(name)), NAME_CHARACTERS))
             why = (
                 f"its arguments name {shown} twice, so a person would be shown one value, and another may run"
             )
@@ -327,7 +327,7 @@ class Consent(Struct, frozen=True, kw_only=True, eq=False):
     async def _question(self, tool: Tool, params: Members) -> Members:
         raw = params.get("arguments", Raw(b"{}"))
         lines = await in_thread_if(len(raw) > BLOCKING_BYTES, described_arguments, raw, self.redact)
-        name = one_line(self.redact(tool.name), NAME_CHARACTERS)
+        name = one_line(self.redact(clean(tool.name)), NAME_CHARACTERS)
         destroys = tool.tool_class is ToolClass.DESTRUCTIVE
         harm = f" It may delete or overwrite something: {tool.class_reason}." if destroys else ""
         arguments = f"Arguments:\n{lines}" if lines else "It gets no arguments."
@@ -438,7 +438,7 @@ def _lines(arguments: Any, redact: Callable[[str], str]) -> Iterator[str]:
     if not isinstance(arguments, dict):
         arguments = {"(not an object)": arguments}
     for name, value in islice(arguments.items(), ARGUMENTS_SHOWN):
-        label = one_line(redact(name[: 10 * NAME_CHARACTERS]), NAME_CHARACTERS)
+        label = one_line(redact(clean(name[: 10 * NAME_CHARACTERS])), NAME_CHARACTERS)
         shown = _printable_member(name, value, redact, [VALUES_SHOWN])
         yield f"- {label}: {_cut(one_line(json.dumps(shown, ensure_ascii=False)))}"
     if (more := len(arguments) - ARGUMENTS_SHOWN) > 0:
@@ -470,7 +470,7 @@ def _printable(value: Any, redact: Callable[[str], str], left: list[int]) -> Any
             if left[0] <= 0:
                 shown["…"] = "…"
                 break
-            label = one_line(redact(name[: 10 * NAME_CHARACTERS]), NAME_CHARACTERS)
+            label = one_line(redact(clean(name[: 10 * NAME_CHARACTERS])), NAME_CHARACTERS)
             while label in shown:  # no member hides another
                 label += "′"
             shown[label] = _printable_member(name, each, redact, left)

@@ -17,20 +17,26 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import anyio
 import msgspec
 from msgspec import Raw
 
-from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
 from mcp_context_proxy.downstream import Ask, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.inbound import LOG_MESSAGE, PROGRESS, waiting_facts
-from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissingError, RemoteError
+from mcp_context_proxy.errors import (
+    BadAnswerError,
+    CallTimeoutError,
+    DownstreamError,
+    InputMissingError,
+    RemoteError,
+)
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import HANDSHAKE, MODERN, Era, client_capabilities, reaches
@@ -49,6 +55,15 @@ if TYPE_CHECKING:
 INPUT_METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
 """Methods whose modern results may ask for input."""
 
+POLL_SECONDS = (0.1, 10.0)
+"""Shortest and longest time between two questions how a task stands, whatever its server proposes."""
+
+USUAL_POLL_SECONDS = 1.0
+"""The time where it proposes none."""
+
+CANCEL_SECONDS = 2.0
+"""Time for a server to take note that nobody waits for a task any more."""
+
 INPUT_ROUNDS = 10
 """Times that a modern server may ask a handshake-era client during one request; the SDK's number."""
 
@@ -57,10 +72,6 @@ PROGRESS_PER_SECOND = 10
 
 HOP_ERRORS = frozenset({-32000, -32001, -32020, -32022})
 """Codes about the connection to the server; a client would take them to be about its own."""
-
-
-_ASKING = frozenset({"resultType", "inputRequests", "requestState"})
-"""Members by which a result requires input."""
 
 
 class _Request(Outgoing):
@@ -185,15 +196,20 @@ class Forwarder:
         caller: Caller,
         subject: str,
         judge: Callable[[], None] | None = None,
+        *,
+        as_task: bool = False,
     ) -> bytes:
         """Send a request to a downstream server and return the result, fitted to the caller's era.
 
         The names in `params` are those that the server knows; `subject` names the request in error messages,
-        such as ``tool 'create_issue'``; `judge` is that of `Outgoing`. Raises `DownstreamError` as
+        such as ``tool 'create_issue'``; `judge` is that of `Outgoing`. A server of the handshake era runs it
+        as a task if `as_task` is true, and the result is that of the task. Raises `DownstreamError` as
         `Link.request` does, and `RequestError` if the client refused a request of the server, or continues an
         unknown call.
         """
         request = _Request(client, method, params, caller=caller, subject=subject, judge=judge)
+        if as_task and client.era is HANDSHAKE:
+            request.as_task = True
         modern = caller.era is MODERN
         waits = modern and _may_be_asked(request)
         with request:
@@ -205,7 +221,13 @@ class Forwarder:
                     if not modern:
                         # A server of the handshake era asks meanwhile, a modern one by its result.
                         request.ask = self._ask(request, caller.ask)
-                    result = await self._send(request, params)
+                    try:
+                        result = await self._send(request, params)
+                    except RemoteError as error:
+                        if not _demands_task(error, request):
+                            raise
+                        request.as_task, request.is_modern = True, False
+                        result = await self._run_task(request, params)
                     if modern:
                         if _may_ask(result):
                             result = await self._checked(request, result)
@@ -265,19 +287,13 @@ class Forwarder:
         """Ask a handshake-era client for the input that a modern server requires, until it has enough."""
         server = request.client.name
         for _ in range(INPUT_ROUNDS):
-            parts, required = await _requests_in(server, result, request.client.limits)
+            parts, required = await questions.requests_in(server, result, request.client.limits)
             kind = eras.result_type(parts)
             if kind == "complete":
                 return result
             if required is None:
                 raise BadAnswerError(server, f"with a result of type {quoted(kind)}, which is not known")
-            try:
-                answers = {
-                    key: Raw(await ask_for_input(request.ask, each, params))
-                    for key, (each, params) in required.items()
-                }
-            except RequestError as error:
-                raise InputMissingError(server, error.message) from error
+            answers = await self._answers(request, required)
             retry = {**request.params, "inputResponses": envelope.raw(answers)}
             retry.pop("requestState", None)
             if "requestState" in parts:
@@ -290,14 +306,93 @@ class Forwarder:
         if request.caller.era is MODERN and "inputResponses" in params:
             for answer in questions.answers_in(params):
                 self._noting(request)("inputResponses", answer)
+        return self._run_task(request, params) if request.as_task else self._send_once(request, params)
+
+    def _send_once(self, request: _Request, params: Members) -> Awaitable[bytes]:
         if self.tracing is None:
             return request.client.call(request.method, params, request)
         return self._traced(self.tracing, request, params)
 
+    async def _run_task(self, request: _Request, params: Members) -> bytes:
+        """Have a server run a call as a task, and return the result of the task, which nobody else sees."""
+        client, result = request.client, await self._send_once(request, params)
+        is_modern = client.era is MODERN
+        parts = envelope.members(result) if len(result) <= envelope.TAKEN_APART_BYTES else {}
+        task = parts if is_modern else _object(parts.get("task"))
+        task_id = envelope.text(task.get("taskId"))
+        if not task_id or (is_modern and eras.result_type(parts) != "task"):
+            return result
+        named = {"taskId": envelope.raw(task_id)}
+        request.as_task = is_modern
+        has_ended = False
+        try:
+            result = await self._polled(request, named)
+            has_ended = True
+            return result
+        except RemoteError:
+            has_ended = True
+            raise
+        finally:
+            if not has_ended:
+                with anyio.move_on_after(CANCEL_SECONDS, shield=True):
+                    with suppress(DownstreamError, RequestError):
+                        await client.call("tasks/cancel", named, request)
+
+    async def _polled(self, request: _Request, named: Members) -> bytes:
+        """Ask a server how a task stands until it has ended, answer its questions, and return the result."""
+        client, answered, polls = request.client, set[str](), 0
+        until = anyio.current_time() + client.limits.call_max_seconds
+        while True:
+            result = await client.call("tasks/get", named, request)
+            parts, required = await questions.requests_in(client.name, result, client.limits, of_task=True)
+            large = len(result) > envelope.TAKEN_APART_BYTES
+            parts = await in_thread_if(large, client.shown_state, parts)
+            status = envelope.text(parts.get("status"))
+            if client.era is HANDSHAKE and status != "working":
+                # It asks while it is asked for the result, and answers that once the task has ended.
+                return await client.call("tasks/result", named, request)
+            if status == "completed" and envelope.starts_with(parts.get("result", b""), b"{"):
+                return bytes(parts["result"])
+            if status == "failed":
+                error = _object(parts.get("error"))
+                message = envelope.text(error.get("message")) or "the task failed"
+                code = envelope.value_or_none(error.get("code", b"null"))
+                if not isinstance(code, int) or abs(code) >> 31:  # as many hosts read it
+                    code = INTERNAL_ERROR
+                raise RemoteError(client.name, code, message)
+            if status not in ("working", "input_required"):
+                raise BadAnswerError(client.name, f"that its task is {quoted(status or '')}")
+            new = {key: each for key, each in (required or {}).items() if key not in answered}
+            if new:
+                answers = envelope.raw(await self._answers(request, new))
+                await client.call("tasks/update", {**named, "inputResponses": answers}, request)
+                answered |= new.keys()
+            if request.wants_progress:
+                polls += 1
+                said = {"message": parts["statusMessage"]} if "statusMessage" in parts else {}
+                request.on_notification(PROGRESS, {"progress": envelope.raw(polls), **said})
+            shortest, longest = POLL_SECONDS
+            proposed = envelope.number(parts.get("pollIntervalMs", parts.get("pollInterval")))
+            seconds = USUAL_POLL_SECONDS if proposed is None else proposed / 1000
+            seconds = min(max(seconds, shortest), longest)
+            if anyio.current_time() + seconds > until:
+                raise CallTimeoutError(client.name, request.subject, client.limits.call_max_seconds)
+            await anyio.sleep(seconds)
+
+    async def _answers(self, request: _Request, required: Requests) -> Members:
+        """Return the answers of a client to the requests of a modern server."""
+        try:
+            return {
+                key: Raw(await ask_for_input(request.ask, each, params))
+                for key, (each, params) in required.items()
+            }
+        except RequestError as error:
+            raise InputMissingError(request.client.name, error.message) from error
+
     async def _checked(self, request: _Request, result: bytes) -> bytes:
         """Return a result for a modern client, which would answer the questions in it, of any server."""
         client = request.client
-        parts, required = await _requests_in(client.name, result, client.limits)
+        parts, required = await questions.requests_in(client.name, result, client.limits)
         if required is None:
             return result
         checked = await questions.checked_requests(client, parts, required, request.caller)
@@ -313,37 +408,17 @@ class Forwarder:
             return result
 
 
-async def _requests_in(server: str, result: bytes, limits: Limits) -> tuple[Members, Requests | None]:
-    """Return the members of a result, and the requests in it; None if it requires no input.
-
-    Raises `InputMissingError` if there are too many, and `BadAnswerError` if they cannot be read.
-    """
-    large = len(result) > envelope.TAKEN_APART_BYTES
-    try:
-        return await in_thread_if(large, _requests, server, result, limits.questions_per_call)
-    except msgspec.DecodeError as error:
-        raise BadAnswerError(server, "with requests for input that cannot be read") from error
+def _demands_task(error: RemoteError, request: _Request) -> bool:
+    """Return whether a modern server refuses a call because its client does not take tasks."""
+    if error.code != eras.MISSING_CAPABILITY or request.method != "tools/call" or request.as_task:
+        return False
+    needed = _object(error.data if isinstance(error.data, Raw) else None).get("requiredCapabilities")
+    return request.client.era is MODERN and eras.has_extension(needed, eras.TASKS_EXTENSION)
 
 
-def _requests(server: str, result: bytes, most: int) -> tuple[Members, Requests | None]:
-    parts = envelope.members(result)
-    if (odd := envelope.misread(parts, _ASKING)) is not None:
-        raise BadAnswerError(server, f"with {quoted(odd[0])}, which may be read as {odd[1]!r}")
-    if eras.result_type(parts) != "input_required":
-        return parts, None
-    nothing = Raw(b"{}")
-    listed = _members(parts.get("inputRequests", nothing))
-    if len(listed) > most:
-        raise InputMissingError(server, f"it asked {len(listed):,} times at once")
-    required = {key: _members(each) for key, each in listed.items()}
-    return parts, {key: (each, _members(each.get("params", nothing))) for key, each in required.items()}
-
-
-def _members(raw: Raw) -> Members:
-    """Decode an object; one with far too many members counts as one that cannot be read."""
-    if envelope.holds_a_flood(raw):
-        raise msgspec.ValidationError("too many members")
-    return envelope.members(raw)
+def _object(raw: Raw | None) -> Members:
+    """Return the members of an object of a server; none if it is no object."""
+    return envelope.members(raw) if raw is not None and envelope.starts_with(raw, b"{") else {}
 
 
 def _may_ask(result: bytes) -> bool:

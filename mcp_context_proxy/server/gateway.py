@@ -1,8 +1,9 @@
 """Routes the requests of all hosts to their handlers: method and raw params in, encoded result out.
 
-All fronts share one gateway. It checks the params, runs the handler, and turns every failure into a JSON-RPC
-error, so that each request is answered, also one that is refused or given up. Negotiation and subscriptions
-are answered before it, by `server/negotiation.py`.
+All fronts share one gateway. It checks those members of the params that the proxy acts on (the server judges
+the rest), runs the handler, and turns every failure into a JSON-RPC error, so that each request is answered,
+also one that is refused or given up. Negotiation and subscriptions are answered before it, by
+`server/negotiation.py`.
 
 The gateway also cuts lists into pages where that is configured (by default a list has one page: many hosts
 read no more), and drains requests when the proxy stops (`Drain`). Fronts over HTTP count the calls of each
@@ -21,6 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
+import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.context.engine import ContextEngine
@@ -41,6 +43,7 @@ from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import RESOURCES_CHANGED, OpenSessions, Send
 from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
+from mcp_context_proxy.server.tasks import Tasks
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system import Bucket
@@ -98,6 +101,7 @@ class Gateway:
         resources: Resources,
         skills: Skills,
         prompts: Prompts,
+        tasks: Tasks,
         profiles: Profiles,
         wait_for_first_lists: Callable[[], Awaitable[None]],
         page_size: int = 0,
@@ -111,7 +115,7 @@ class Gateway:
         self._wait_for_first_lists = wait_for_first_lists
         self._fleet, self._contexts, self._open_sessions = fleet, contexts, open_sessions
         self._tool_calls, self._meta_tools, self._page_size = tool_calls, meta_tools, page_size
-        self.resources, self.profiles = resources, profiles
+        self.resources, self.profiles, self.tasks = resources, profiles, tasks
         self._announcing: dict[tuple[Session, str], bool] = {}
         """Notifications that are being passed on; True if one came again meanwhile."""
         self.drain = Drain()
@@ -139,6 +143,9 @@ class Gateway:
             "prompts/list": self._paged("prompts/list", "prompts", self._complete(prompts.list)),
             "prompts/get": prompts.get,
             "completion/complete": prompts.complete,
+            "tasks/get": tasks.get,
+            "tasks/update": tasks.update,
+            "tasks/cancel": tasks.cancel,
             "logging/setLevel": self._set_log_level,
         }
         self.methods = frozenset(self._handlers)
@@ -153,7 +160,7 @@ class Gateway:
         if handler is None or (caller.era is MODERN and method in HANDSHAKE_ONLY):
             raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
         try:
-            fault = eras.params_fault(method, params, modern=caller.era is MODERN, meta=caller.meta)
+            fault = params_fault(method, params, modern=caller.era is MODERN, meta=caller.meta)
             if (odd := envelope.misread(params)) is not None:
                 fault = f"{method} has {quoted(odd[0])}, which some servers read as {odd[1]!r}"
             if fault is not None:
@@ -403,3 +410,110 @@ class Quota:
 
     def __str__(self) -> str:
         return f"too many calls: limits.calls_per_second is {self._rate:g} for each principal; it did not run"
+
+
+STRING, OBJECT, NULL = b'"', b"{", b"n"
+"""First characters that tell the kind of a JSON value."""
+
+_KINDS = {STRING[0]: "a string", OBJECT[0]: "an object"}
+
+_NEEDED: Mapping[str, Mapping[str, bytes]] = {
+    "tools/call": {"name": STRING},
+    "prompts/get": {"name": STRING},
+    "resources/read": {"uri": STRING},
+    "resources/directory/read": {"uri": STRING},
+    "resources/subscribe": {"uri": STRING},
+    "resources/unsubscribe": {"uri": STRING},
+    "completion/complete": {"ref": OBJECT, "argument": OBJECT},
+    "logging/setLevel": {"level": STRING},
+    "skills/get": {"uri": STRING},
+    "tasks/get": {"taskId": STRING},
+    "tasks/update": {"taskId": STRING, "inputResponses": OBJECT},
+    "tasks/cancel": {"taskId": STRING},
+}
+"""Required members of the params of each method, with their kind."""
+
+_LISTS = (
+    "tools/list",
+    "prompts/list",
+    "resources/list",
+    "resources/templates/list",
+    "resources/directory/read",
+    "skills/list",
+)
+
+_ALLOWED: Mapping[str, Mapping[str, bytes]] = {
+    # Models sometimes write the object as a string of JSON; it is accepted.
+    "tools/call": {"arguments": OBJECT + STRING + NULL},
+    "prompts/get": {"arguments": OBJECT + NULL},
+    **{method: {"cursor": STRING + NULL} for method in _LISTS},
+}
+"""Optional members of the params of each method, with the first characters of their possible kinds."""
+
+_PASSED_ON = "arguments"
+"""The param that is only passed on; all others are decoded here, and so bounded, as ``_meta`` is."""
+
+_CHECKS: Mapping[str, tuple[tuple[str, bytes, bool, bool], ...]] = {
+    method: tuple(
+        (name, kinds, name in _NEEDED.get(method, {}), name != _PASSED_ON)
+        for name, kinds in {**_NEEDED.get(method, {}), **_ALLOWED.get(method, {})}.items()
+    )
+    for method in {**_NEEDED, **_ALLOWED}
+}
+"""All of these by method, because every call is checked: each name with its kinds, whether it is needed, and
+whether it is bounded."""
+
+_REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
+
+
+def params_fault(
+    method: str, params: Members, *, modern: bool = False, meta: eras.Meta | None = None
+) -> str | None:
+    """Return the fault in the params of a request, for its sender; None if they are right.
+
+    `meta` is their ``_meta``, if it is decoded already.
+    """
+    for name, kinds, needed, bounded in _CHECKS.get(method, ()):
+        raw = params.get(name)
+        if raw is None:
+            if needed:
+                return f"{method} needs {name}, {_KINDS[kinds[0]]}"
+        elif bounded and len(raw) > envelope.TAKEN_APART_BYTES:
+            return _too_large(name, method, raw)
+        elif not envelope.starts_with(raw, kinds):
+            needs = f"{method} needs {name}," if needed else f"{name} of {method} must be"
+            return f"{needs} {_KINDS[kinds[0]]}"
+    raw_meta = params.get("_meta")
+    # One that is decoded, and not empty, is an object of a right size.
+    if raw_meta is not None and not meta:
+        if len(raw_meta) > envelope.TAKEN_APART_BYTES:
+            return _too_large("_meta", method, raw_meta)
+        if not envelope.starts_with(raw_meta, OBJECT + NULL):
+            return "_meta must be an object"
+    if method == "completion/complete" and (wrong := _reference_fault(params)) is not None:
+        return wrong
+    if raw_meta is None:
+        return f"{eras.CLIENT_CAPABILITIES_KEY} must be an object" if modern else None
+    meta = eras.meta_of(params) if meta is None else meta
+    return meta.modern_fault if modern else meta.fault
+
+
+def _reference_fault(params: Members) -> str | None:
+    try:
+        reference, argument = envelope.members(params["ref"]), envelope.members(params["argument"])
+    except msgspec.DecodeError:
+        return "completion/complete needs ref and argument, objects"
+    needed = _REFERENCES.get(envelope.text(reference.get("type")) or "")
+    if needed is None or not _is(reference.get(needed), STRING):
+        return "ref must be of type ref/prompt with a name, or of type ref/resource with a uri"
+    if not (_is(argument.get("name"), STRING) and _is(argument.get("value"), STRING)):
+        return "argument needs a name and a value, strings"
+    return None
+
+
+def _too_large(name: str, method: str, raw: Raw) -> str:
+    return f"{name} of {method} has {len(raw):,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
+
+
+def _is(raw: Raw | None, kinds: bytes) -> bool:
+    return raw is not None and envelope.starts_with(raw, kinds)

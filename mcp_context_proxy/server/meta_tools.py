@@ -33,7 +33,8 @@ from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, T
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
-from mcp_context_proxy.results import FAILED, mark_untrusted, outcome_of
+from mcp_context_proxy.protocol.strangers import clean
+from mcp_context_proxy.results import FAILED, failure, mark_untrusted, outcome_of
 from mcp_context_proxy.results.result_store import ReadError, read
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
@@ -62,6 +63,7 @@ from mcp_context_proxy.server.meta_definitions import (
     in_our_words,
     in_words,
     no_servers,
+    unknown,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.questions import ask_client
@@ -86,7 +88,7 @@ from mcp_context_proxy.server.search_answers import (
     search_text,
 )
 from mcp_context_proxy.server.signatures import misfit, needs_object
-from mcp_context_proxy.server.tools_call import NO_ARGUMENTS, InteractionLog, ToolCalls, failure, unknown
+from mcp_context_proxy.server.tools_call import NO_ARGUMENTS, InteractionLog, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import Role, reaches
@@ -181,7 +183,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 # By what it says now, and not by what is remembered of it.
                 tool = await self.calls.as_listed(tool, sent, caller)
             if through != CALL_READ_ONLY or tool.tool_class is ToolClass.READ:
-                said = wanted.goal and self.redact(wanted.goal)
+                said = wanted.goal and self.redact(clean(wanted.goal))
                 result = await self.calls.call_tool(tool, sent, caller, goal=said, through=through)
                 fits = result.find(b'"isError"') < 0 or outcome_of(result) is not FAILED
                 differs = "" if fits else misfit(tool, caller.name_of(tool), arguments)

@@ -32,7 +32,7 @@ from mcp_context_proxy.protocol.envelope import (
     RequestId,
 )
 from mcp_context_proxy.protocol.eras import Era, Hello
-from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.gateway import Gateway, params_fault
 from mcp_context_proxy.server.notifications import (
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,
@@ -185,7 +185,7 @@ _CAPABILITIES: Final[Mapping[str, Any]] = {
 _DECLARED: Final[Mapping[Era, Mapping[str, Any]]] = {
     # The handshake era knows no extensions but MCP Apps, only experiments.
     Era.HANDSHAKE: {**_CAPABILITIES, "experimental": EXTENSIONS},
-    Era.MODERN: {**_CAPABILITIES, "extensions": {**EXTENSIONS, **SKILLS}},
+    Era.MODERN: {**_CAPABILITIES, "extensions": {**EXTENSIONS, **SKILLS, eras.TASKS_EXTENSION: {}}},
 }
 
 
@@ -289,7 +289,7 @@ class Negotiation:
         own = (DISCOVER, LISTEN) if era is Era.MODERN else (PING,)
         if method not in own:
             return None
-        fault = eras.params_fault(method, params, modern=era is Era.MODERN)
+        fault = params_fault(method, params, modern=era is Era.MODERN)
         if fault is not None:
             raise RequestError(INVALID_PARAMS, fault)
         if method == LISTEN:

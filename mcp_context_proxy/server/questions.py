@@ -25,6 +25,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
+from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.config.tables import KIB
 from mcp_context_proxy.downstream import Ask
@@ -41,9 +42,9 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, client_capabilities
 from mcp_context_proxy.protocol.strangers import (
-    LETTERS,
     clean,
     compact,
+    in_plain_letters,
     named,
     normalized,
     quoted,
@@ -190,6 +191,46 @@ def asked_by(result: bytes) -> list[str]:
     requests = envelope.members(parts.get("inputRequests", Raw(b"{}"))).values()
     methods = [envelope.text(envelope.members(each).get("method")) for each in requests]
     return [method for method in methods if method in CAPABILITY_OF][:ANSWERS_NOTED]
+
+
+async def requests_in(
+    server: str, result: bytes, limits: Limits, *, of_task: bool = False
+) -> tuple[Members, Requests | None]:
+    """Return the members of a result, and the requests in it; None if it requires no input.
+
+    A result of ``tasks/get`` says by another member whether its task does. Raises `InputMissingError` if
+    there are too many requests, and `BadAnswerError` if they cannot be read.
+    """
+    large = len(result) > envelope.TAKEN_APART_BYTES
+    try:
+        return await in_thread_if(large, _requests, server, result, limits.questions_per_call, of_task)
+    except msgspec.DecodeError as error:
+        raise BadAnswerError(server, "with requests for input that cannot be read") from error
+
+
+_ASKING: Final = frozenset({"resultType", "inputRequests", "requestState"})
+"""Members by which a result requires input."""
+
+
+def _requests(server: str, result: bytes, most: int, of_task: bool) -> tuple[Members, Requests | None]:
+    parts = envelope.members(result)
+    if (odd := envelope.misread(parts, envelope.DECIDED_BY_OF_TASKS if of_task else _ASKING)) is not None:
+        raise BadAnswerError(server, f"with {quoted(odd[0])}, which may be read as {odd[1]!r}")
+    if (envelope.text(parts.get("status")) if of_task else eras.result_type(parts)) != "input_required":
+        return parts, None
+    nothing = Raw(b"{}")
+    listed = _members(parts.get("inputRequests", nothing))
+    if len(listed) > most:
+        raise InputMissingError(server, f"it asked {len(listed):,} times at once")
+    required = {key: _members(each) for key, each in listed.items()}
+    return parts, {key: (each, _members(each.get("params", nothing))) for key, each in required.items()}
+
+
+def _members(raw: Raw) -> Members:
+    """Decode an object; one with far too many members counts as one that cannot be read."""
+    if envelope.holds_a_flood(raw):
+        raise msgspec.ValidationError("too many members")
+    return envelope.members(raw)
 
 
 async def ask_for_input(ask: Ask | None, required: Members, params: Members) -> bytes:
@@ -440,6 +481,10 @@ _NO_SECRET: Final = (
 
 _SECRETS: Final = (
     r"pass ?words?|pass ?wd|pass ?phrases?|pass ?codes?|pwd|passwort|kennwort|contrasena|mot de passe|senha"
+    r"|wachtwoord|losenord|passord|adgangskode|salasana|haslo|heslo|jelszo|sifre|kata sandi|mat khau"
+    r"|(?:cle|clave|chave) (?:d |de )?api|api (?:schlussel|sleutel)"
+    r"|codigo de (?:verificacion|verificacao)|code de verification|(?:verifizierungs|bestatigungs) ?code"
+    r"|(?:tarjeta|cartao) de credito|carte (?:de credit|bancaire)|carta di credito|kreditkarten? ?(?:nummer)?"
     r"|secrets?|credentials?"
     r"|(?:api|access|secret|private|ssh|signing|encryption|deploy|service account) ?keys?"
     r"|(?:api|access|auth|authentication|authorization|bearer|refresh|session|security|login|bot|oauth|id) ?"
@@ -449,7 +494,20 @@ _SECRETS: Final = (
     r"|(?:seed|recovery|mnemonic) (?:phrases?|words)"
     r"|(?:credit|debit|bank|payment) ?cards?|card ?(?:number|no|num|details)|cvv2?|cvc2?"
 )
-_SECRET: Final = pattern(rf"\b(?:{_SECRETS})\b{_NO_SECRET}|парол|密码|密碼|パスワード|비밀번호")
+_ELSEWHERE: Final = (
+    "парол", "код подтверждения", "密码", "密碼", "口令", "验证码", "驗證碼", "パスワード", "暗証番号",
+    "認証コード", "비밀번호", "암호", "인증번호", "पासवर्ड", "كلمة المرور", "كلمة السر", "סיסמה", "รหัสผ่าน",
+    "κωδικός πρόσβασης",
+)  # fmt: skip
+"""Words in other letters."""
+
+
+def _secret() -> str:
+    words = "|".join(_words_of(_plain(word)) for word in _ELSEWHERE)
+    return rf"\b(?:{_SECRETS})\b{_NO_SECRET}|{words}"
+
+
+_SECRET: Final = pattern(_secret)
 _SECRET_LABEL: Final = pattern(rf"\b(?:{_SECRETS}|pin|pin (?:code|number)|cookies?|pass)\b{_NO_SECRET}")
 """Short words that are harmless in a sentence: ``pin the issue``."""
 
@@ -462,7 +520,7 @@ _DEMAND: Final = pattern(
 _WORD_STARTS: Final = pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SPELLED: Final = pattern(r"\b(\w) (?=\w\b)")
 _NO_WORD: Final = pattern(r"[\W_]+")
-_DRAWN_LIKE: Final = str.maketrans({**LETTERS, "0": "o", "1": "i", "3": "e", "4": "a", "5": "s", "$": "s"})
+_DIGITS: Final = str.maketrans("01345$", "oieass")
 
 
 def secret_field(schema: Any, message: str) -> str:
@@ -520,7 +578,17 @@ def _spellings(*texts: Any) -> Iterator[str]:
     """Yield each text in small words without accents: as it is written, and as it is drawn."""
     for text in texts:
         if isinstance(text, str):
-            split = _WORD_STARTS.sub(" ", normalized("NFKD", text))
-            plain = "".join(char for char in split if not unicodedata.combining(char)).casefold()
-            for spelling in {plain, plain.translate(_DRAWN_LIKE)}:
-                yield _SPELLED.sub(r"\1", _NO_WORD.sub(" ", spelling).strip())
+            for spelling in {_plain(text), in_plain_letters(_divided(text)).casefold().translate(_DIGITS)}:
+                yield _words_of(spelling)
+
+
+def _divided(text: str) -> str:
+    return _WORD_STARTS.sub(" ", normalized("NFKD", text))
+
+
+def _plain(text: str) -> str:
+    return "".join(char for char in _divided(text) if not unicodedata.combining(char)).casefold()
+
+
+def _words_of(text: str) -> str:
+    return _SPELLED.sub(r"\1", _NO_WORD.sub(" ", text).strip())

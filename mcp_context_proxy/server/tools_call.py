@@ -31,13 +31,11 @@ from mcp_context_proxy.context.session import Handles, Session, SessionContext, 
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import (
     AuthorizationError,
-    AwaitedServersError,
     ChangedToolError,
     DownstreamError,
     RemoteError,
     SecretRefusedError,
     ServerUnavailableError,
-    SharedNameError,
     TurnedOffError,
     UnknownItemError,
 )
@@ -48,14 +46,15 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import HANDSHAKE
 from mcp_context_proxy.protocol.framing import after_step
-from mcp_context_proxy.protocol.strangers import bounded
 from mcp_context_proxy.results import (
     ASKS,
     FAILED,
     SUCCEEDED,
+    TASK,
     Outcome,
     ResourceLinks,
     ending_of,
+    failure,
     links_in,
     mark_untrusted,
     outcome_of,
@@ -64,11 +63,12 @@ from mcp_context_proxy.results.shortening import SMALL_BYTES, Call, LargeResults
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, object_in_text, request_error, tell_waiting
+from mcp_context_proxy.server.tasks import Tasks
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store.learned import CALL, SEARCH, Interaction
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_task, in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if
 from mcp_context_proxy.trust import person_in
 from mcp_context_proxy.trust.audit import AuditedCall, AuditLog
 
@@ -136,7 +136,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         seconds: float,
         rule: str | None,
     ) -> None:
-        """Take a call that its server has answered; one that asks for input has not ended.
+        """Take a call that its server has answered; one that asks for input, or goes on, has not ended.
 
         ``size`` is that of its result; ``rule`` is what allowed it, if it was not the default.
         """
@@ -144,7 +144,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         if self.audit is not None:
             how = outcome.name.lower()
             self._audited(tool, params, caller, how, "allowed", rule, ms, session, size)
-        if outcome is ASKS:
+        if outcome in (ASKS, TASK):
             return
         if self.usage is not None:
             failed = outcome is FAILED
@@ -353,6 +353,19 @@ class InteractionLog(Struct, frozen=True):
         self.recorder.note(interaction)
 
 
+class _Made(Struct, frozen=True):
+    """A call that its server has answered."""
+
+    tool: Tool
+    params: Members
+    caller: Caller
+    goal: str | None
+    rule: str | None
+    began: float
+    direct: bool
+    """True if the tool was called by its listed name."""
+
+
 class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
     """Answers ``tools/call`` for downstream tools."""
 
@@ -366,6 +379,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
     """Number of answered calls of each server."""
     ended: EndedCalls
     consent: Consent
+    tasks: Tasks
     results: LargeResults
     links: ResourceLinks
     when_kept: Callable[[Caller], None]
@@ -387,7 +401,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         except RemoteError as error:
             raise request_error(error, caller.era) from error
         except UnknownItemError as error:
-            return eras.fit_result_to_client("tools/call", unknown(error), caller.era)
+            return eras.fit_result_to_client("tools/call", meta_definitions.unknown(error), caller.era)
         except DownstreamError as error:
             return eras.fit_result_to_client("tools/call", failure(str(error)), caller.era)
 
@@ -447,17 +461,16 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         if client.connected is None:
             tool = await self.as_listed(tool, params, caller)
         if eras.shows_apps(caller.capabilities) and (through in meta_definitions.CALLS or not tool.page):
-            caller = _without_page(caller)
+            caller = caller.without_page()
         encoded, subject = _names_of(tool.name)
         sent = {**params, "name": encoded}
         arguments = params.get("arguments")
         if arguments is not None and not envelope.starts_with(arguments, b"{"):
             if envelope.starts_with(arguments, b"n"):
                 del sent["arguments"]
-            elif len(arguments) > envelope.TAKEN_APART_BYTES:
-                sent["arguments"] = await in_thread(object_in_text, arguments)
             else:
-                sent["arguments"] = object_in_text(arguments)
+                large = len(arguments) > envelope.TAKEN_APART_BYTES
+                sent["arguments"] = await in_thread_if(large, object_in_text, arguments)
         asks, rule = bool(tool.asked_by) or (tool.interactive and through is not None), None
         if asks:
             await in_task()
@@ -483,31 +496,48 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
                 began = time.perf_counter()
             client = self.fleet.clients[tool.server]  # as it is now, after a person was asked
             judge = partial(self._raise_if_other, tool, caller)
-            result = await self.forwarder.forward(client, "tools/call", sent, caller, subject, judge)
+            result = await self.forwarder.forward(
+                client, "tools/call", sent, caller, subject, judge, as_task=tool.task_only
+            )
         except DownstreamError as error:
             self.ended.failed(tool, params, caller, error, time.perf_counter() - began, rule)
             raise
         except UnknownItemError:
             self.ended.refused(tool, params, caller, rule or "approval")
             raise
-        seconds = time.perf_counter() - began
         if asks:
             await self.consent.remember(tool, sent, caller, result)
         self.answered[tool.server] += 1
-        session = self._session_of(caller)
+        made = _Made(tool, params, caller, goal, rule, began, through is None)
+        outcome, structured = self._take(made, result)
+        if outcome is TASK:
+            if sum(map(len, params.values())) > envelope.TAKEN_APART_BYTES:
+                made = replace(made, params={"name": sent["name"]})  # it stays for as long as the task
+            return self.tasks.begun(tool.server, result, caller, subject, partial(self._finish, made))
+        # Nearly every result is small and in one form, and ends here.
+        if len(result) > SMALL_BYTES or structured:
+            return await self._fitted(made, result)
+        return mark_untrusted(tool.server, result) if client.config.spotlight else result
+
+    def _take(self, made: _Made, result: bytes) -> tuple[Outcome, bool]:
+        """Take note of a result; return how its call ended, and whether it may have structured content."""
+        tool, caller = made.tool, made.caller
+        seconds, session = time.perf_counter() - made.began, self._session_of(caller)
         if session is not None:
             session.called(tool, result, self.contexts.result_reading)
         if uris := links_in(result):
             self.links.note(caller.owner, caller.rights.person, tool.server, uris)
         (outcome, structured), size = ending_of(result), len(result)
+        ended = tool, made.params, caller, session, made.goal, outcome, size, seconds, made.rule
         # When the answer is written: its caller does not wait for what follows.
-        after_step(
-            partial(self.ended.answered, tool, params, caller, session, goal, outcome, size, seconds, rule)
-        )
-        # Nearly every result is small and in one form, and ends here.
-        if size > SMALL_BYTES or structured:
-            return await self._fitted(tool, params, caller, result, direct=through is None)
-        return mark_untrusted(tool.server, result) if client.config.spotlight else result
+        after_step(partial(self.ended.answered, *ended))
+        return outcome, structured
+
+    async def _finish(self, made: _Made, result: bytes, first: bool) -> bytes:
+        """Return the result of a call that went on as a task; take note of it the first time."""
+        if first:
+            self._take(made, result)
+        return await self._fitted(made, result)
 
     async def as_listed(self, tool: Tool, params: Members, caller: Caller) -> Tool:
         """Wait for the server of a tool that is known from before, and return the tool as it is now.
@@ -516,8 +546,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         changed.
         """
         client = self.fleet.clients[tool.server]
-        is_connected = client.connected is not None
-        if is_connected:
+        was_connected = client.connected is not None
+        if was_connected:
             return tool
         await client.wait_connected(partial(tell_waiting, params, caller.notify))
         # If it cannot be called now, the call says why.
@@ -536,13 +566,18 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         if now.fingerprint != tool.fingerprint or (now.asked_by and not tool.asked_by):
             raise ChangedToolError(caller.name_of(tool))
 
-    async def _fitted(
-        self, tool: Tool, params: Members, caller: Caller, result: bytes, direct: bool
-    ) -> bytes:
+    async def _fitted(self, made: _Made, result: bytes) -> bytes:
         """Return a result as its caller gets it: shortened if it is too large, marked where that is asked."""
-        config = self.fleet.clients[tool.server].config
-        info, owner = caller.client_info, caller.owner
-        call = Call(tool=tool, server=config, params=params, client_info=info, owner=owner, direct=direct)
+        tool, caller = made.tool, made.caller
+        config, owner = self.fleet.clients[tool.server].config, caller.owner
+        call = Call(
+            tool=tool,
+            server=config,
+            params=made.params,
+            client_info=caller.client_info,
+            owner=owner,
+            direct=made.direct,
+        )
         mark = partial(mark_untrusted, tool.server) if config.spotlight else None
         owned = self.results.kept.owns(owner)
         fitted = await self.results.fitted(call, result, mark)
@@ -559,29 +594,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             return caller.session
 
 
-def _without_page(caller: Caller) -> Caller:
-    """Return a caller that shows no pages, as its host shows none for a call of this kind.
-
-    A server that believes in a page may leave the work to it, and only tell the model that it is shown.
-    """
-    assert caller.capabilities is not None
-    declared = eras.without_extension(envelope.members(caller.capabilities), eras.APPS_EXTENSION)
-    return replace(caller, capabilities=envelope.raw(declared))
-
-
 @lru_cache(maxsize=NAMES_KNOWN)
 def _names_of(tool: str) -> tuple[Raw, str]:
     """Return the name of a tool as its server gets it, and as error messages call it."""
     return envelope.raw(tool), f"tool {tool!r}"
-
-
-def failure(text: str) -> bytes:
-    """Return a tool result that names the failure, for the model to act on."""
-    return envelope.encode({"content": [{"type": "text", "text": text}], "isError": True})
-
-
-def unknown(error: UnknownItemError) -> bytes:
-    """Return a tool result that says that there is no such tool, and how to find one where it names none."""
-    if isinstance(error, SharedNameError) or (isinstance(error, AwaitedServersError) and error.known):
-        return failure(bounded(str(error)))
-    return failure(f"{bounded(str(error))}\n{meta_definitions.SEARCH} finds tools by what they do.")

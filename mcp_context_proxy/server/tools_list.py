@@ -139,7 +139,7 @@ class ToolList:
     def _mode(self) -> ExposeMode:
         """Mode of the list for whom this is done: that of the client's profile, or the configured one."""
         profile = ACTING.get().profile
-        return self._expose.mode if profile is None or profile.expose is None else profile.expose
+        return (None if profile is None else profile.settings.expose) or self._expose.mode
 
     async def answer(self, params: Members, caller: Caller) -> Members:
         query = self._query_of(params, caller)

@@ -7,7 +7,7 @@ unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import DownstreamError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
+from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, NAME_CHARACTERS, clean, stranger_text
 from mcp_context_proxy.results import FAILED, outcome_of
 
 NAMED: Final = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
@@ -46,6 +47,8 @@ class Tracing:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
+        self.redact: Callable[[str], str] = str
+        """Removes secrets from what clients and servers wrote: a collector keeps it elsewhere."""
 
     @contextmanager
     def request(self, method: str, params: Members, era: eras.Era) -> Iterator[TracedRequest]:
@@ -59,7 +62,7 @@ class Tracing:
             try:
                 yield TracedRequest(span, method)
             except RequestError as error:
-                _fail(span, str(error.code), error.message)
+                _fail(span, str(error.code), self._said(error))
                 raise
 
     @contextmanager
@@ -71,8 +74,11 @@ class Tracing:
                 yield TracedRequest(span, method, _with_context(params))
             except DownstreamError as error:
                 kind = str(error.code) if isinstance(error, RemoteError) else type(error).__name__
-                _fail(span, kind, str(error))
+                _fail(span, kind, self._said(error))
                 raise
+
+    def _said(self, error: Exception) -> str:
+        return self.redact(clean(str(error)))[:LINE_CHARACTERS]
 
     def _span(
         self,
@@ -86,6 +92,7 @@ class Tracing:
         if method == "tools/call":
             attributes["gen_ai.operation.name"] = "execute_tool"
         if method in NAMED and (named := envelope.text(params.get("name"))) is not None:
+            named = stranger_text(named, self.redact, NAME_CHARACTERS)
             name, attributes[NAMED[method]] = f"{method} {named}", named
         return self._tracer.start_as_current_span(
             name, parent, kind, attributes, record_exception=False, set_status_on_exception=False

@@ -33,12 +33,11 @@ if TYPE_CHECKING:
 
     import numpy as np
     import platformdirs
-    import watchfiles
     import yaml
     from msgspec import inspect
 else:
-    np, yaml, html, inspect, platformdirs, watchfiles = map(
-        _Later, ("numpy", "yaml", "html", "msgspec.inspect", "platformdirs", "watchfiles")
+    np, yaml, html, inspect, platformdirs = map(
+        _Later, ("numpy", "yaml", "html", "msgspec.inspect", "platformdirs")
     )
 
 
@@ -80,4 +79,4 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-__all__ = ["html", "importing", "inspect", "np", "pattern", "platformdirs", "watchfiles", "yaml"]
+__all__ = ["html", "importing", "inspect", "np", "pattern", "platformdirs", "yaml"]

@@ -29,8 +29,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from types import TracebackType, coroutine
 from typing import Any, Final, Generic, Self, TypeVar, TypeVarTuple
@@ -54,9 +53,6 @@ RETRY_SECONDS = 0.1
 
 WARN_AGAIN_SECONDS = 600.0
 """Time between two warnings that threads are short."""
-
-SPARE_THREADS = 2
-"""Threads that a library may need at once: one more than the file watcher starts."""
 
 _warned_at = -WARN_AGAIN_SECONDS
 
@@ -123,23 +119,6 @@ async def in_thread_if(large: bool, function: Callable[[*Args], T], *arguments: 
     return await in_thread(function, *arguments) if large else function(*arguments)
 
 
-@asynccontextmanager
-async def cancellation_event() -> AsyncIterator[anyio.Event]:
-    """Provide an event that is set on cancellation, because a thread cannot notice it otherwise."""
-    cancelled = anyio.Event()
-
-    async def set_when_cancelled() -> None:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            cancelled.set()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(set_when_cancelled)
-        yield cancelled
-        group.cancel_scope.cancel()
-
-
 class Repeating:
     """Calls a function in the next step of the loop, and then each so many seconds, until the block ends.
 
@@ -158,31 +137,6 @@ class Repeating:
     def _call(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self._call)
         self._function()
-
-
-async def wait_for_spare_threads() -> None:
-    """Wait until threads can be started, for a library that ends the process when they cannot."""
-    while not _can_start_threads():
-        await _wait()
-
-
-def _can_start_threads() -> bool:
-    enough = threading.Event()
-    started: list[threading.Thread] = []
-    try:
-        for _ in range(SPARE_THREADS):
-            thread = threading.Thread(target=enough.wait, daemon=True)
-            thread.start()
-            started.append(thread)
-    except RuntimeError as error:
-        if not _is_shortage(error):
-            raise
-        return False
-    finally:
-        enough.set()
-        for thread in started:
-            thread.join()
-    return True
 
 
 def _is_shortage(error: RuntimeError) -> bool:

@@ -7,7 +7,7 @@ profile is the part that one kind of client gets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from mcp_context_proxy.config.tables import STRICTNESS, Allow, ClientConfig, ExposeMode, matches
+from mcp_context_proxy.config.tables import Allow, ClientConfig, matches
 from mcp_context_proxy.items import Document, Tool, ToolClass
 
 MARK: Final = "profile:"
@@ -23,33 +23,24 @@ MARK: Final = "profile:"
 
 
 class Profile(Struct, frozen=True):
-    """Part of everything that one kind of client gets; None leaves everything in."""
+    """Part of everything that one kind of client gets."""
 
     name: str
-    servers: tuple[str, ...] | None = None
-    """Globs of servers."""
-    tools: tuple[str, ...] | None = None
-    """Globs of tools, as ``SERVER__TOOL``."""
-    documents: tuple[str, ...] | None = None
-    """Globs of the names of the user's own rules and references."""
-    expose: ExposeMode | None = None
-    presets: tuple[str, ...] = ()
-    learns: bool = False
-    allow: tuple[tuple[ToolClass, Allow], ...] = ()
-    """Calls that are not simply made, by danger class."""
+    settings: ClientConfig = ClientConfig()
 
     def reaches(self, server: str) -> bool:
-        return _matches(self.servers, server)
+        return _matches(self.settings.servers, server)
 
     def has(self, tool: Tool) -> bool:
         allowed = self._allow(tool) != "never"
-        return allowed and self.reaches(tool.server) and _matches(self.tools, f"{tool.server}__{tool.name}")
+        full_name = f"{tool.server}__{tool.name}"
+        return allowed and self.reaches(tool.server) and _matches(self.settings.tools, full_name)
 
     def sees(self, document: Document) -> bool:
         """Return whether its clients get a rule or reference."""
         if document.server:
             return self.reaches(document.server)
-        return self.documents is None or any(_matches(self.documents, one) for one in names_of(document))
+        return any(_matches(self.settings.documents, one) for one in names_of(document))
 
     def asked_by(self, tool: Tool) -> str:
         """Return the setting by which a person is asked before a call; empty if none demands it."""
@@ -57,21 +48,8 @@ class Profile(Struct, frozen=True):
         return f"clients.{self.name}.classes.{tool.tool_class}" if asks else ""
 
     def _allow(self, tool: Tool) -> Allow:
-        return next((allow for one, allow in self.allow if one is tool.tool_class), "always")
-
-
-def profile_of(name: str, settings: ClientConfig) -> Profile:
-    classes: Mapping[ToolClass, Allow] = {one: getattr(settings.classes, one) for one in ToolClass}
-    return Profile(
-        name,
-        servers=settings.servers,
-        tools=settings.tools,
-        documents=settings.documents,
-        expose=settings.expose,
-        presets=settings.presets,
-        learns=settings.learn,
-        allow=tuple((one, allow) for one, allow in classes.items() if STRICTNESS[allow]),
-    )
+        allow: Allow = getattr(self.settings.classes, tool.tool_class)
+        return allow
 
 
 def profile_in(principal: str | None) -> str | None:
@@ -169,8 +147,8 @@ class Principal:
         object.__setattr__(self, "limited", not whole)
         object.__setattr__(self, "is_admin", admin)
         object.__setattr__(self, "owner", "" if admin else self.name or "unnamed")
-        object.__setattr__(self, "teaches", admin or (profile is not None and profile.learns))
-        own = () if profile is None else profile.presets
+        object.__setattr__(self, "teaches", admin or (profile is not None and profile.settings.learn))
+        own = () if profile is None else profile.settings.presets
         object.__setattr__(self, "all_presets", (*own, *self.presets))
 
     @property

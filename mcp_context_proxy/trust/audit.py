@@ -35,7 +35,7 @@ from mcp_context_proxy.config.tables import KIB, MIB
 from mcp_context_proxy.errors import NOTICE
 from mcp_context_proxy.items import JSON, Tool
 from mcp_context_proxy.protocol.envelope import nests_deeper
-from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, clean
 from mcp_context_proxy.store.opening import IN_MEMORY, default_path
 from mcp_context_proxy.system.threads import in_thread, keep_latest
 from mcp_context_proxy.trust import PERSONS_SHARE, person_in
@@ -400,7 +400,7 @@ def _client_name(redact: Callable[[str], str], client_info: bytes) -> str | None
         name = msgspec.json.decode(client_info).get("name")
     except (msgspec.DecodeError, AttributeError, RecursionError):
         return None
-    return _cut_text(redact(name)[:NAME_CHARACTERS]) if isinstance(name, str) else None
+    return _cut_text(redact(clean(name))[:NAME_CHARACTERS]) if isinstance(name, str) else None
 
 
 def declared_names(definition: bytes) -> frozenset[str]:

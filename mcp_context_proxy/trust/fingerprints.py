@@ -268,13 +268,21 @@ _PHRASES: Final[tuple[tuple[str, tuple[frozenset[str], ...]], ...]] = (
 """Signs: words that follow each other, at most `GAP` others between two of them."""
 
 _TAG: Final = pattern(
-    r"<[ /]{0,2}(?:important|system|secret|hidden|instructions?|admin|assistant)[ /]{0,2}>"
+    r"<[ /|]{0,3}(?:important|system|secret|hidden|instructions?|admin|assistant|developer)"
+    r"(?:[-_ ](?:reminder|message|prompt|instruction|override|command)s?)?"
+    r"(?: [^<>\n=]{1,100}=[^<>\n]{1,100})?[ /|]{0,3}>"
+    r"|<\|[ /]?[a-z_\u2581]{2,40}[ /]?\|>|<<[ /]?sys[ /]?>>|<[ /]?(?:start|end)_of_turn>"  # chat templates
     r"|\[[ /]{0,2}(?:system|inst)[ /]{0,2}\]",
     re.IGNORECASE,
 )
 _OF_TAG: Final = (
     frozenset("<["),
-    frozenset({"important", "system", "secret", "hidden", "inst", "admin", "assistant"}),
+    frozenset(
+        {
+            *("important", "sys", "secret", "hidden", "inst", "admin", "assistant", "developer"),
+            *("|>", "_of_turn"),
+        }
+    ),
 )
 """One of each is in all that the expression finds."""
 

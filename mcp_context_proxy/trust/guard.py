@@ -18,7 +18,6 @@ The class is decided once, where the catalog is made, and is a field of the tool
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from typing import Final, TypeAlias
@@ -40,7 +39,7 @@ from mcp_context_proxy.config.secrets import (
 )
 from mcp_context_proxy.config.settings import Config, GuardsConfig
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.protocol.strangers import LETTERS, normalized
+from mcp_context_proxy.protocol.strangers import in_plain_letters
 from mcp_context_proxy.system.later import html, pattern
 from mcp_context_proxy.trust import reaches
 
@@ -376,7 +375,7 @@ def verb_of(name: str) -> str | None:
     Words before the first verb are those of a product: ``jira_delete_issue``. An "and" or a sign such as a
     dot joins another: ``find_and_delete``, ``list.delete``. Letters count as they are drawn.
     """
-    words = [_base(word.lower()) for word in _WORD.findall(_in_plain_letters(name[:NAME_CHARACTERS]))]
+    words = [_base(word.lower()) for word in _WORD.findall(in_plain_letters(name[:NAME_CHARACTERS]))]
     first = next((at for at, word in enumerate(words) if word in VERBS), None)
     if first is None:
         return None
@@ -397,16 +396,3 @@ def _base(word: str) -> str:
     """
     base = word.removesuffix("s")
     return base if VERBS.get(base) is ToolClass.DESTRUCTIVE else word
-
-
-_DRAWN_LIKE: Final = str.maketrans(
-    {**LETTERS, **{other.upper(): letter.upper() for other, letter in LETTERS.items() if letter != "v"}}
-)
-
-
-def _in_plain_letters(name: str) -> str:
-    """Return a name in the Latin letters that it is drawn with, large ones large: they begin words."""
-    if name.isascii():
-        return name
-    parts = normalized("NFKD", name).translate(_DRAWN_LIKE)
-    return "".join(part for part in parts if not unicodedata.combining(part))

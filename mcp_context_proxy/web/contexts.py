@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.settings import Preset
-from mcp_context_proxy.context import Amount, ContextItem, Depth, Overrides, RequestContext, as_data
+from mcp_context_proxy.context import ContextItem, DomainOverrides, Overrides, RequestContext, as_data
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.engine import ContextEngine, Explanation, SessionState
 from mcp_context_proxy.context.presets import PresetError, SavedPreset
@@ -38,7 +38,6 @@ from mcp_context_proxy.web import (
     Given,
     Name,
     Operation,
-    Score,
     Words,
     answer_form,
     sentence,
@@ -48,16 +47,14 @@ from mcp_context_proxy.web.search import danger_data, terms_data
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
-class DomainChanges(Struct, frozen=True, forbid_unknown_fields=True):
+class DomainChanges(DomainOverrides, frozen=True, forbid_unknown_fields=True):
     """Changed options for tools, or for rules and references; numbers replace those of the preset."""
 
-    preset: Preset | None = None
     top_k: Count | None = None
     top_n: Count | None = None
-    include_score: Score | None = None
 
 
-class OptionChanges(Struct, frozen=True, forbid_unknown_fields=True):
+class OptionChanges(Overrides, frozen=True, forbid_unknown_fields=True):
     """Options that a session or a request changes; the others stay."""
 
     preset: Preset | None = None
@@ -65,12 +62,7 @@ class OptionChanges(Struct, frozen=True, forbid_unknown_fields=True):
     tools: DomainChanges = DomainChanges()
     documents: DomainChanges = DomainChanges()
     max_tokens: Tokens | None = None
-    expansion_depth: Depth | None = None
-    expansion_threshold: Score | None = None
     expansion_top_n: Count | None = None
-    history: Amount | None = None
-    retain_requests: Amount | None = None
-    expand_results: bool | None = None
 
     def overrides(self) -> Overrides:
         """Return the changes as the context engine takes them."""

@@ -11,7 +11,7 @@ from support.tables import each
 from mcp_context_proxy.catalog.document_reading import overview
 from mcp_context_proxy.catalog.documents import Loaded, load_documents
 from mcp_context_proxy.catalog.files import Finding
-from mcp_context_proxy.catalog.front_matter import read_front_matter
+from mcp_context_proxy.catalog.front_matter import WORDS_LIMIT, read_front_matter
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Document, IncludeMode, Kind
 
@@ -169,6 +169,12 @@ def test_a_single_file_can_be_configured(write: Write) -> None:
         pytest.param("a: b: c", "2: the front matter is not valid YAML", id="two colons"),
         pytest.param("- a\n- b", "2: the front matter is not a list of 'key: value' lines", id="a list"),
         pytest.param("[" * 5000, "1: the front matter has over 200 brackets", id="nested too deep"),
+        pytest.param("{" * 201, "1: the front matter has over 200 brackets", id="many braces"),
+        pytest.param(
+            f"tags: [{', '.join(map(str, range(WORDS_LIMIT + 1)))}]",
+            f"2: 'tags' in the front matter has over {WORDS_LIMIT} words; the first {WORDS_LIMIT} are used",
+            id="many tags",
+        ),
     ],
 )
 def test_an_error_in_front_matter_is_reported_with_its_line_and_the_text_is_served(

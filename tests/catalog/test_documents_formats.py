@@ -130,7 +130,7 @@ def test_an_agents_file_of_its_own_entry_has_what_it_imports_from_its_folder(wri
         "CLAUDE/Plans": "## Plans\n\nAsk first.",
     }
     assert not loaded.findings
-    assert root / "docs" in loaded.folders
+    assert str(root / "docs") in loaded.paths
 
 
 def test_an_import_is_followed_only_to_visible_markdown_below_the_file_that_has_it(
@@ -412,10 +412,10 @@ def test_sections_under_several_titles_have_distinct_names(write: Write) -> None
 
 
 def test_front_matter_of_an_agents_file_applies_to_all_its_sections(write: Write) -> None:
-    front = "---\nname: team\ninclude: manual\npriority: 7\ntags: [t]\n---\n"
+    front = "---\nname: team\ndescription: Ours\ninclude: manual\npriority: 7\ntags: [t]\n---\n"
     documents = load(write({"AGENTS.md": f"{front}Before.\n\n## A\n\nx"})).documents
 
-    assert [d.name for d in documents] == ["team", "team/A"]
+    assert [(d.name, d.description) for d in documents] == [("team", "Ours"), ("team/A", "x")]
     assert {(d.include, d.priority, d.tags) for d in documents} == {(IncludeMode.MANUAL, 7, ("t",))}
 
 

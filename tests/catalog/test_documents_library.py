@@ -68,16 +68,6 @@ def test_a_change_leaves_the_source_of_other_documents(write: Write, library: Do
     assert library.sources[1] is references
 
 
-def test_documents_come_and_go_with_their_folder(write: Write, docs: Path, library: DocumentLibrary) -> None:
-    write({"rules/a.md": "x"})
-    library.reload()
-    (docs / "rules").rename(docs / "elsewhere")
-
-    assert library.reload().removed == ("rule://a",)
-    (docs / "elsewhere").rename(docs / "rules")
-    assert library.reload().added == ("rule://a",)
-
-
 def test_each_finding_is_logged_once_and_further_ones_are_counted(
     write: Write, library: DocumentLibrary, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -109,6 +109,9 @@ def test_a_name_leads_to_the_server_that_it_names_or_nowhere(
     meant: dict[tuple[str, str], set[str]] = {}
     for change in changes:
         world.change(*change)
+        assert world.catalog._lists.last.keys() <= world.state.keys(), (
+            "nothing is kept of those that have gone"
+        )
         snapshot = world.catalog.snapshot
         listed = [*snapshot.tools, *snapshot.prompts]
         own = [name for server in world.state for name in world.own[server]]

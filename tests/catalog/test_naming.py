@@ -40,12 +40,6 @@ def test_two_tools_never_share_a_name(first: tuple[str, str], second: tuple[str,
         assert exposed_name(*first, 50) != exposed_name(*second, 50)
 
 
-@given(st.tuples(SERVERS, TOOLS), st.tuples(SERVERS, TOOLS))
-def test_two_arbitrary_tools_never_share_a_name(first: tuple[str, str], second: tuple[str, str]) -> None:
-    if first != second:
-        assert exposed_name(*first, 50) != exposed_name(*second, 50)
-
-
 def test_a_plain_name_is_the_server_and_the_tool() -> None:
     assert exposed_name("github", "create_issue", 50) == "github__create_issue"
 
@@ -125,14 +119,6 @@ def test_a_name_leads_back_to_its_server_and_tool(pairs: list[tuple[str, str]], 
     encoded = {exposed_name(*pair, length): pair for pair in pairs}
 
     assert [encoded[exposed_name(*pair, length)] for pair in pairs] == pairs
-
-
-@given(st.lists(st.tuples(NEAR_SERVERS, NEAR), unique=True, max_size=12))
-def test_a_bare_name_leads_back_to_its_server_and_tool(pairs: list[tuple[str, str]]) -> None:
-    names = bare_names(pairs, {"call_tool"}, 50)
-    decoded = {name: pair for pair, name in names.items()}
-
-    assert [decoded[names[pair]] for pair in pairs] == pairs
 
 
 LIKE_OTHERS = [

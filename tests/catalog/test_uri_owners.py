@@ -76,15 +76,6 @@ def test_a_template_matches_what_a_slow_and_obvious_pattern_matches(template: st
     assert (found is not None) == (slow_pattern(template).fullmatch(uri) is not None)
 
 
-@given(st.lists(PIECES, max_size=14), st.data())
-def test_a_template_matches_its_own_expansions(pieces: list[str], data: st.DataObject) -> None:
-    expanded = "".join(
-        piece if piece[0] != "{" else data.draw(st.text("ab" if piece[1] in "a.;" else "ab/?#", max_size=4))
-        for piece in pieces
-    )
-    assert owners("x:" + "".join(pieces))("x:" + expanded) is not None
-
-
 @given(st.lists(TEMPLATES, unique=True, max_size=8), st.lists(URIS, max_size=3), URIS)
 def test_a_listed_uri_wins_over_templates_and_then_the_longest_literal_beginning_wins(
     templates: list[str], listed: list[str], uri: str

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 from support.commands import PATIENCE, forked_command
 
-__all__ = ["PATIENCE", "Run", "environment_of", "run_in"]
+__all__ = ["PATIENCE", "Run", "environment_of", "flat", "run_in"]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def flat(text: str) -> str:
+    """An output whose sentences stand on one line, however wide the terminal is."""
+    return " ".join(text.split())
 
 
 def environment_of(home: str) -> dict[str, str]:

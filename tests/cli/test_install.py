@@ -1,11 +1,16 @@
 """``install``, ``uninstall``, ``import``, ``add``, ``remove`` and ``init`` on a machine with hosts."""
 
 import json
+import os
+import re
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from mcp_context_proxy.installation import HOST_PLACES
+from mcp_context_proxy.installation.journal import HOOK_PLACES
 
 from .conftest import Run
 
@@ -134,6 +139,22 @@ def test_place_that_cannot_be_written_is_said_in_a_sentence_and_no_host_changes(
     assert cursor.read_bytes() == before
 
 
+@pytest.mark.parametrize("folder", [".cache/uv/archive-v0/aB1/bin", ".cache/pipx/1f/bin"])
+def test_no_host_is_told_to_start_a_program_that_its_runner_deletes(
+    folder: str, run: Run, home: Path, cursor: Path
+) -> None:
+    program = home / folder / "mcp-context-proxy"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n", "utf-8")
+    program.chmod(0o755)
+    before = cursor.read_bytes()
+    done = run("install", "--yes", PATH=f"{program.parent}:{os.environ['PATH']}")
+    assert done.returncode == 1
+    assert "uv tool install mcp-context-proxy" in done.stderr
+    assert cursor.read_bytes() == before
+    assert not (home / "mcp-context-proxy" / "config.toml").exists()
+
+
 def test_host_whose_copy_cannot_be_kept_is_not_changed_and_not_called_connected(
     run: Run, home: Path, cursor: Path
 ) -> None:
@@ -166,6 +187,12 @@ def test_dry_run_shows_the_change_and_makes_none(run: Run, home: Path, cursor: P
     assert "k-0123456789" not in done.stdout
     assert cursor.read_bytes() == before
     assert not (home / "mcp-context-proxy").exists()
+
+
+@pytest.mark.parametrize(("command", "hosts"), [("install", HOST_PLACES), ("hook install", HOOK_PLACES)])
+def test_help_names_the_hosts(command: str, hosts: dict[str, object], run: Run) -> None:
+    words = re.split(r"[,\s]+", run(*command.split(), "--help").stdout)
+    assert set(hosts) <= set(words)
 
 
 def test_without_a_terminal_nothing_is_changed_unasked(run: Run, cursor: Path) -> None:
@@ -243,9 +270,21 @@ def test_import_names_the_file_of_a_host_that_it_cannot_read(run: Run, home: Pat
     assert f"mcp-context-proxy: {file}: it is not valid JSON" in done.stderr
 
 
-def test_import_copies_from_a_file_of_any_host(run: Run, home: Path, tmp_path: Path) -> None:
-    file = tmp_path / "opencode.json"
-    file.write_text(json.dumps({"mcp": {"desk": {"type": "local", "command": CALCULATOR}}}), "utf-8")
+@pytest.mark.parametrize(
+    ("name", "outer"),
+    [
+        ("opencode.json", ("mcp",)),
+        ("devcontainer.json", ("customizations", "vscode", "mcp", "servers")),
+        ("desk.code-workspace", ("settings", "mcp", "servers")),
+    ],
+)
+def test_import_copies_from_a_file_of_any_host(
+    name: str, outer: tuple[str, ...], run: Run, home: Path, tmp_path: Path
+) -> None:
+    file, settings = tmp_path / name, {"desk": {"type": "local", "command": CALCULATOR}}
+    for key in reversed(outer):
+        settings = {key: settings}
+    file.write_text(json.dumps(settings), "utf-8")
     before = file.read_bytes()
     done = run("import", file)
     assert "desk: copied as desk" in done.stdout

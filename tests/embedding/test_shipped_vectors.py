@@ -119,7 +119,7 @@ def test_a_stored_vector_comes_before_the_packaged_one(model: OnnxModel, store: 
     np.testing.assert_array_equal(found, own)
 
 
-def test_another_model_and_changed_settings_never_use_them(model: OnnxModel, store: Store) -> None:
+def test_another_model_and_changed_settings_never_use_shipped_vectors(model: OnnxModel, store: Store) -> None:
     shorter = read_folder(PACKAGED_MODEL, EmbeddingConfig(max_tokens=64)).model_id
     lent, texts = Lent(model, shorter), github()[:2]
     CachedEmbedder(LazyModel(lambda: lent), store.vectors).embed(texts)

@@ -29,7 +29,7 @@ def test_the_interval_is_reproducible_and_independent_of_the_order():
     assert estimate(values) == estimate(values) == estimate(shuffled)
 
 
-def test_a_measure_is_taken_over_the_queries_that_have_it():
+def test_a_measure_is_averaged_over_the_queries_that_have_one():
     found = estimates([{"a": 1.0}, {"a": 0.0, "b": 3.0}])
 
     assert found["a"].mean == 0.5

@@ -151,13 +151,3 @@ async def test_a_call_of_an_unknown_tool_is_answered_with_the_nearest_names(clie
         assert result["isError"] is True
         assert "old__echo" in result["content"][0]["text"]
         assert "search_available_tools" in result["content"][0]["text"]
-
-
-async def test_a_bare_name_that_several_servers_have_is_answered_with_all_full_names(
-    client: RawClient,
-) -> None:
-    result = await client.call("echo")
-
-    assert result["isError"] is True
-    assert "old__echo" in result["content"][0]["text"]
-    assert "new__echo" in result["content"][0]["text"]

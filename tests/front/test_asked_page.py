@@ -32,7 +32,7 @@ async def ui(machine: Machine) -> tuple[str, str, str]:
     """The base and the token that the command prints, and what it says on stderr."""
     done = await anyio.run_process(
         real_command("--config", machine.config, "ui"),
-        env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
+        env=machine.environ,
         check=False,
     )
     address, _, token = done.stdout.decode().strip().partition("#token=")
@@ -137,7 +137,7 @@ async def test_the_page_that_ui_opened_ends_with_the_proxy(machine: Machine, ser
 async def test_a_proxy_of_one_session_opens_a_page_as_well(machine: Machine, server: Server) -> None:
     machine.write(http=NOBODY_THERE)
     command = real_command("--config", machine.config, "serve", "--own")
-    async with stdio(command, env={"XDG_RUNTIME_DIR": str(machine.folder)}) as host:
+    async with stdio(command, env=machine.told) as host:
         await host.until_listed("work__echo")
         await until(machine.sockets)
         base, token, _ = await ui(machine)

@@ -12,6 +12,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from support.ledger import until
 from support.proxies import HttpProxy, http_proxy
 from support.raw_client import PREFIX
 from support.servers import Workshop, tool
@@ -39,7 +40,7 @@ def no_search_for_garbage() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_search_for_garbage")
 @pytest.mark.parametrize("asks", ASKS, ids=["parsed", "plain"])
-async def test_a_connection_that_its_client_reset_is_gone_without_a_search_for_garbage(asks: bytes) -> None:
+async def test_a_connection_that_its_client_reset_is_freed_without_the_garbage_collector(asks: bytes) -> None:
     app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("here"), methods=["GET", "POST"])])
     bound = http.listen("127.0.0.1", 0)
     port = bound.getsockname()[1]
@@ -52,9 +53,7 @@ async def test_a_connection_that_its_client_reset_is_gone_without_a_search_for_g
                 plain = client.extra(anyio.abc.SocketAttribute.raw_socket)
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
-        with anyio.fail_after(20):
-            while connections():  # noqa: ASYNC110 - nothing tells
-                await anyio.sleep(0.01)
+        await until(lambda: not connections())
         group.cancel_scope.cancel()
 
 

@@ -211,16 +211,6 @@ async def test_a_session_that_is_ended_during_calls_ends_all_of_them(
     assert ["the session was ended" in each for each in answered] == [True] * 5
 
 
-async def test_an_unknown_session_is_not_found(proxy: HttpProxy) -> None:
-    headers = ACCEPT | {"mcp-session-id": "0" * 32, "mcp-protocol-version": HANDSHAKE}
-
-    response = await ask(
-        proxy, "POST", "/mcp", headers=headers, json={"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
-    )
-
-    assert response.status_code == 404
-
-
 async def test_two_clients_with_the_same_ids_never_get_each_others_answers(
     proxy: HttpProxy, era: str
 ) -> None:

@@ -377,6 +377,8 @@ X, Y, Z = (
         (GROUPS["groups"], {}, {Z}),
         (GROUPS["groups"], {"groups": ["a"]}, {X, Z}),
         (GROUPS["groups"], {"groups": ["a", "b", "c"]}, {X, Y, Z}),
+        (GROUPS["groups"], {"groups": "a"}, {X, Z}),
+        (GROUPS["groups"], {"groups": "not a"}, {Z}),
         ({"a": GROUPS["groups"]["a"]}, {"groups": ["b"]}, set(NOTHING)),
         ({}, {"groups": ["b"]}, {Reach()}),
         (GROUPS["groups"], {"roles": ["mcp-admins"]}, {Reach()}),

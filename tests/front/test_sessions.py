@@ -213,21 +213,6 @@ async def test_ending_a_session_closes_its_streams_cleanly(
     assert "without completing" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
 
 
-async def test_pending_calls_of_an_ended_session_are_answered_with_an_error(
-    client: httpx2.AsyncClient, server: Server
-) -> None:
-    session = await opened(client)
-    before = len(server.ledger.calls("hang"))
-    hang = message("tools/call", 7, name="work__hang", arguments={})
-    async with client.stream("POST", "/mcp", json=hang, headers=session) as answer:
-        await until(lambda: len(server.ledger.calls("hang")) > before)
-        assert (await client.delete("/mcp", headers=session)).status_code == 200
-        data = [line for line in (await answer.aread()).decode().splitlines() if line.startswith("data: ")]
-
-    assert [json.loads(line.removeprefix("data: "))["id"] for line in data] == [7]
-    assert "session was ended" in data[0]
-
-
 async def test_the_id_of_an_abandoned_call_can_be_reused_at_once(
     client: httpx2.AsyncClient, server: Server
 ) -> None:

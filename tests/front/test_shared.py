@@ -46,7 +46,7 @@ async def test_without_a_configuration_a_host_is_told_what_is_missing_and_gets_w
     places = {name: str(machine.folder) for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")}
     machine.config = machine.folder / "mcp-context-proxy" / "config.toml"
     command = real_command("serve", shared=shared)
-    async with stdio(command, "handshake", env={"XDG_RUNTIME_DIR": str(machine.folder), **places}) as client:
+    async with stdio(command, "handshake", env={**machine.told, **places}) as client:
         answer = await client.call("search_available_tools", {"query": "read a file"})
         assert "No server is configured yet" in answer["content"][0]["text"]
         machine.config.write_bytes(added)
@@ -78,7 +78,7 @@ async def test_hosts_whose_servers_get_other_variables_never_meet(
     async with machine.host(DESK_TOKEN="one"), machine.host(DESK_TOKEN="two"), machine.host(DESK_TOKEN="one"):
         await until(lambda: len(machine.proxies()) == 2)
         command = forked_command("--config", machine.config, "servers")
-        env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder), "DESK_TOKEN": "one"}
+        env = {**machine.environ, "DESK_TOKEN": "one"}
         asked = partial(subprocess.run, command, env=env, capture_output=True, text=True, check=True)
         said = (await anyio.to_thread.run_sync(asked)).stderr
         assert [process for process in machine.proxies() if f"process {process} is asked" in said]
@@ -89,7 +89,7 @@ async def test_any_variable_that_servers_inherit_keeps_hosts_apart(
     machine: Machine, server: Server, variable: str
 ) -> None:
     arguments = ["--config", str(machine.config), "serve"]
-    environ = {"XDG_RUNTIME_DIR": str(machine.folder), "HOME": "/home/x"}
+    environ = {**machine.told, "HOME": "/home/x"}
     before = meeting(arguments, environ).socket
     assert meeting(arguments, {**environ, "CLAUDE_CODE_SESSION_ID": "1", "SHLVL": "3"}).socket == before
     assert meeting(arguments, {**environ, variable: "other"}).socket != before
@@ -114,7 +114,7 @@ def test_folder_of_one_host_keeps_it_apart_where_servers_start_in_it(
     from mcp_context_proxy.bridge.meeting import meeting
 
     machine.config.write_text("[servers.a]\ncommand = 'a'\ncwd = 'launch'\n", encoding="utf-8")
-    environ = {"XDG_RUNTIME_DIR": str(machine.folder), "HOME": str(tmp_path)}
+    environ = {**machine.told, "HOME": str(tmp_path)}
     found = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -144,10 +144,10 @@ def test_log_of_each_host_has_the_mistakes_in_the_configuration_and_in_its_own_p
     machine.config.write_text("[servers.work]\ncomand = 'x'\nenv = { A = 3 }\n", encoding="utf-8")
     for _ in range(2):
         done = subprocess.run(
-            real_command("--config", machine.config, "serve", "--preset", "relase", shared=True),
+            [*machine.command, "--preset", "relase"],
             input=b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n',
             capture_output=True,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
+            env=machine.environ,
             check=False,
         )
         assert json.loads(done.stdout)["id"] == 1
@@ -162,7 +162,7 @@ def test_an_option_without_its_value_is_told_to_the_host(machine: Machine, optio
         real_command("serve", *options, shared=True),
         input=b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n',
         capture_output=True,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder), "HOME": str(machine.folder)},
+        env={**machine.environ, "HOME": str(machine.folder)},
         check=False,
     )
 
@@ -176,11 +176,11 @@ def test_session_whose_host_takes_no_messages_for_people_is_served(machine: Mach
         reading, unread = os.pipe()
         os.close(reading)
         done = subprocess.run(
-            real_command("--config", machine.config, "serve", shared=True),
+            machine.command,
             input=b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n',
             stdout=subprocess.PIPE,
             stderr=full if stderr == "full" else unread,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
+            env=machine.environ,
             preexec_fn=partial(os.close, 2) if stderr == "closed" else None,
             timeout=PATIENCE,
             check=False,
@@ -193,7 +193,7 @@ def test_session_whose_host_takes_no_messages_for_people_is_served(machine: Mach
 def place(machine: Machine, text: str, **environ: str) -> Meeting:
     machine.config.write_text(text, encoding="utf-8")
     arguments = ["--config", str(machine.config), "serve"]
-    return meeting(arguments, {"XDG_RUNTIME_DIR": str(machine.folder), "HOME": "/home/x", **environ})
+    return meeting(arguments, {**machine.told, "HOME": "/home/x", **environ})
 
 
 def test_proxy_has_no_variable_in_which_its_hosts_may_differ(machine: Machine) -> None:

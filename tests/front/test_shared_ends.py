@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.commands import forked_command, real_command
+from support.commands import forked_command
 from support.ledger import until
 from support.machine import Machine
 from support.raw_client import PATIENCE, RawClient, RpcError
@@ -27,6 +27,11 @@ from mcp_context_proxy.bridge.meeting import LOG_BYTES
 from mcp_context_proxy.bridge.session import LAST_LINES_SECONDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+FIRST = (
+    json.dumps({"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": HELLO}).encode() + b"\n"
+)
 
 
 async def test_session_goes_on_after_the_proxy_was_killed(machine: Machine, server: Server) -> None:
@@ -48,10 +53,8 @@ async def test_session_goes_on_after_the_proxy_was_killed(machine: Machine, serv
 async def test_calls_of_a_batch_are_answered_although_the_proxy_was_killed(
     machine: Machine, server: Server
 ) -> None:
-    line = real_command("--config", machine.config, "serve", shared=True)
-    hello = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-    async with stdio(line, env={"XDG_RUNTIME_DIR": str(machine.folder)}, opened=False) as client:
-        await client.request("initialize", hello)
+    async with stdio(machine.command, env=machine.told, opened=False) as client:
+        await client.request("initialize", HELLO | {"protocolVersion": "2025-03-26"})
         await client.until_listed("work__hang")
         answers = [client.expect(number) for number in (71, 72)]
         call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "work__hang"}}
@@ -73,12 +76,11 @@ async def test_request_that_comes_while_the_proxy_stops_runs_once_in_the_next_on
     calls: dict[str, Any] = {"slow": [{"wait": str(gate)}]}
     server = workshop.server("work", tools=[tool("echo"), tool("slow")], calls=calls)
     machine.write()
-    env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
     async with machine.host(era) as client:
         await client.until_listed("work__slow")
         _, slow = await client.start("tools/call", {"name": "work__slow", "arguments": {"text": "first"}})
         await server.ledger.until(lambda ledger: ledger.calls("slow"))
-        (socket,) = running(machine.config, env)
+        (socket,) = running(machine.config, machine.environ)
         await anyio.to_thread.run_sync(partial(ask, socket, "POST", "/stop", seconds=PATIENCE))
         started = [
             await client.start("tools/call", {"name": "work__echo", "arguments": {"text": text}})
@@ -95,16 +97,11 @@ def test_problems_of_the_proxy_that_takes_over_go_to_the_log_of_the_host_and_are
     machine: Machine,
 ) -> None:
     machine.config.write_text("[servers.work]\ncomand = 'x'\n", encoding="utf-8")
-    command = real_command("--config", machine.config, "serve", shared=True)
-    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-    first = {"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": hello}
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
-    with subprocess.Popen(command, env=env, **pipes) as host:
+    with machine.bridge() as host:
         assert host.stdin is not None
         assert host.stdout is not None
         assert host.stderr is not None
-        host.stdin.write(json.dumps(first).encode() + b"\n")
+        host.stdin.write(FIRST)
         host.stdin.flush()
         told = [host.stdout.readline()]
         for proxy in machine.proxies():
@@ -127,24 +124,15 @@ async def test_session_that_is_told_to_end_has_its_requests_answered_and_exits_w
     calls: dict[str, Any] = {"slow": [{"wait": str(gate)}]}
     server = workshop.server("work", tools=[tool("slow")], calls=calls)
     machine.write()
-    command = real_command("--config", machine.config, "serve", shared=True)
-    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-    call = {"name": "work__slow", "arguments": {}}
-    env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
-    messages = [("initialize", hello), ("notifications/initialized", {}), ("tools/call", call)]
-    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-    with subprocess.Popen(command, env=env, **pipes) as host:  # noqa: ASYNC220 - as a host does
+    with machine.bridge() as host:
         assert host.stdin is not None
         assert host.stdout is not None
-
-        def say(number: int, method: str, params: dict[str, Any]) -> None:
-            named = {} if method.startswith("notifications/") else {"id": number}
-            line = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **named})
-            host.stdin.write(f"{line}\n".encode())
-            host.stdin.flush()
-
-        for number, (method, params) in enumerate(messages):
-            say(number, method, params)
+        host.stdin.write(
+            FIRST
+            + b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n'
+            + b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"work__slow"}}\n'
+        )
+        host.stdin.flush()
         await server.ledger.until(lambda ledger: ledger.calls("slow"))
         if not reads_on:
             host.stdin.close()
@@ -156,7 +144,7 @@ async def test_session_that_is_told_to_end_has_its_requests_answered_and_exits_w
             host.stdin.close()
 
     answers = {line["id"]: line for line in map(json.loads, told) if "id" in line}
-    assert (code, sorted(answers)) == (0, [0, 2])
+    assert (code, {*answers}) == (0, {"hello", 2})
     assert "isError" not in answers[2]["result"]
 
 
@@ -182,10 +170,6 @@ async def test_no_request_that_was_answered_is_said_to_be_lost_with_the_proxy(
     """Answers may come while the bridge still notes what it has sent."""
     async with machine.host() as client:
         await client.until_listed("work__echo")
-    command = real_command("--config", machine.config, "serve", shared=True)
-    env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
-    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-    first = {"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": hello}
 
     def answers(lines: Iterable[bytes]) -> Iterator[str]:
         """Ids of the answers among what the host is told."""
@@ -193,10 +177,10 @@ async def test_no_request_that_was_answered_is_said_to_be_lost_with_the_proxy(
 
     def rounds() -> list[str]:
         """Ids of everything that the host was answered, with a proxy that is killed after 300 requests."""
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as host:
+        with machine.bridge() as host:
             assert host.stdin is not None
             assert host.stdout is not None
-            host.stdin.write(json.dumps(first).encode() + b"\n")
+            host.stdin.write(FIRST)
             for number in range(300):
                 host.stdin.write(b'{"jsonrpc":"2.0","id":%d,"method":"ping"}\n' % number)
             host.stdin.flush()
@@ -218,11 +202,9 @@ async def test_host_that_goes_with_its_proxy_leaves_no_bridge(machine: Machine, 
     """The bridge waited half a minute for the proxy that it had started for nobody."""
     async with machine.host() as client:
         await client.until_listed("work__echo")
-    command = real_command("--config", machine.config, "serve", shared=True)
-    env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
 
     def end_both() -> None:
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as host:
+        with machine.bridge() as host:
             assert host.stdin is not None
             assert host.stdout is not None
             host.stdin.write(b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n')
@@ -245,11 +227,9 @@ async def test_host_that_goes_with_its_proxy_leaves_no_bridge(machine: Machine, 
 async def test_proxy_that_hangs_is_named_by_status_and_ended_by_stop(
     machine: Machine, server: Server
 ) -> None:
-    env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
-
     def told(command: str) -> str:
         words = forked_command("--config", machine.config, command)
-        return subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(words, env=machine.environ, capture_output=True, text=True, check=True).stdout
 
     async with machine.host() as client:
         await client.until_listed("work__hang")
@@ -267,13 +247,7 @@ async def test_proxy_that_hangs_is_named_by_status_and_ended_by_stop(
 async def test_host_that_is_killed_ends_only_its_own_session(machine: Machine, server: Server) -> None:
     async with machine.host() as staying:
         await staying.until_listed("work__hang")
-        command = real_command("--config", machine.config, "serve", shared=True)
-        with subprocess.Popen(  # noqa: ASYNC220 - it is killed at once
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
-        ) as leaving:
+        with machine.bridge() as leaving:
             assert leaving.stdin is not None
             leaving.stdin.write(
                 b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"work__hang","arguments":{},'
@@ -303,10 +277,10 @@ async def test_proxy_ends_some_time_after_the_last_host_and_leaves_nothing(
 def test_proxy_that_cannot_start_says_why(machine: Machine) -> None:
     machine.config.write_text("[http]\nport = 'x'\n", encoding="utf-8")
     done = subprocess.run(
-        real_command("--config", machine.config, "serve", shared=True),
+        machine.command,
         input=b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}\n',
         capture_output=True,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
+        env=machine.environ,
         check=False,
     )
     assert done.returncode == 1
@@ -355,16 +329,11 @@ async def test_newer_version_replaces_the_proxy_and_no_call_is_lost(
     calls: dict[str, Any] = {"slow": [{"wait": str(gate)}]}
     server = workshop.server("work", tools=[tool("echo"), tool("slow")], calls=calls)
     machine.write(shared={"linger_seconds": 0.2})
-    environ = {
-        "XDG_RUNTIME_DIR": str(machine.folder),
-        "PYTHONPATH": str(folder),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    environ = {**machine.told, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def host() -> AbstractAsyncContextManager[RawClient]:
         # Without -P, Python takes the package out of its working folder, which is that of the tests.
-        words = real_command("--config", machine.config, "serve", shared=True)[1:]
-        return stdio([sys.executable, "-P", *words], env=environ)
+        return stdio([sys.executable, "-P", *machine.command[1:]], env=environ)
 
     def versions() -> list[str]:
         sockets = running(machine.config, {**os.environ, **environ})

@@ -53,7 +53,7 @@ async def test_session_at_a_port_goes_on_after_the_proxy_was_killed(machine: Mac
             await hanging
         await client.until_listed("work__echo")
         assert killed not in machine.proxies()
-        environ = {"XDG_RUNTIME_DIR": str(machine.folder), **AT_PORT}
+        environ = {**machine.told, **AT_PORT}
         (found,) = await anyio.to_thread.run_sync(running, machine.config, environ)
         status = await anyio.to_thread.run_sync(partial(ask, found, "GET", "/status", seconds=PATIENCE))
         assert (status["pid"], len(status["hosts"])) == (machine.proxies()[0], 1)
@@ -95,7 +95,7 @@ async def test_program_that_has_the_port_of_a_proxy_that_has_gone_is_not_taken_f
             with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
                 heard += await stream.receive()
 
-    environ = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder), **AT_PORT}
+    environ = {**machine.environ, **AT_PORT}
     arguments = ["--config", str(machine.config), "serve"]
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     async with listener, anyio.create_task_group() as group:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.commands import real_command
 from support.ledger import until
 from support.machine import Machine
 from support.nobody import NOBODY, as_nobody, needs_another_user
@@ -50,10 +49,10 @@ def planted(folder: Path, how: str) -> None:
 def test_folder_that_others_can_write_is_not_used(machine: Machine, server: Server, how: str) -> None:
     planted(machine.folder / "mcp-context-proxy", how)
     done = subprocess.run(
-        real_command("--config", machine.config, "serve", shared=True),
+        machine.command,
         input=b"",
         capture_output=True,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
+        env=machine.environ,
         check=False,
     )
     assert b"can be changed by others" in done.stderr
@@ -195,9 +194,8 @@ async def test_program_of_a_repository_that_the_host_has_opened_does_not_run(
     for module in ("anyio", "mcp_context_proxy"):
         (repository / f"{module}.py").write_text(f"open({str(trace)!r}, 'w')\n", encoding="utf-8")
     # The host starts the command, whose Python does not look into the working folder.
-    words = real_command("--config", machine.config, "serve", shared=True)[1:]
-    command = ["env", "-C", str(repository), sys.executable, "-P", *words]
-    async with stdio(command, "modern", env={"XDG_RUNTIME_DIR": str(machine.folder)}) as client:
+    command = ["env", "-C", str(repository), sys.executable, "-P", *machine.command[1:]]
+    async with stdio(command, "modern", env=machine.told) as client:
         await client.until_listed("work__echo")
 
     assert not trace.exists()
@@ -210,14 +208,23 @@ async def test_neither_nested_nor_endless_lines_of_a_host_end_its_session_or_fil
         wire = client.wire
         assert isinstance(wire, StdioWire)
         await wire.write(b"[" * 200_000 + b"\n")
+        await wire.write(b"[" * 900 + b'"' + b"x" * (1 << 20) + b'"' + b"]" * 900 + b"\n")
         for _ in range(4 * HELD_BYTES >> 20):
             await wire.write(b"x" * (1 << 20))
         held = most_memory(client.process.pid)
         await wire.write(b"\n")
         await client.until_listed("work__echo")
         assert "isError" not in await client.call("work__echo", {"text": "still"})
+        spent = processor_seconds(client.process.pid)
 
     assert held < 3 * HELD_BYTES
+    assert spent < 2
+
+
+def processor_seconds(process: int) -> float:
+    """The time that a process has spent on a processor in its own code."""
+    status = Path(f"/proc/{process}/stat").read_text(encoding="ascii")
+    return int(status.rpartition(")")[2].split()[11]) / os.sysconf("SC_CLK_TCK")
 
 
 def most_memory(process: int) -> int:

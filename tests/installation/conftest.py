@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.installation import HOST_PLACES
-from mcp_context_proxy.installation.journal import Journal, read_text, write
+from mcp_context_proxy.installation import HOST_PLACES, read_text
+from mcp_context_proxy.installation.journal import Journal, write
 from mcp_context_proxy.installation.plan import Configuration, HostPlan, plan
 
 COMMAND = ["/opt/bin/mcp-context-proxy", "serve"]

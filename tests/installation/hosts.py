@@ -123,6 +123,12 @@ SETTINGS: Final[dict[str, str]] = {
             "remote": {"type": "http", **COMMON["remote"], "tools": ["*"]},
         },
     ),
+    "jetbrains": _json(("servers",), COMMON),
+    "kiro": _json(("mcpServers",), COMMON),
+    "antigravity": _json(
+        ("mcpServers",),
+        {"desk": COMMON["desk"], "remote": {"serverUrl": URL, "headers": COMMON["remote"]["headers"]}},
+    ),
 }
 """Settings by host; all of them have the same two servers."""
 

@@ -14,8 +14,8 @@ from support.tables import each
 
 from mcp_context_proxy.config.source import parse, plain_json
 from mcp_context_proxy.errors import ConfigError
+from mcp_context_proxy.installation import read_text
 from mcp_context_proxy.installation.editing import EditError, edited, entries
-from mcp_context_proxy.installation.journal import read_text
 
 OURS = {"context-proxy": {"command": "/bin/proxy", "args": ["serve"]}}
 

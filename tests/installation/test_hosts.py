@@ -14,9 +14,8 @@ from support.nobody import NOBODY
 from support.tables import each
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.installation import HOST_PLACES, hosts_here
-from mcp_context_proxy.installation.editing import EditError, edited, entries
-from mcp_context_proxy.installation.journal import read_text
+from mcp_context_proxy.installation import HOST_PLACES, hosts_here, read_text
+from mcp_context_proxy.installation.editing import EditError, entries
 from mcp_context_proxy.installation.plan import Configuration, plan
 
 from .conftest import COMMAND, Machine, Place
@@ -274,10 +273,12 @@ def test_server_that_only_its_host_can_start_stays(put: Place, machine: Machine)
       "asks": {"command": "x", "env": {"KEY": "${input:key}"}},
       "file": {"command": "x", "envFile": ".env"},
       "wrong": {"args": ["x"]},
+      "line": {"command": "npx -y @desk/server"},
       "fine": {"command": "/bin/fine", "timeout": 5, "alwaysAllow": ["look"]}}}"""
     file = put("cursor", text.encode())
     done = machine.install("cursor")
-    assert set(done.staying) == {"here", "asks", "file", "wrong"}
+    assert set(done.staying) == {"here", "asks", "file", "wrong", "line"}
+    assert done.staying["line"].startswith("command: it is the program alone")
     assert "workspaceFolder" in done.staying["here"]
     assert any("timeout" in note for note in done.notes)
     assert any("look" in note for note in done.notes)
@@ -299,6 +300,157 @@ def test_server_that_its_host_runs_in_a_sandbox_or_logs_in_to_in_a_way_of_its_ow
     assert set(done.staying) == {"caged", "slack", "sheets", "signed"}
     assert "sandbox" in done.staying["caged"]
     assert "[servers.NAME.oauth]" in done.staying["slack"]
+
+
+def test_server_that_runs_on_another_machine_or_has_a_client_at_its_top_stays(
+    put: Place, machine: Machine
+) -> None:
+    put(
+        "codex",
+        b"""[mcp_servers.far]
+command = "x"
+experimental_environment = "remote"
+[mcp_servers.near]
+command = "y"
+experimental_environment = "local"
+""",
+    )
+    assert set(machine.install("codex").staying) == {"far"}
+    put("copilot-cli", b'{"mcpServers": {"corp": {"url": "https://a.example/mcp", "oauthClientId": "1"}}}')
+    assert "client of its own" in machine.install("copilot-cli").staying["corp"]
+
+
+def test_key_of_continue_becomes_the_header_that_it_sends(put: Place, machine: Machine) -> None:
+    text = """mcpServers:
+  - name: given
+    type: streamable-http
+    url: https://a.example/mcp
+    apiKey: k-0123456789
+  - name: looked-up
+    type: sse
+    url: https://b.example/sse
+    apiKey: ${{ secrets.B }}
+"""
+    put("continue", text.encode())
+    assert set(machine.install("continue").staying) == {"looked-up"}
+    servers = tomllib.loads(machine.file.read_text("utf-8"))["servers"]
+    assert servers["given"]["headers"] == {"Authorization": "Bearer k-0123456789"}
+
+
+@pytest.mark.parametrize(
+    ("host", "settings", "rules"),
+    [
+        (
+            "claude-code",
+            {},
+            {
+                "permissions": {
+                    "deny": ["mcp__my_desk__wipe", "mcp__*__drop_*", "Bash(rm *)"],
+                    "ask": ["mcp__my_desk__send"],
+                    "allow": ["mcp__my_desk", "Bash(ls)"],
+                }
+            },
+        ),
+        ("opencode", {"tools": {"my desk_wipe": False, "*_drop_*": False, "bash": False}}, {}),
+        (
+            "opencode",
+            {"permission": {"*": "ask", "my_desk_wip?": "deny", "*_drop_*": "deny", "bash": {"*": "deny"}}},
+            {},
+        ),
+        (
+            "zed",
+            {
+                "agent": {
+                    "tool_permissions": {
+                        "tools": {
+                            "mcp:my desk:wipe": {"default": "deny"},
+                            "mcp:my desk:drop_*": {"default": "deny"},
+                        }
+                    }
+                }
+            },
+            {},
+        ),
+    ],
+    ids=["claude-code", "opencode-tools", "opencode-permission", "zed"],
+)
+def test_tools_that_rules_of_a_host_deny_stay_off(
+    host: str, settings: dict[str, Any], rules: dict[str, Any], put: Place, machine: Machine
+) -> None:
+    place = HOST_PLACES[host].place[0]
+    servers = {"my desk": {"command": "/bin/desk"}, "other": {"command": "/bin/other"}}
+    file = put(host, json.dumps({place: servers, **settings}).encode())
+    if rules:
+        beside = file.parent / ".claude" / "settings.json"
+        beside.parent.mkdir()
+        beside.write_text(json.dumps(rules), "utf-8")
+    done = machine.install(host)
+    ours = tomllib.loads(machine.file.read_text("utf-8"))["servers"]
+    denied = set(ours["my-desk"]["deny"])
+    assert "drop_*" in denied
+    assert denied & {"wipe", "wip*"}
+    assert "wipe" not in ours["other"].get("deny", [])
+    assert any("carried over as deny: wip" in note for note in done.notes)
+    told = [note for note in done.notes if "permissions.a" in note]
+    assert [note.rpartition(": ")[2] for note in told] == (["send", "*"] if rules else [])
+
+
+def test_server_whose_tools_a_rule_denies_altogether_stays(put: Place, machine: Machine) -> None:
+    settings = {
+        "mcp": {name: {"type": "local", "command": ["/bin/x"]} for name in ("desk", "lamp")},
+        "permission": {"desk*": "deny", "lamp_*": "deny", "lamp*": "allow"},
+    }
+    put("opencode", json.dumps(settings).encode())
+    done = machine.install("opencode")
+    # The last rule for a tool counts.
+    assert (set(done.staying), set(done.names)) == ({"desk"}, {"lamp"})
+
+
+def test_rules_that_cannot_be_read_leave_the_host_alone(put: Place, machine: Machine) -> None:
+    file = put("claude-code", b'{"mcpServers": {"desk": {"command": "/bin/desk"}}}')
+    (file.parent / ".claude").mkdir()
+    (file.parent / ".claude" / "settings.json").write_text('{"permissions": ', "utf-8")
+    with pytest.raises(EditError, match=r"settings\.json: it is not valid JSON"):
+        machine.install("claude-code")
+    (file.parent / ".claude" / "settings.json").unlink()
+    os.mkfifo(file.parent / ".claude" / "settings.json")
+    with pytest.raises(EditError, match=r"settings\.json is not a regular file"):
+        machine.install("claude-code")
+
+
+def test_host_that_lists_the_servers_it_may_start_may_start_ours(put: Place, machine: Machine) -> None:
+    before = b"""{
+  // only these
+  "mcp": {"allowed": ["desk"]},
+  "mcpServers": {"desk": {"command": "/bin/desk"}, "lamp": {"command": "/bin/lamp"}}
+}
+"""
+    file = put("gemini-cli", before)
+    machine.install("gemini-cli")
+    assert entries("json", file.read_text("utf-8"), ("mcp",)) == {"allowed": ["desk", "context-proxy"]}
+    servers = tomllib.loads(machine.file.read_text("utf-8"))["servers"]
+    assert [name for name, server in servers.items() if server.get("enabled", True)] == ["desk"]
+    assert machine.install("gemini-cli").change is None
+    assert all(machine.uninstall())
+    assert file.read_bytes() == before
+
+
+def test_server_that_a_project_turns_off_is_told_since_it_is_on_there(put: Place, machine: Machine) -> None:
+    text = """{"mcpServers": {"desk": {"command": "/bin/desk"}},
+      "projects": {"/src/a": {"disabledMcpServers": ["desk"]}, "/src/b": {}}}"""
+    put("claude-code", text.encode())
+    assert any(
+        "desk: turned off in the project /src/a" in note for note in machine.install("claude-code").notes
+    )
+
+
+def test_further_files_of_a_host_are_known(environ: dict[str, str], put: Place) -> None:
+    chosen = put("vscode", b"{}")
+    profile = chosen.parent / "profiles" / "1a2b" / "mcp.json"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("{}", "utf-8")
+    assert HOST_PLACES["vscode"].others(environ) == [profile]
+    assert HOST_PLACES["cursor"].others(environ) == []
 
 
 def test_tools_that_codex_asks_about_are_told_since_it_asks_no_longer(put: Place, machine: Machine) -> None:
@@ -347,27 +499,6 @@ def test_host_that_keeps_its_variables_hands_over_those_that_servers_need(
     assert file.read_text("utf-8") == SETTINGS[host]
 
 
-def test_entry_of_ours_that_a_person_has_written_comes_back(put: Place, machine: Machine) -> None:
-    """Also after another change of the file, and where the entry has our usual name."""
-    mine = '{"command": "/usr/bin/mcp-context-proxy", "args": ["serve"], "env": {"A": "b"}}'
-    for name in ("mine", "context-proxy"):
-        file = put("gemini-cli", f'{{"mcpServers": {{"{name}": {mine}, "a": {{"command": "x"}}}}}}'.encode())
-        before = entries("json", file.read_text("utf-8"), ("mcpServers",))
-        machine.install("gemini-cli", DESK_KEY=True)
-        file.write_text("// changed\n" + file.read_text("utf-8"), "utf-8")
-        assert machine.uninstall() == [False]
-        assert entries("json", file.read_text("utf-8"), ("mcpServers",)) == before
-
-
-def test_server_with_our_name_comes_back_after_another_change(put: Place, machine: Machine) -> None:
-    file = put("cursor", b'{"mcpServers": {"context-proxy": {"command": "/bin/other"}}}')
-    before = entries("json", file.read_text("utf-8"), ("mcpServers",))
-    machine.install("cursor")
-    file.write_text("// changed\n" + file.read_text("utf-8"), "utf-8")
-    machine.uninstall()
-    assert entries("json", file.read_text("utf-8"), ("mcpServers",)) == before
-
-
 def test_tool_lists_and_switches_are_carried_over(put: Place, machine: Machine) -> None:
     put(
         "gemini-cli",
@@ -379,24 +510,6 @@ def test_tool_lists_and_switches_are_carried_over(put: Place, machine: Machine) 
     assert (config.servers["a"].allow, config.servers["a"].enabled) == (("one",), False)
     assert tomllib.loads(machine.file.read_text("utf-8"))["servers"]["a"]["env"] == {"K": "${HOME}"}
     assert not config.servers["b"].enabled
-
-
-def test_entry_of_ours_under_another_name_stays_the_only_one(put: Place, machine: Machine) -> None:
-    text = (
-        '{"mcpServers": {"mine": {"command": "mcp-context-proxy", "args": ["serve"]}, "a": {"command": "x"}}}'
-    )
-    file = put("cursor", text.encode())
-    done = machine.install("cursor")
-    assert done.entry_name == "mine"
-    assert list(entries("json", file.read_text(), ("mcpServers",))) == ["mine"]
-
-
-def test_other_server_with_our_name_is_not_replaced(put: Place, machine: Machine) -> None:
-    text = b'{"mcpServers": {"context-proxy": {"command": "${workspaceFolder}/x"}}}'
-    file = put("cursor", text)
-    with pytest.raises(EditError, match="context-proxy is the name of another server"):
-        machine.install("cursor")
-    assert file.read_bytes() == text
 
 
 @pytest.mark.parametrize("host", SETTINGS)
@@ -443,74 +556,6 @@ def test_file_that_changes_while_it_is_planned_is_not_overwritten(put: Place, ma
         machine.journal.install(one)
     assert file.read_text("utf-8") == "{}"
     assert machine.journal.installations() == []
-
-
-def served(*words: str, command: str = "mcp-context-proxy", **more: Any) -> bytes:
-    entry = {"command": command, "args": [*words], **more}
-    return json.dumps({"mcpServers": {"mine": entry, "a": {"command": "x"}}}).encode()
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (served("serve", "--config", "/team/config.toml"), "mine there serves /team/config.toml, and not"),
-        (served("serve", "--config=/team/config.toml"), "install with --config /team/config.toml"),
-        (served("serve", env={"MCP_CONTEXT_PROXY_CONFIG": "/team/config.toml"}), "/team/config.toml"),
-        (served("run", "-i", "mcp-context-proxy", command="docker"), "starts the proxy elsewhere"),
-        (served("desk", "mcp-context-proxy", "serve", command="/usr/bin/ssh"), "starts the proxy elsewhere"),
-        (served("-c", "mcp-context-proxy serve --config x", command="sh"), "starts the proxy elsewhere"),
-    ],
-)
-def test_no_server_moves_to_a_configuration_that_the_entry_of_ours_there_does_not_serve(
-    data: bytes, reason: str, put: Place, machine: Machine
-) -> None:
-    file = put("cursor", data)
-    with pytest.raises(EditError, match=reason):
-        machine.install("cursor")
-    assert file.read_bytes() == data
-
-
-def test_of_two_entries_of_ours_the_one_that_serves_the_configuration_is_taken(
-    put: Place, machine: Machine
-) -> None:
-    team = {"command": "mcp-context-proxy", "args": ["serve", "--config", "/team/config.toml"]}
-    mine = {"command": "uvx", "args": ["mcp-context-proxy", "serve"]}
-    text = json.dumps({"mcpServers": {"mine": mine, "team": team, "a": {"command": "x"}}})
-    file = put("cursor", text.encode())
-    assert machine.install("cursor").entry_name == "mine"
-    assert entries("json", file.read_text(), ("mcpServers",)) == {"mine": mine, "team": team}
-
-
-OLD = "/opt/gone-0.0.1/bin/mcp-context-proxy"
-OPTIONS = ["serve", "--profile", "desk"]
-
-
-@pytest.mark.parametrize(
-    ("host", "old", "new"),
-    [
-        ("cursor", {"command": OLD, "args": OPTIONS, "env": {"A": "b"}}, {"env": {"A": "b"}}),
-        ("cursor", {"command": "/opt/gone/python", "args": ["-m", "mcp_context_proxy", *OPTIONS]}, {}),
-        ("cline", {"transport": {"type": "stdio", "command": OLD, "args": OPTIONS}}, None),
-        ("zed", {"source": "custom", "command": {"path": OLD, "args": OPTIONS}}, None),
-        ("opencode", {"type": "local", "command": [OLD, *OPTIONS]}, None),
-        ("codex", {"command": OLD, "args": OPTIONS}, {}),
-        ("goose", {"type": "stdio", "cmd": OLD, "args": OPTIONS, "timeout": 9}, None),
-    ],
-)
-def test_entry_of_a_version_that_is_gone_starts_this_one_with_the_same_options(
-    host: str, old: dict[str, Any], new: dict[str, Any] | None, put: Place, machine: Machine
-) -> None:
-    place = HOST_PLACES[host]
-    file = put(host, edited(place.form, "", place.place, (), {"context-proxy": old}).encode())
-    before = file.read_bytes()
-    machine.install(host)
-    found = entries(place.form, file.read_text("utf-8"), place.place)["context-proxy"]
-    if new is None:
-        assert found == json.loads(json.dumps(old).replace(OLD, COMMAND[0]))
-    else:
-        assert found == {"command": COMMAND[0], "args": OPTIONS, **new}
-    machine.uninstall()
-    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("changed", [False, True])
@@ -596,6 +641,17 @@ def test_copies_and_configuration_are_private(put: Place, machine: Machine) -> N
     files = [machine.file, *machine.journal.folder.iterdir()]
     assert len(files) == 3
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+@pytest.mark.parametrize(
+    ("host", "folder"), [("vscode", ".config/Code - Insiders/User"), ("cline", ".cline/data/settings")]
+)
+def test_first_file_of_a_host_is_made_for_the_edition_that_is_there(
+    host: str, folder: str, home: Path, environ: dict[str, str]
+) -> None:
+    (home / folder).mkdir(parents=True)
+    assert HOST_PLACES[host].file(environ, "linux").parent == home / folder
+    assert HOST_PLACES[host].is_here(environ)
 
 
 def test_hosts_are_found_by_their_files_and_folders(home: Path, environ: dict[str, str], put: Place) -> None:

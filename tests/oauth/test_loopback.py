@@ -30,7 +30,7 @@ async def raw(waiting: Loopback, request: str) -> bytes:
         return (await stream.receive()).partition(b"\r\n")[0]
 
 
-async def test_it_answers_nothing_but_the_callback() -> None:
+async def test_the_loopback_server_answers_nothing_but_the_callback() -> None:
     async with login.listening("any", 0) as waiting:
         waiting.expect(ADDRESS)
         base = waiting.redirect_uri.removesuffix("/callback")

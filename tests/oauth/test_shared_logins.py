@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import asdict
 from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
 from support.commands import forked_command, forked_program
+from support.ledger import until
 from support.postgres import PostgresServer, missing, postgres_server
 
 from mcp_context_proxy.config import Config, ServerConfig, StoreConfig
@@ -217,8 +218,7 @@ async def test_a_logout_at_one_replica_counts_at_all_and_no_renewal_undoes_it(
 
     async with anyio.create_task_group() as group:
         group.start_soon(renew)
-        while protected.issuer.refreshable:  # noqa: ASYNC110 - until the refresh token is used
-            await anyio.sleep(0.01)
+        await until(lambda: not protected.issuer.refreshable)
         assert await anyio.to_thread.run_sync(one.login(config).delete)
 
     assert len(refused) == 1
@@ -360,8 +360,7 @@ async def test_new_tokens_wait_in_memory_if_the_database_goes_away_during_the_re
 
     async with anyio.create_task_group() as group:
         group.start_soon(fetch)
-        while protected.issuer.refreshable:  # noqa: ASYNC110 - until the refresh token is used
-            await anyio.sleep(0.01)
+        await until(lambda: not protected.issuer.refreshable)
         await anyio.to_thread.run_sync(disturbed.kill)
     # So does a further connection of the same replica.
     await fetch()

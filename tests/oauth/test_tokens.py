@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import httpx2
 import pytest
 from msgspec.structs import replace
@@ -299,7 +300,7 @@ async def test_the_first_error_after_a_lost_answer_to_a_refresh_advises_a_login(
     assert kept.refresh_token == credentials.refresh_token
 
 
-async def test_a_refresh_without_an_answer_advises_a_login_if_it_goes_on(protected: Protected) -> None:
+async def test_a_refresh_that_is_never_answered_advises_a_login(protected: Protected) -> None:
     config = server_config(protected)
     credentials = await logged_in(config)
     protected.issuer.refresh_seconds = 30
@@ -418,3 +419,34 @@ def test_tokens_are_renewed_without_loading_the_sdk() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "set()"
+
+
+async def test_servers_that_wait_for_a_login_take_no_threads_from_others() -> None:
+    """More of them wait than there are threads, and each login is seen when it comes."""
+    url = "https://server.example/mcp"
+
+    def log_in(token: str) -> list[CredentialFile]:
+        files = []
+        for number in range(45):
+            name = f"server-{number}"
+            files.append(CredentialFile(ServerConfig(name=name, url=url)))
+            files[-1].write(
+                OAuthCredentials(
+                    server=name,
+                    resource=url,
+                    issuer="https://issuer.example",
+                    token_endpoint="https://issuer.example/token",
+                    client_id="client",
+                    access_token=token,
+                )
+            )
+        return files
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            for file in log_in("refused"):
+                group.start_soon(file.replaced)
+            await anyio.sleep(3)
+            with anyio.fail_after(20):
+                await anyio.to_thread.run_sync(lambda: None)
+            log_in("new")

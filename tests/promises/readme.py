@@ -45,7 +45,7 @@ README = (
     ),
     Promise(
         "It knows Claude Desktop, Claude Code, Cursor, VS Code, Windsurf, Codex, Gemini CLI, Zed, opencode, "
-        "Cline, Goose, LM Studio, Continue and Copilot CLI",
+        "Cline, Goose, LM Studio, Continue, Copilot CLI, Copilot in JetBrains IDEs, Kiro and Antigravity",
         HOSTS + "test_install_then_uninstall_changes_nothing",
         HOSTS + "test_each_host_has_a_place_on_each_platform",
     ),
@@ -153,7 +153,7 @@ README = (
         "Every known tool can be called, listed or not, as `server__tool` or through `call_tool`.",
         TOOL_LIST + "test_every_tool_can_be_called_without_being_listed",
         TOOL_LIST + "test_a_manual_tool_is_never_found_but_can_be_called",
-        "server/test_search.py::test_call_tool_answers_what_the_tool_itself_answers",
+        "every_front/test_calls.py::test_a_direct_call_call_tool_and_the_bare_name_of_a_tool_give_the_same_result",
     ),
     Promise(
         'Tools that only read have a call tool of their own, so that "always allow" in a host can mean '
@@ -190,8 +190,6 @@ README = (
         "proxy are kept.",
         "every_front/test_lists.py::test_unknown_fields_of_a_definition_reach_the_client",
         "proxy/test_real_tools.py::test_every_definition_reaches_a_client_over_stdio_unchanged",
-        "front/test_stdio.py::test_a_result_arrives_byte_for_byte",
-        "front/test_stdio.py::test_arguments_pass_byte_for_byte",
         "every_front/test_calls.py::test_structured_content_arrives_byte_for_byte",
         "every_front/test_calls.py::test_arguments_arrive_byte_for_byte",
     ),
@@ -278,7 +276,7 @@ README = (
     Promise(
         "Requests from web pages are refused in either case.",
         HTTP + "test_requests_of_a_foreign_web_page_are_refused",
-        API + "test_requests_of_a_foreign_web_page_are_refused",
+        "front/test_guard.py::test_host_and_origin_are_checked_on_every_path",
     ),
     Promise(
         "prints the address of the pages. The first shows every server: its state, its tools and calls, why "

@@ -3,10 +3,12 @@
 from promises.promise import Promise
 
 APPROVAL = "trust/test_approval.py::"
+SIGNS = "trust/test_signs_of_attack.py::"
 APPROVING = "trust/test_approval_running.py::"
 PERMISSIONS = "server/test_permissions.py::"
 GUARD = "server/test_guard.py::"
 AUDIT = "trust/test_audit.py::"
+AUDIT_FILES = "trust/test_audit_files.py::"
 TOKENS = "trust/test_tokens.py::"
 IDENTITY = "front/test_identity.py::"
 ISSUED = "front/test_issued_tokens.py::"
@@ -27,7 +29,7 @@ TRUST = (
         "trust/test_approval_running.py::test_a_request_that_is_sent_again_in_a_new_session_is_judged_again",
         APPROVAL + "test_a_changed_tool_is_withheld_until_a_person_approves_it",
         APPROVAL + "test_a_changed_prompt_or_template_is_withheld",
-        APPROVAL + "test_a_definition_with_a_sign_of_an_attack_is_held_however_it_came",
+        SIGNS + "test_a_definition_with_a_sign_of_an_attack_is_held_however_it_came",
         APPROVAL + "test_two_proxies_on_one_store_never_approve_two_first_definitions",
         APPROVING + "test_what_the_store_remembers_of_a_server_is_judged_before_it_is_connected",
         APPROVING + "test_a_tool_that_changed_over_a_restart_is_nowhere_until_a_person_approves_it",
@@ -66,7 +68,7 @@ TRUST = (
         "in size and number, and nobody can push out the entries of others, or their own of another tool "
         "or day, by many calls, and no server by many changes.",
         AUDIT + "test_no_number_of_changes_that_a_server_makes_at_once_pushes_out_a_call",
-        AUDIT + "test_no_flood_of_calls_pushes_out_what_others_or_its_caller_did_before",
+        AUDIT_FILES + "test_no_flood_of_calls_pushes_out_what_others_or_its_caller_did_before",
         AUDIT + "test_a_call_is_recorded_with_the_facts_and_the_shape_of_its_arguments",
         AUDIT + "test_no_value_and_no_query_is_in_the_files",
         AUDIT + "test_calls_that_were_not_allowed_are_recorded_with_the_rule",
@@ -83,7 +85,7 @@ TRUST = (
         AUDIT + "test_what_does_not_fit_into_the_queue_is_counted_on_a_line_of_its_own",
         AUDIT + "test_a_full_disk_costs_no_call_is_said_once_and_the_lines_follow_later",
         AUDIT + "test_nobody_pushes_out_what_waits_for_a_full_disk",
-        AUDIT + "test_lines_of_several_proxies_do_not_mix_and_none_is_lost_while_files_are_rotated",
+        AUDIT_FILES + "test_lines_of_several_proxies_do_not_mix_and_none_is_lost_while_files_are_rotated",
     ),
     Promise(
         "A named token is kept only as its hash, and at several replicas sealed, as logins are: whoever can "
@@ -101,7 +103,7 @@ TRUST = (
         LIMITED + "test_lists_and_searches_show_its_servers_and_classes_alone",
         LIMITED + "test_a_call_of_anything_else_is_unknown_whatever_way_is_tried",
         LIMITED + "test_nothing_of_another_server_is_read",
-        LIMITED + "test_a_handshake_client_cannot_subscribe_to_it",
+        LIMITED + "test_a_handshake_client_cannot_subscribe_to_a_resource_of_another_server",
         LIMITED + "test_nothing_is_said_about_servers_that_are_off",
         LIMITED + "test_log_messages_of_other_servers_do_not_reach_its_session",
         LIMITED + "test_the_api_shows_a_limited_principal_its_part_alone",

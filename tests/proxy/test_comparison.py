@@ -87,7 +87,7 @@ async def test_what_is_used_in_each_arm_is_counted_every_tool_once(proxy: Proxy)
     assert min(trial.learned.requests, trial.plain.requests) >= 4
 
 
-async def test_a_look_that_is_not_recorded_is_in_no_arm(proxy: Proxy) -> None:
+async def test_a_context_that_is_not_recorded_is_in_no_arm(proxy: Proxy) -> None:
     looked = await proxy.contexts.build(QUERY, remember=False)
 
     assert (looked.arm, looked.options.learned) == (None, True)

@@ -10,8 +10,8 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import anyio
 import pytest
+from support.ledger import until
 from support.proxies import real_command
 from support.servers import TOOLS, Workshop, tool
 from support.tables import each
@@ -110,7 +110,7 @@ async def test_the_first_search_imports_the_rest(used: tuple[set[str], set[str]]
     assert any(module.startswith("numpy.") for module in later)
 
 
-async def test_imports_leave_searches_for_garbage_as_they_were() -> None:
+async def test_an_import_leaves_the_garbage_collector_on_or_off() -> None:
     was_searched, seen = gc.isenabled(), list[bool]()
     try:
         for before in (gc.enable, gc.disable):
@@ -137,7 +137,7 @@ threading.Thread(target=tell, daemon=True).start()
 """
 
 
-async def test_a_proxy_that_serves_searches_for_garbage(workshop: Workshop, tmp_path: Path) -> None:
+async def test_the_garbage_collector_is_on_while_a_proxy_serves(workshop: Workshop, tmp_path: Path) -> None:
     # Python imports this module in each process with this path. Calls leave too little for a search.
     (tmp_path / "sitecustomize.py").write_text(SAYS_WHETHER_IT_SEARCHES)
     workshop.server("mail", tools=[tool("send_mail")], ledger=None)
@@ -147,6 +147,4 @@ async def test_a_proxy_that_serves_searches_for_garbage(workshop: Workshop, tmp_
         async with stdio(real_command(config), env={"PYTHONPATH": str(tmp_path)}, stderr=stderr) as client:
             await client.until_listed("mail__send_mail")
             assert "isError" not in await client.call("mail__send_mail", {})
-            with anyio.fail_after(30):
-                while not log.read_bytes().endswith(b"True\n"):  # noqa: ASYNC110 - another process
-                    await anyio.sleep(0.05)
+            await until(lambda: log.read_bytes().endswith(b"True\n"))

@@ -10,6 +10,7 @@ from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.config.tables import ClientConfig
 from mcp_context_proxy.learning import Signal, moved
 from mcp_context_proxy.store.learned import Pair
 from mcp_context_proxy.trust import Principal, Profile, Role
@@ -151,7 +152,7 @@ async def test_one_person_who_teaches_everybody_counts_once_a_day(workshop: Work
     both = "send a message to a channel and change what is shown beside your name"
 
     async def use(proxy: Proxy, name: str, tool: tuple[str, str], way: str, query: str = both) -> None:
-        rights = Principal(name, Role.USE).within(Profile("team", learns=True))
+        rights = Principal(name, Role.USE).within(Profile("team", ClientConfig(learn=True)))
         host = Host(proxy, "handshake" if way == "connections" else "modern", rights=rights)
         meta = {}
         if way == "handles":

@@ -21,7 +21,7 @@ from mcp_context_proxy.config import Config, load
 from mcp_context_proxy.config.reload import Reloader
 
 CHANGED = "notifications/tools/list_changed"
-MUTATIONS = 50
+EDITS = [pytest.param(25, marks=pytest.mark.smaller), pytest.param(50, marks=pytest.mark.full_cross)]
 
 KNOWN = {"authorization": f"Bearer {TOKEN}"}
 """Headers of somebody who may know the problems."""
@@ -401,8 +401,9 @@ async def test_a_hangup_signal_reloads_the_file(workshop: Workshop) -> None:
 
 
 @pytest.mark.slow
-async def test_fifty_edits_under_load_fail_no_call_and_the_next_valid_one_is_applied(
-    workshop: Workshop,
+@pytest.mark.parametrize("edits", EDITS)
+async def test_many_edits_under_load_fail_no_call_and_the_next_valid_one_is_applied(
+    workshop: Workshop, edits: int
 ) -> None:
     one, two = two_servers(workshop)
     config = workshop.config()
@@ -424,7 +425,7 @@ async def test_fifty_edits_under_load_fail_no_call_and_the_next_valid_one_is_app
         async with anyio.create_task_group() as group:
             for name in ("one__first", "two__second"):
                 group.start_soon(load, name)
-            for number in range(MUTATIONS):
+            for number in range(edits):
                 match number % 5:
                     case 0:
                         config.write_text(good[: len(good) // 2] + "\n[[[")

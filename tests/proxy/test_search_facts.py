@@ -56,7 +56,7 @@ async def test_data_has_the_title_and_the_figures_of_each_tool_that_was_called(
     assert not report.keys() & {"title", "calls", "success_rate", "avg_latency_ms", "p95_latency_ms"}
 
 
-async def test_a_model_reads_them_only_where_it_asks_for_all_about_each_tool(
+async def test_a_model_reads_title_and_figures_only_where_it_asks_for_schemas(
     proxy: Proxy, host: Host
 ) -> None:
     await called(proxy, host)
@@ -77,7 +77,7 @@ async def test_who_may_not_know_what_others_call_gets_no_figures(proxy: Proxy, h
     assert "calls" not in found["s__post_message"]
 
 
-async def test_the_command_line_and_the_page_get_them_as_well(proxy: Proxy, host: Host) -> None:
+async def test_the_command_line_and_the_page_get_title_and_figures_as_well(proxy: Proxy, host: Host) -> None:
     await called(proxy, host)
     wanted = LookWanted(query="send a message to a channel")
     found = await look(proxy.contexts, proxy.fleet, proxy.usage, wanted)

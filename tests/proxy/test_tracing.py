@@ -135,6 +135,28 @@ async def test_a_failure_is_recorded_in_the_span(host: Host, collected: InMemory
     assert sent.attributes["error.type"] == "-32603"
 
 
+async def test_what_a_client_writes_reaches_a_collector_short_clean_and_without_secrets(
+    workshop: Workshop,
+) -> None:
+    workshop.server("s", settings={"env": {"API_TOKEN": "q8w7e6r5t4y3u2"}})
+    written = "q8w7e6r5t4y3u2\u202e" + "x" * 60_000
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    async with inside(workshop.config()) as proxy:
+        proxy.trace(Tracing(provider.get_tracer("test")))
+        host = Host(proxy, "handshake")
+        await host.call(written)
+        with pytest.raises(RpcError):
+            await host.request("prompts/get", {"name": written})
+
+    for span in exporter.get_finished_spans():
+        collected = json.dumps(json.loads(span.to_json()), ensure_ascii=False)
+        assert "[redacted API_TOKEN]" in collected
+        assert "q8w7" not in collected
+        assert "\u202e" not in collected
+        assert len(collected) < 5_000
+
+
 async def test_without_a_provider_there_is_no_tracing_and_the_context_passes_unchanged(
     host: Host, workshop: Workshop
 ) -> None:

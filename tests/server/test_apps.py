@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from support.proxies import Host, command, inside
-from support.raw_client import PREFIX, RpcError
+from support.raw_client import PREFIX
 from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
@@ -120,21 +120,6 @@ async def test_a_page_that_no_list_has_is_read_from_the_server_whose_tool_names_
 
     assert read["contents"][0]["text"] == "monitor has it"
     assert PAGE not in shown
-
-
-async def test_a_page_that_two_servers_claim_is_that_of_neither(workshop: Workshop, era: str) -> None:
-    """Whoever lists the page that another server's tool names would be shown what that tool returns."""
-    monitor(workshop)
-    workshop.server("evil", resources=[{"uri": PAGE, "name": "page"}])
-    async with inside(workshop.config()) as proxy:
-        host = Host(proxy, era, SHOWS)
-        with pytest.raises(RpcError, match="withheld: two servers offer a page at this address"):
-            await host.request("resources/read", {"uri": PAGE})
-        shown = [entry["uri"] for entry in (await host.request("resources/list"))["resources"]]
-        findings = proxy.catalog.snapshot.findings
-
-    assert PAGE not in shown
-    assert sum(PAGE in finding for finding in findings) == 2
 
 
 async def test_a_server_is_told_of_pages_only_with_calls_for_which_a_host_shows_one(

@@ -150,30 +150,6 @@ async def test_a_call_may_ask_its_client_a_limited_number_of_times(workshop: Wor
     assert said(result) == [CHOSEN] * most + [None]
 
 
-async def test_results_of_call_tool_are_marked_as_well(old: Proxy) -> None:
-    host = Host(old, "handshake", CAPABLE, ANSWERS)
-    result = await host.call("call_tool", {"name": "curious__elicit"})
-
-    assert said(result) == CHOSEN
-
-
-@each("declared", [{}, {"sampling": {}}, {"roots": {}}])
-async def test_a_client_is_never_asked_what_it_did_not_declare(old: Proxy, declared: dict[str, Any]) -> None:
-    host = Host(old, "handshake", declared, ANSWERS)
-    result = await host.call("curious__elicit")
-
-    assert host.asked == []
-    assert said(result)["code"] == -32601
-
-
-async def test_a_modern_client_never_gets_a_request(old: Proxy) -> None:
-    host = Host(old, "modern", CAPABLE, ANSWERS)
-    result = await host.call("curious__elicit")
-
-    assert host.asked == []
-    assert result["resultType"] == "input_required"
-
-
 async def test_a_refusal_of_the_client_reaches_the_server(old: Proxy) -> None:
     def refuse(params: Any) -> Any:
         raise RpcError(-1, "the user said no")

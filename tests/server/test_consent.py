@@ -6,8 +6,9 @@ from typing import Any
 
 import anyio
 import pytest
+from support.ledger import until
 from support.proxies import Host, host_of, inside
-from support.raw_client import LOOK_SECONDS, MODERN, PATIENCE, PREFIX, RpcError
+from support.raw_client import MODERN, PREFIX, RpcError
 from support.servers import Server, Workshop, tool
 from support.tables import each
 
@@ -175,9 +176,7 @@ async def test_an_answer_that_comes_too_late_is_told_that_the_call_did_not_run(w
     async with inside(workshop.config(limits={"ask_seconds": 0.1})) as proxy:
         host = Host(proxy, "modern", CAPABLE)
         first = await host.call("s__write")
-        with anyio.fail_after(PATIENCE):
-            while first["requestState"] in proxy.pending_input.waiting:  # noqa: ASYNC110 - a timer
-                await anyio.sleep(LOOK_SECONDS)
+        await until(lambda: first["requestState"] not in proxy.pending_input.waiting)
         (key,) = first["inputRequests"]
         params = {"name": "s__write", "arguments": {}, "requestState": first["requestState"]}
         with pytest.raises(RpcError, match="s__write was not run: unknown or expired requestState"):
@@ -216,9 +215,7 @@ async def test_a_call_runs_only_if_the_tool_is_still_what_the_person_was_asked_a
                 if change == "removed":
                     del workshop.servers["s"]
                 await proxy.apply(load(workshop.config(), environ={}))
-            with anyio.fail_after(PATIENCE):
-                while "s__write" in proxy.catalog.snapshot.tools:  # noqa: ASYNC110 - another task
-                    await anyio.sleep(LOOK_SECONDS)
+            await until(lambda: "s__write" not in proxy.catalog.snapshot.tools)
             return b'{"action": "accept", "content": {}}'
 
     async with inside(config) as proxy:
@@ -287,12 +284,18 @@ async def test_confirm_says_from_which_class_on_a_person_is_asked(workshop: Work
     assert found == {name: expected for name, (_, expected) in asked.items()}
 
 
-@pytest.mark.parametrize("downstream_era", ["handshake", "modern"])
+@pytest.mark.parametrize(
+    ("downstream_era", "step"),
+    [
+        ("handshake", {"ask": ELICIT}),
+        ("modern", {"need_input": {"inputRequests": {"one": ELICIT}, "requestState": "opaque"}}),
+        ("modern", {"need_input": {"inputRequests": {"one": ELICIT}}}),
+    ],
+    ids=["handshake", "modern", "without a state"],
+)
 async def test_nobody_is_asked_twice_for_a_call_whose_server_asks_for_input(
-    workshop: Workshop, era: str, downstream_era: str
+    workshop: Workshop, era: str, downstream_era: str, step: dict[str, Any]
 ) -> None:
-    inputs = {"inputRequests": {"one": ELICIT}, "requestState": "opaque"}
-    step = {"ask": ELICIT} if downstream_era == "handshake" else {"need_input": inputs}
     downstream = server(workshop, "write", era=downstream_era, calls={"write": [step]})
     async with inside(workshop.config()) as proxy:
         person = Person(proxy, era)
@@ -302,17 +305,6 @@ async def test_nobody_is_asked_twice_for_a_call_whose_server_asks_for_input(
     assert len(person.confirmations) == 1
     assert len(person.questions) == 2
     assert len(downstream.ledger.calls("write")) == (1 if downstream_era == "handshake" else 2)
-
-
-async def test_nobody_is_asked_twice_for_a_call_whose_server_asks_without_a_state(workshop: Workshop) -> None:
-    step = {"need_input": {"inputRequests": {"one": ELICIT}}}
-    server(workshop, "write", era="modern", calls={"write": [step]})
-    async with inside(workshop.config()) as proxy:
-        person = Person(proxy, "modern")
-        result = await person.call("call_tool", {"name": "s__write", "arguments": {"text": "x"}})
-
-    assert "accept" in text(result)
-    assert len(person.confirmations) == 1
 
 
 async def test_consent_is_for_one_call_only_and_a_call_without_arguments_is_described_so(
@@ -419,9 +411,7 @@ async def test_a_tool_that_demands_its_user_is_listed_for_a_client_that_cannot_b
         before = await host.names()
         result = await host.call("call_tool", {"name": "s__pay"})
         after = await host.names()
-        with anyio.fail_after(PATIENCE):
-            while ("notifications/tools/list_changed", {}) not in host.told:  # noqa: ASYNC110 - a timer
-                await anyio.sleep(LOOK_SECONDS)
+        await until(lambda: ("notifications/tools/list_changed", {}) in host.told)
         direct = await host.call("s__pay")
 
     assert refused(result, "pay", "it demands that the user is asked, and through call_tool")
@@ -459,9 +449,7 @@ async def test_a_changed_setting_counts_for_the_next_call(workshop: Workshop, er
         await person.call("s__write")
         downstream.settings["confirm"] = "write"
         await proxy.apply(load(workshop.config(), environ={}))
-        with anyio.fail_after(PATIENCE):
-            while not proxy.catalog.snapshot.tools["s__write"].asked_by:  # noqa: ASYNC110 - another task
-                await anyio.sleep(LOOK_SECONDS)
+        await until(lambda: proxy.catalog.snapshot.tools["s__write"].asked_by)
         await person.call("s__write")
 
     assert len(person.confirmations) == 1
@@ -517,6 +505,13 @@ def test_long_and_many_arguments_are_cut_and_counted() -> None:
     assert "and 980 more" in second
     assert len(others) == ARGUMENTS_SHOWN - 1
     assert others[-1] == "- … and 32 more arguments"
+
+
+def test_a_secret_in_the_name_of_an_argument_is_found_although_a_character_hides_in_it() -> None:
+    named = {"tok_\u200b9f8e": {"tok_9f\u200b8e": 1}}
+    told = described_arguments(json.dumps(named).encode(), lambda text: text.replace("tok_9f8e", "***"))
+
+    assert told == '- ***: {"***": 1}'
 
 
 def test_no_argument_fills_the_question_so_that_another_is_not_seen() -> None:

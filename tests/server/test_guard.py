@@ -13,15 +13,18 @@ from urllib.parse import quote
 
 import pytest
 from msgspec import Raw
-from support.proxies import Host, host_of, inside
-from support.raw_client import MODERN, PREFIX, RpcError
+from support.proxies import Host, command, host_of, inside
+from support.raw_client import HANDSHAKE, MODERN, PREFIX, RpcError
 from support.servers import Server, Workshop, tool
+from support.wires import stdio
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.protocol import envelope
 
 SECRET = 's3cr3t/with+signs=and"quotes\\Ω'
 PLAIN = "tok_9f8e7d6c5b4a39281706"
+HIDDEN = f"{PLAIN[:4]}\u200b{PLAIN[4:]}"
+"""The same with a character in it that nobody sees."""
 OTHERS = "0th3r-s3rv3rs-own-t0k3n"
 
 
@@ -289,8 +292,8 @@ async def test_a_secret_in_a_query_or_a_goal_is_not_kept(workshop: Workshop, era
     servers(workshop)
     store = workshop.folder / "state" / "store.sqlite3"
     async with host_of(workshop.config(store={"path": str(store)}), era) as host:
-        await host.call("search_available_tools", {"query": f"post {PLAIN} to a page"})
-        goal = {"name": "owner__post", "arguments": {"text": "hello"}, "goal": f"post with {PLAIN}"}
+        await host.call("search_available_tools", {"query": f"post {HIDDEN} to a page"})
+        goal = {"name": "owner__post", "arguments": {"text": "hello"}, "goal": f"post with {HIDDEN}"}
         assert "isError" not in await host.call("call_tool", goal)
 
     with closing(sqlite3.connect(store)) as opened:
@@ -298,6 +301,26 @@ async def test_a_secret_in_a_query_or_a_goal_is_not_kept(workshop: Workshop, era
     kept = b"".join(path.read_bytes() for path in store.parent.rglob("*") if path.is_file())
     assert learned == "post with [redacted OWNER_KEY]"
     assert b"post [redacted OWNER_KEY] to a page" in kept
+    assert PLAIN.encode() not in kept
+
+
+async def test_a_client_that_is_named_by_a_secret_is_not_kept_so(workshop: Workshop) -> None:
+    servers(workshop)
+    store = workshop.folder / "state" / "store.sqlite3"
+    hello = {
+        "protocolVersion": HANDSHAKE,
+        "capabilities": {},
+        "clientInfo": {"name": f"host {HIDDEN}", "version": PLAIN},
+    }
+    config = workshop.config(store={"path": str(store)}, interactions={"enabled": True})
+    async with stdio(command(config), opened=False) as client:
+        await client.request("initialize", hello)
+        await client.until_listed("owner__post")
+        await client.call("search_available_tools", {"query": "post a text"})
+        await client.call("owner__post", {"text": "hello"})
+
+    kept = b"".join(path.read_bytes() for path in store.parent.rglob("*") if path.is_file())
+    assert b"host [redacted OWNER_KEY]" in kept
     assert PLAIN.encode() not in kept
 
 

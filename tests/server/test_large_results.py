@@ -361,7 +361,7 @@ async def test_nobody_loses_kept_results_for_those_of_another() -> None:
     assert len(kept.all()) == RESULTS_KEPT
 
 
-async def test_of_many_results_that_come_at_once_no_more_are_kept_than_of_those_that_follow_each_other(
+async def test_many_results_at_once_are_kept_in_the_same_bounded_number(
     tmp_path: Path,
 ) -> None:
     kept = KeptResults(tmp_path / "results", 10.0, lambda: 0.0)
@@ -449,7 +449,7 @@ async def test_structured_content_stays_whole_where_its_schema_may_refuse_less(
     assert json.loads(again) == data
 
 
-async def test_both_forms_of_a_small_result_are_sent_once_to_a_client_that_passes_on_both(
+async def test_a_client_that_passes_on_text_and_data_gets_one_of_two_equal_forms(
     workshop: Workshop, era: str
 ) -> None:
     data = {"id": 7, "title": "Größe"}

@@ -4,10 +4,9 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anyio
 import pytest
+from support.ledger import until
 from support.proxies import Host, host_of, inside
-from support.raw_client import LOOK_SECONDS, PATIENCE
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
@@ -90,12 +89,6 @@ async def test_a_listed_tool_has_every_marker_as_its_server_sent_it(host: Host) 
     assert {name: listed[name] for name in sent} == sent
 
 
-async def test_a_listed_tool_is_called_without_a_question_because_the_host_asks(host: Host) -> None:
-    direct = {marker: await outcome(host, f"s__{marker}", {"text": "x"}) for marker in MARKERS}
-
-    assert direct == dict.fromkeys(MARKERS, "runs")
-
-
 async def test_call_tool_runs_every_tool_but_asks_where_the_tool_demands_its_user(host: Host) -> None:
     asking = dict.fromkeys(ASK_USER, "asks")
 
@@ -106,12 +99,6 @@ async def test_call_read_only_tool_runs_only_what_says_that_it_is_read_only(host
     reading = dict.fromkeys(READ_ONLY, "runs") | dict.fromkeys(READ_ONLY & ASK_USER, "asks")
 
     assert await outcomes(host, CALL_READ_ONLY) == dict.fromkeys(MARKERS, "refuses") | reading
-
-
-async def test_a_call_by_a_name_that_is_not_listed_asks_as_call_tool_does(host: Host) -> None:
-    bare = {marker: await outcome(host, marker) for marker in MARKERS}
-
-    assert bare == dict.fromkeys(MARKERS, "runs") | dict.fromkeys(ASK_USER, "asks")
 
 
 @pytest.mark.parametrize("through", [None, CALL, CALL_READ_ONLY])
@@ -163,9 +150,7 @@ async def test_a_changed_length_of_kept_results_is_announced(workshop: Workshop)
     workshop.server("s", tools=[tool("grow"), tool("one")], calls={"grow": [step]})
     async with host_of(workshop.config(expose={"mode": "search"}), "handshake") as host:
         await host.call("s__grow")
-        with anyio.fail_after(PATIENCE):
-            while ("notifications/tools/list_changed", {}) not in host.told:  # noqa: ASYNC110 - a timer
-                await anyio.sleep(LOOK_SECONDS)
+        await until(lambda: ("notifications/tools/list_changed", {}) in host.told)
         listed = {entry["name"]: entry for entry in (await host.request("tools/list"))["tools"]}
 
     assert listed[CALL]["_meta"][RESULT_SIZE] == 90_000

@@ -22,6 +22,8 @@ from mcp_context_proxy.protocol import envelope
 FULL, OWN = "github__create_issue", "create_issue"
 PROMPT = "github__review"
 SILENT = {"initialize": [{"silent": True}], "server/discover": [{"silent": True}]}
+IMPATIENT = {"first_list_seconds": 0.1}
+"""Limits of a proxy whose first list hardly waits for a server."""
 STATES: dict[str, dict[str, Any]] = {
     "failed": {"at_start": [{"exit": 1}]},
     "slow": {"on": SILENT},
@@ -110,7 +112,7 @@ async def test_a_full_name_never_leads_to_another_server(
     workshop: Workshop, helper: Server, state: str, prefix: bool
 ) -> None:
     away(workshop, state)
-    async with inside(workshop.config(expose={"prefix": prefix}), settled=False) as proxy:
+    async with inside(workshop.config(expose={"prefix": prefix}, limits=IMPATIENT), settled=False) as proxy:
         await listed(proxy)
         host = Host(proxy, "handshake")
         answers = [await host.call(FULL), await host.call("call_tool", {"name": FULL})]
@@ -141,7 +143,7 @@ async def test_an_own_name_leads_nowhere_while_a_server_is_not_known(
     workshop: Workshop, helper: Server, state: str, prefix: bool
 ) -> None:
     away(workshop, state)
-    async with inside(workshop.config(expose={"prefix": prefix}), settled=False) as proxy:
+    async with inside(workshop.config(expose={"prefix": prefix}, limits=IMPATIENT), settled=False) as proxy:
         await listed(proxy)
         host = Host(proxy, "handshake")
         refused = [await host.call(OWN), await host.call("call_tool", {"name": OWN})]
@@ -162,26 +164,20 @@ async def test_an_own_name_leads_to_the_one_server_that_has_it_once_all_are_know
     ready = workshop.flag("ready")
     server = workshop.server("github", **HONEST, on={"initialize": [{"wait": str(ready)}]})
     workshop.server("helper", tools=[tool("other")])
-    async with inside(workshop.config(expose={"prefix": False}), settled=False) as proxy:
+    async with inside(workshop.config(expose={"prefix": False}, limits=IMPATIENT), settled=False) as proxy:
         await listed(proxy)
         early = await Host(proxy, "handshake").names()
+        (finding,) = proxy.catalog.snapshot.findings
         ready.touch()
         await proxy.wait_first_connect()
         late = await Host(proxy, "handshake").names()
         called = [await Host(proxy, "modern").call(name) for name in (OWN, FULL)]
 
     assert "helper__other" in early
+    assert finding == "names keep their prefix until these servers were connected: github"
     assert {"other", OWN} <= set(late)
     assert not any("isError" in one for one in called)
     assert len(server.ledger.entries("call")) == 2
-
-
-async def test_servers_without_tools_delay_no_own_names(workshop: Workshop) -> None:
-    workshop.server("github", **HONEST)
-    workshop.server("empty")
-    async with inside(workshop.config(), settled=False) as proxy:
-        await proxy.wait_first_connect()
-        assert "isError" not in await Host(proxy, "modern").call(OWN)
 
 
 @pytest.mark.parametrize("prefix", [True, False])

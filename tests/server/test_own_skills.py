@@ -113,16 +113,23 @@ async def test_a_nested_skill_has_its_own_entry_and_is_content_of_the_outer_one(
     assert f"{OWN}/deep/SKILL.md" in [file["uri"] for file in skills[f"{OWN}/SKILL.md"]["resources"]]
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "reason"),
+    [
+        ("Not Right", "", "needs a 'name' of up to 64 small letters"),
+        ("right", "? [a]\n: b\n", "has a key that is no text"),
+    ],
+)
 async def test_an_own_skill_that_breaks_the_rules_stays_a_reference_with_a_finding(
-    workshop: Workshop, folder: Path
+    workshop: Workshop, folder: Path, name: str, more: str, reason: str
 ) -> None:
-    write(folder / "wrong", {"SKILL.md": manifest_file("Not Right", "x")})
+    write(folder / "wrong", {"SKILL.md": manifest_file(name, "x", more=more)})
     async with inside(own(workshop, folder)) as proxy:
         assert await listed(Host(proxy, "modern")) == {}
         (found,) = map(str, proxy.library.loaded.findings)
-        assert [one.name for one in proxy.catalog.snapshot.documents.values()] == ["Not Right"]
+        assert [one.name for one in proxy.catalog.snapshot.documents.values()] == [name]
 
-    assert "not as a skill: its front matter needs a 'name' of up to 64 small letters" in found
+    assert f"not as a skill: its front matter {reason}" in found
 
 
 async def test_an_own_skill_is_found_by_its_name_whatever_its_folder_is_called(

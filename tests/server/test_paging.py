@@ -41,26 +41,25 @@ async def pages(host: Host, method: str) -> list[list[Any]]:
         cursor = {"cursor": result["nextCursor"]}
 
 
-@pytest.mark.parametrize("method", list(LISTS))
-async def test_the_pages_together_are_the_list(workshop: Workshop, era: str, method: str) -> None:
-    async with inside(setup(workshop, 3)) as proxy:
-        found = await pages(Host(proxy, era), method)
-    async with inside(setup(workshop, 0)) as proxy:
-        (whole,) = await pages(Host(proxy, era), method)
+async def test_the_pages_together_are_the_list(workshop: Workshop, era: str) -> None:
+    async with host_of(setup(workshop, 3), era) as host:
+        found = {method: await pages(host, method) for method in LISTS}
+    async with host_of(setup(workshop, 0), era) as host:
+        whole = {method: await pages(host, method) for method in LISTS}
 
-    assert [entry for page in found for entry in page] == whole
-    assert all(len(page) == 3 for page in found[:-1])
-    assert 1 <= len(found[-1]) <= 3
+    for method, parts in found.items():
+        assert [[entry for page in parts for entry in page]] == whole[method]
+        assert all(len(page) == 3 for page in parts[:-1])
+        assert 1 <= len(parts[-1]) <= 3
 
 
 @pytest.mark.parametrize("size", [0, 3])
-@pytest.mark.parametrize("method", list(LISTS))
-async def test_a_foreign_cursor_is_refused(workshop: Workshop, method: str, size: int) -> None:
-    async with inside(setup(workshop, size)) as proxy:
-        with pytest.raises(RpcError, match="invalid cursor") as refused:
-            await Host(proxy, "modern").request(method, {"cursor": "bm9uc2Vuc2U="})
-
-    assert refused.value.code == -32602
+async def test_a_foreign_cursor_is_refused(workshop: Workshop, size: int) -> None:
+    async with host_of(setup(workshop, size), "modern") as host:
+        for method in LISTS:
+            with pytest.raises(RpcError, match="invalid cursor") as refused:
+                await host.request(method, {"cursor": "bm9uc2Vuc2U="})
+            assert refused.value.code == -32602
 
 
 async def test_a_cursor_of_a_list_that_has_changed_is_stale(workshop: Workshop, era: str) -> None:

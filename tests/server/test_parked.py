@@ -81,11 +81,12 @@ async def test_a_question_is_the_result_of_a_call_that_continues_with_the_answer
         result = await go_on(host, f"curious__{name}", first, CHOSEN)
 
     assert question(first)[1] == shown(asked)
+    assert host.asked == []
     assert said(result) == CHOSEN
     assert len(server.ledger.calls(name)) == 1
 
 
-async def test_results_of_call_tool_are_marked_as_well(workshop: Workshop) -> None:
+async def test_a_question_is_passed_on_through_call_tool_as_well(workshop: Workshop) -> None:
     curious(workshop)
     async with host_of(workshop.config(), "modern", CAPABLE) as host:
         arguments = {"name": "curious__elicit", "arguments": {"text": "x"}}

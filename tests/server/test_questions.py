@@ -266,6 +266,9 @@ HERE = [
     "https://[::ffff:127.0.0.1]/",
     "https://0.0.0.0:8642/",
     "https://169.254.169.254/latest/meta-data/",
+    "https://localhost.localdomain:8642/ui",
+    "https://localhost6.localdomain6/",
+    "https://ip6-localhost/x",
 ]
 ON_THE_INTERNET = ["https://mcp.example.com/mcp", "https://93.184.215.14/mcp", "http://a.b.example.:8080/sse"]
 NEAR = ["http://127.0.0.1:9000/mcp", "http://tools:8000/mcp", "http://host.docker.internal/mcp", None]
@@ -455,19 +458,28 @@ async def test_a_refused_question_counts_so_that_a_server_cannot_try_words_witho
 SECRETS = [
     "password", "user_password", "userPassword", "PASSWORD", "pass-word", "passwd", "pwd", "pass phrase",
     "p.a.s.s.w.o.r.d", "passw0rd", "p\u0430ssword", "\uff50\uff41\uff53\uff53\uff57\uff4f\uff52\uff44",
-    "Passwort", "contrase\u00f1a", "mot de passe", "\u043f\u0430\u0440\u043e\u043b\u044c", "\u5bc6\u7801",
+    "Passwort", "contrase\u00f1a", "mot de passe",
     "api_key", "apiKey", "APIKey", "API-Key", "apikey", "openai api key", "secretKey", "privateKey",
     "ssh_key", "token", "GITHUB_TOKEN", "access-token", "bearerToken", "clientSecret", "credentials",
     "cardNumber", "card_no", "Credit Card", "cvv", "pin", "otp", "verificationCode", "seedPhrase",
+    "Wachtwoord", "l\u00f6senord", "has\u0142o", "\u015eifre", "cl\u00e9 API", "tarjeta de cr\u00e9dito",
+    "Kreditkartennummer",
+]  # fmt: skip
+
+SECRETS_IN_OTHER_LETTERS = [
+    "\u043f\u0430\u0440\u043e\u043b\u044c", "\u5bc6\u7801", "\ube44\ubc00\ubc88\ud638",
+    "\u30d1\u30b9\u30ef\u30fc\u30c9", "\u0e23\u0e2b\u0e31\u0e2a\u0e1c\u0e48\u0e32\u0e19",
+    "\u092a\u093e\u0938\u0935\u0930\u094d\u0921", "\u05e1\u05d9\u05e1\u05de\u05d4",
+    "\u03ba\u03c9\u03b4\u03b9\u03ba\u03cc\u03c2 \u03c0\u03c1\u03cc\u03c3\u03b2\u03b1\u03c3\u03b7\u03c2",
 ]  # fmt: skip
 
 
 def test_a_field_is_recognized_as_one_for_a_secret() -> None:
-    for name in SECRETS:
+    for name in SECRETS + SECRETS_IN_OTHER_LETTERS:
         for params in (form(name), form("x", title=name)):
             assert secret_field(params["requestedSchema"], "Which one?"), params
         # Sentences are read in English; a pin is an everyday word there.
-        if name not in ("pin", "\u043f\u0430\u0440\u043e\u043b\u044c", "\u5bc6\u7801"):
+        if name != "pin" and name not in SECRETS_IN_OTHER_LETTERS:
             asked = f"Please enter your {name}!"
             assert secret_field(form("x")["requestedSchema"], asked) == "its message", name
 

@@ -53,7 +53,7 @@ async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy
     workshop.close()
 
 
-async def test_a_request_context_has_them_with_their_time_and_cost(proxy: Proxy) -> None:
+async def test_a_request_context_has_interactions_with_their_time_and_cost(proxy: Proxy) -> None:
     context = await proxy.contexts.build(QUERY)
     stored = await proxy.contexts.request(context.id)
     (one,) = context.interactions
@@ -63,7 +63,7 @@ async def test_a_request_context_has_them_with_their_time_and_cost(proxy: Proxy)
     assert stored == context
 
 
-async def test_with_context_tells_them_with_their_age(proxy: Proxy, era: str) -> None:
+async def test_with_context_tells_interactions_with_their_age(proxy: Proxy, era: str) -> None:
     given = {"name": "with_context", "arguments": {"query": QUERY}}
     text = json.dumps((await Host(proxy, era).request("prompts/get", given))["messages"])
 
@@ -72,7 +72,7 @@ async def test_with_context_tells_them_with_their_age(proxy: Proxy, era: str) ->
     assert "MongoDB" not in text
 
 
-async def test_a_profile_has_its_own_alone(proxy: Proxy, era: str) -> None:
+async def test_a_profile_gets_its_own_interactions_alone(proxy: Proxy, era: str) -> None:
     chat = Host(proxy, era)
     chat.client_info = envelope.raw({"name": "chat"})
     given = {"name": "with_context", "arguments": {"query": QUERY}}
@@ -82,7 +82,7 @@ async def test_a_profile_has_its_own_alone(proxy: Proxy, era: str) -> None:
     assert "Postgres" not in text
 
 
-async def test_a_principal_without_a_profile_has_its_own_alone(proxy: Proxy) -> None:
+async def test_a_principal_without_a_profile_gets_its_own_interactions_alone(proxy: Proxy) -> None:
     anna = Host(proxy, "modern", rights=Principal("anna", False))
     given = {"name": "with_context", "arguments": {"query": QUERY}}
     text = json.dumps((await anna.request("prompts/get", given))["messages"])
@@ -91,7 +91,7 @@ async def test_a_principal_without_a_profile_has_its_own_alone(proxy: Proxy) -> 
     assert "MongoDB" not in text
 
 
-async def test_the_hook_tells_them_within_its_budget(proxy: Proxy) -> None:
+async def test_the_hook_tells_interactions_within_its_budget(proxy: Proxy) -> None:
     hook = PromptsApi(proxy, proxy.gateway.profiles, None)
     answer = await hook._answer_prompt.handler(hook, Given({}), PromptWanted(QUERY))  # type: ignore[attr-defined]
     small = await hook._answer_prompt.handler(hook, Given({}), PromptWanted(QUERY, tokens=50))  # type: ignore[attr-defined]
@@ -100,13 +100,13 @@ async def test_the_hook_tells_them_within_its_budget(proxy: Proxy) -> None:
     assert SAID not in small.text
 
 
-async def test_searches_have_none(proxy: Proxy) -> None:
+async def test_a_search_brings_no_interactions(proxy: Proxy) -> None:
     await Host(proxy, "modern").call("search_available_tools", {"query": QUERY})
 
     assert next(proxy.records.recent()).interactions == ()
 
 
-async def test_nothing_comes_where_nothing_fits(proxy: Proxy) -> None:
+async def test_no_interaction_comes_where_none_fits(proxy: Proxy) -> None:
     assert (await proxy.contexts.build("quantum chromodynamics lattice")).interactions == ()
 
 
@@ -123,14 +123,16 @@ async def test_the_words_of_the_query_itself_are_no_memory(proxy: Proxy) -> None
 @pytest.mark.parametrize(
     "settings", [{"interaction_tokens": 5}, {"max_tokens": 5}, {"interactions_top_n": 0}]
 )
-async def test_they_keep_to_the_budgets_and_can_be_off(workshop: Workshop, settings: Any) -> None:
+async def test_interactions_keep_to_the_budgets_and_can_be_turned_off(
+    workshop: Workshop, settings: Any
+) -> None:
     workshop.server("work", tools=[tool("commit")])
     async with inside(workshop.config(**tables(**settings))) as proxy:
         await remembering(workshop, proxy)
         assert (await proxy.contexts.build(QUERY)).interactions == ()
 
 
-async def test_the_context_command_prints_them(workshop: Workshop) -> None:
+async def test_the_context_command_prints_interactions(workshop: Workshop) -> None:
     workshop.server("work", tools=[tool("commit")])
     config = workshop.config(**tables(), store={"path": str(workshop.folder / "store.db")})
     async with inside(config) as proxy:

@@ -147,13 +147,6 @@ async def test_the_sessions_of_one_person_push_out_no_links_of_another(workshop:
             await many[0].request("resources/read", {"uri": "made://1"})
 
 
-async def test_a_template_of_many_expressions_delays_nobody(workshop: Workshop) -> None:
-    workshop.server("evil", tools=[tool("echo")], templates=templates("x://" + "{+a}" * 40 + "z"))
-    async with inside(workshop.config()) as proxy:
-        with pytest.raises(RpcError, match="unknown resource"):
-            await Host(proxy, "modern").request("resources/read", {"uri": "x://" + "a" * 5000})
-
-
 async def test_a_catch_all_of_an_earlier_server_takes_nothing_from_a_later_one(workshop: Workshop) -> None:
     workshop.server("evil", templates=templates("file:{+all}", "note:{+all}"))
     workshop.server("good", resources=listed("note://1"), templates=templates("file:///docs/{name}"))
@@ -168,19 +161,6 @@ async def test_a_catch_all_of_an_earlier_server_takes_nothing_from_a_later_one(w
 
     assert list(found.values()) == ["good", "good", "evil", "evil"]
     assert json.loads(completed["completion"]["values"][0]) == reference
-
-
-async def test_a_completion_reaches_the_server_of_its_template_alone(workshop: Workshop) -> None:
-    evil = workshop.server("evil", templates=templates("file:{+all}"))
-    good = workshop.server("good", templates=templates("file:///docs/{name}"))
-    async with inside(workshop.config()) as proxy:
-        for uri in ("file:///docs/{name}", "file:///docs/a"):
-            reference = {"type": "ref/resource", "uri": uri}
-            params = {"ref": reference, "argument": {"name": "name", "value": ""}}
-            await Host(proxy, "modern").request("completion/complete", params)
-
-    assert not evil.ledger.messages("completion/complete")
-    assert len(good.ledger.messages("completion/complete")) == 2
 
 
 async def test_a_uri_of_two_servers_stays_with_the_first_and_is_reported_with_both(

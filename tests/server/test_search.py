@@ -131,7 +131,7 @@ async def test_filters_mean_the_same_in_filters_and_beside_it(host: Host, filter
     assert found[0] == found[1]
 
 
-async def test_a_filter_within_filters_counts_before_the_same_beside_it(host: Host) -> None:
+async def test_a_filter_inside_filters_beats_the_same_filter_beside_it(host: Host) -> None:
     arguments = {"query": "weather", "server": "code", "filters": {"server": "weather"}, "top_n": 1}
 
     (found,) = (await host.data(SEARCH, arguments))["results"]
@@ -395,13 +395,6 @@ async def test_an_overview_is_no_request_that_a_call_is_learned_for(proxy: Proxy
     assert [one.id for one in proxy.contexts.records.recent()] == before
 
 
-async def test_call_tool_answers_what_the_tool_itself_answers(host: Host) -> None:
-    direct = await host.call("weather__tides", {"text": "x"})
-    through = await host.call("call_tool", {"name": "weather__tides", "arguments": {"text": "x"}})
-
-    assert direct == through
-
-
 async def test_call_tool_may_be_given_no_arguments(host: Host) -> None:
     for arguments in ({"name": "weather__tides"}, {"name": "weather__tides", "arguments": None}):
         result = await host.call("call_tool", arguments)
@@ -431,13 +424,12 @@ async def test_progress_of_indexing_is_sent_to_clients_that_ask_for_it(workshop:
     assert silent.notifications == []
 
 
-@pytest.mark.slow
 async def test_the_tools_of_a_server_that_comes_late_are_found_and_called(workshop: Workshop) -> None:
     flag = workshop.flag("ready")
     workshop.server(
         "late", tools=[tool("brew", "Brew a cup of coffee")], on={"tools/list": [{"wait": str(flag)}]}
     )
-    async with inside(workshop.config(), settled=False) as proxy:
+    async with inside(workshop.config(limits={"start_wait_seconds": 0.1}), settled=False) as proxy:
         host = Host(proxy, "modern")
         before = await host.data(SEARCH, {"query": "brew coffee"})
         flag.touch()

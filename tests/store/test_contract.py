@@ -182,7 +182,7 @@ def test_a_use_is_learned_once_with_what_its_session_has_learned_before(store: S
     assert ids(store.learned.all()) == [("", key(0), 1)]
 
 
-def test_pairs_are_followed_by_revision_with_those_that_are_gone(again: Open) -> None:
+def test_whoever_follows_pairs_by_revision_hears_of_new_and_deleted_ones(again: Open) -> None:
     one, other = again(), again()
     one.learned.put([pair(1), pair(2, owner="ann")])
     seen = other.learned.changes(0)

@@ -1,5 +1,7 @@
 """A machine whose hosts meet in one shared proxy."""
 
+import os
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +19,18 @@ class Machine:
     def __init__(self, folder: Path, workshop: Workshop) -> None:
         self.folder, self.workshop = folder, workshop
         self.config = workshop.folder / "config.toml"
+        self.told = {"XDG_RUNTIME_DIR": str(folder)}
+        """Variables that differ from those of the tests."""
+
+    @property
+    def command(self) -> list[str]:
+        """The command line of a bridge, as hosts start it."""
+        return real_command("--config", self.config, "serve", shared=True)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """All variables of a process on the machine."""
+        return {**os.environ, **self.told}
 
     def write(self, **tables: Any) -> None:
         """Write the configuration again."""
@@ -27,11 +41,15 @@ class Machine:
         self, era: str = "handshake", *, answers: Any = None, **env: str
     ) -> AsyncIterator[RawClient]:
         """A host of the machine."""
-        command = real_command("--config", self.config, "serve", shared=True)
         able = {"elicitation": {}} if answers else None
-        environment = {"XDG_RUNTIME_DIR": str(self.folder), **env}
-        async with stdio(command, era, env=environment, answers=answers, capabilities=able) as client:
+        told = {**self.told, **env}
+        async with stdio(self.command, era, env=told, answers=answers, capabilities=able) as client:
             yield client
+
+    def bridge(self) -> subprocess.Popen[bytes]:
+        """Start a bridge without a host."""
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(self.command, env=self.environ, **pipes)
 
     def proxies(self) -> list[int]:
         """The process ids of the shared proxies."""

@@ -37,6 +37,9 @@ PERSON = {"elicitation": {}}
 UPDATED = "notifications/resources/updated"
 ACCEPTED = {"action": "accept", "content": {}}
 
+TASK = {"taskId": "own", "createdAt": "2026-07-28T10:00:00Z", "lastUpdatedAt": "2026-07-28T10:00:00Z"}
+TASK |= {"ttlMs": 60_000}
+
 
 @contextmanager
 def kept_port() -> Iterator[int]:
@@ -95,8 +98,12 @@ def configured(
         "modern",
         era="modern",
         settings={"tools": {"visit": {"confirm": "write"}}},
-        tools=[tool("visit", "Visit somebody")],
-        calls={"visit": [{"need_input": {"inputRequests": {"q": VISIT}}}]},
+        tools=[tool("visit", "Visit somebody"), tool("research", "Write a report")],
+        calls={
+            "visit": [{"need_input": {"inputRequests": {"q": VISIT}}}],
+            "research": [{"result": TASK | {"resultType": "task", "status": "working"}}],
+        },
+        on={"tasks/get": [{"result": TASK | {"status": "completed", "result": {"content": []}}}]},
     )
     return workshop.config(
         store={"url": postgres.url, "namespace": "replicas", "timeout_seconds": STORE_SECONDS},

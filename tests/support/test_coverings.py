@@ -119,7 +119,7 @@ def test_size(size):
 
 
 def collected(folder: Path, *options: str) -> list[str]:
-    """The tests of a module that pytest would run."""
+    """Return the tests of a module that pytest would run."""
     (folder / "test_some.py").write_text(MODULE)
     marks = "".join(f"  {mark}\n" for mark in (*STRENGTHS, *ASKED_FOR, "either"))
     (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n{marks}")
@@ -131,8 +131,17 @@ def collected(folder: Path, *options: str) -> list[str]:
     return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
 
 
-def test_the_other_combinations_run_only_if_they_are_asked_for(tmp_path: Path) -> None:
-    usual, others = collected(tmp_path), collected(tmp_path, "-m", "full_cross")
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
+    """The tests that run without an option, and those of the full cross."""
+    folder = tmp_path_factory.mktemp("coverings")
+    return collected(folder), collected(folder, "-m", "full_cross")
+
+
+def test_the_other_combinations_run_only_if_they_are_asked_for(
+    both: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    usual, others = both
 
     assert not set(usual) & set(others)
     crossed = [name for name in (*usual, *others) if "never" not in name and "turns" not in name]
@@ -143,8 +152,8 @@ def test_the_other_combinations_run_only_if_they_are_asked_for(tmp_path: Path) -
     assert collected(tmp_path, "-m", "nightly") == ["test_size[99]"]
 
 
-def test_rows_that_a_mark_leaves_out_of_the_cross_never_run(tmp_path: Path) -> None:
-    usual, others = collected(tmp_path), collected(tmp_path, "-m", "full_cross")
+def test_rows_that_a_mark_leaves_out_of_the_cross_never_run(both: tuple[list[str], list[str]]) -> None:
+    usual, others = both
 
     assert sum("never_more" in name for name in usual) == 3
     assert not [name for name in others if "never_more" in name]
@@ -154,12 +163,9 @@ def test_rows_that_a_mark_leaves_out_of_the_cross_never_run(tmp_path: Path) -> N
     assert pairs(rows) == pairs(list(product("xy", "xy", "xyz")))
 
 
-def test_values_that_hardly_matter_take_turns(tmp_path: Path) -> None:
+def test_values_that_hardly_matter_take_turns(both: tuple[list[str], list[str]]) -> None:
     rows = {f"test_turns[{era}-{row}]" for era in ("old", "new") for row in range(4)}
-    usual, others = (
-        {name for name in collected(tmp_path, *options) if "turns" in name}
-        for options in ((), ("-m", "full_cross"))
-    )
+    usual, others = ({name for name in one if "turns" in name} for one in both)
 
     assert usual in (
         {name for name in rows if ("old" in name) == (name[-2] in turn)} for turn in ("02", "13")

@@ -15,7 +15,7 @@ import httpx2
 from support.plain_http import PlainHttp, PlainResponse
 from support.raw_client import HANDSHAKE, MODERN, PATIENCE, Answer, RawClient
 
-NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri", "tasks/get": "taskId"}
 """The parameter of a method that a header repeats."""
 
 

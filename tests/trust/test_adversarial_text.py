@@ -42,13 +42,15 @@ from mcp_context_proxy.protocol.strangers import LogFormatter, in_words, unmarke
 from mcp_context_proxy.retrieval import forms, links, needs, queries, text
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
+from mcp_context_proxy.retrieval.next_steps import CallResult
 from mcp_context_proxy.retrieval.reranker import numbers_in
 from mcp_context_proxy.server import Profiles, UnknownProfileError
 from mcp_context_proxy.server.consent import described_arguments
 from mcp_context_proxy.server.questions import secret_field
 from mcp_context_proxy.trust import THE_USER
 from mcp_context_proxy.trust.decisions import changed_lines
-from mcp_context_proxy.trust.guard import KnownSecrets, decoded
+from mcp_context_proxy.trust.fingerprints import sign_in
+from mcp_context_proxy.trust.guard import KnownSecrets, decoded, verb_of
 
 UNITS = {
     "one letter": "a",
@@ -65,6 +67,7 @@ UNITS = {
     "braces": "{",
     "commas": ",",
     "marks of servers": "[ server ",
+    "marks of servers with accents": "[server\u0301\u0301",
     "backslashes": "\\",
     "escaped quotes": '\\"',
     "headings": " #",
@@ -92,6 +95,7 @@ UNITS = {
     "values": " a@b.c #1 1.2 ",
     "unknown words": " xqzvk",
     "names of secrets": "auth",
+    "words for failures": "fail",
 }
 """Parts that are repeated, because an expression may try each of them anew."""
 
@@ -284,7 +288,13 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     ),
     "owner of a name": lambda written: names.owner(f"git__{written}", ["git", "github"]),
     "mistake in an argument": mistake,
+    "result of a call": lambda written: CallResult.of(of("Reads."), written),
+    "sign of an attack": sign_in,
+    "sign in letters of another script": lambda written: sign_in(f"{written}\u0430"),
+    "verb in a name": verb_of,
     "names in a document": links.mentions,
+    "prohibitions": links.allowing,
+    "names of files": links.files_named,
     "clauses": lambda written: links.units_of(f"x{written}y"),
     "repeated argument": lambda written: headers.decoded(f"=?base64?{written}?="),
     "argument as a number": lambda written: refused(
@@ -301,18 +311,22 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
 }
 """Everything that reads text of strangers, by what it finds in it."""
 
-CHARACTERS = 2_000
+LENGTHS = [
+    pytest.param(1_000, marks=pytest.mark.smaller),
+    pytest.param(2_000, marks=pytest.mark.full_cross),
+]
 GROWTH = 8
 """Multiple of the length. The time may grow by twice as much; where it is the square, it grows by 64."""
 
 
+@pytest.mark.parametrize("characters", LENGTHS)
 @each("name", FUNCTIONS)
-def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str) -> None:
+def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str, characters: int) -> None:
     function = FUNCTIONS[name]
     slow = []
     for unit, part in UNITS.items():
-        short = (part * CHARACTERS)[:CHARACTERS]
-        long = (part * CHARACTERS * GROWTH)[: CHARACTERS * GROWTH]
+        short = (part * characters)[:characters]
+        long = (part * characters * GROWTH)[: characters * GROWTH]
         if costs_more(2 * GROWTH, function, long, short):
             slow.append(unit)
 

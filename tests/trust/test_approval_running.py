@@ -237,7 +237,7 @@ async def test_no_method_of_the_protocol_and_no_tool_decides(config: Path) -> No
                 await host.request(method, {"server": "calc"})
 
 
-async def test_a_tool_that_no_longer_says_that_it_reads_is_not_called_as_one_that_does(
+async def test_a_tool_that_is_no_longer_read_only_is_not_called_as_a_read_only_one(
     workshop: Workshop,
 ) -> None:
     """It is remembered as one that reads, and its server, which the call wakes, has a new version."""

@@ -22,7 +22,7 @@ from support.wires import stdio
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.trust import MARK, audit
+from mcp_context_proxy.trust import audit
 from mcp_context_proxy.trust.audit import AuditedCall, AuditLog, KeptLogs, declared_names
 from mcp_context_proxy.trust.audit_file import AuditFile, summary
 
@@ -156,7 +156,8 @@ async def test_a_secret_in_the_name_of_a_client_is_redacted(workshop: Workshop, 
     workshop.server("work", tools=[tool("echo")], settings={"env": {"API_TOKEN": SECRET_VALUE}})
     async with inside(workshop.config(store={"path": str(workshop.folder / "state" / "s.db")})) as proxy:
         host = Host(proxy, era)
-        host.client_info = Raw(json.dumps({"name": f"host {SECRET_VALUE}", "version": "1"}).encode())
+        hidden = f"host {SECRET_VALUE[:4]}\u200b{SECRET_VALUE[4:]}"
+        host.client_info = Raw(json.dumps({"name": hidden, "version": "1"}).encode())
         await host.call("work__echo")
 
         (entry,) = await entries(proxy, "call")
@@ -363,95 +364,6 @@ async def test_the_files_are_for_their_owner_alone_and_bounded_in_size_and_numbe
     assert times == sorted(times)
 
 
-def flood(file: AuditFile, count: int, first: int = 0, **facts: Any) -> None:
-    for begin in range(first, first + count, 50):
-        entries = ({"time": begin + index, "kind": "call", **facts} for index in range(50))
-        lines = [json.dumps(entry).encode() for entry in entries]
-        while lines:
-            del lines[: file.append(lines)]
-
-
-@pytest.mark.parametrize("files", [1, 2, 3])
-def test_no_flood_of_calls_pushes_out_what_others_or_its_caller_did_before(
-    tmp_path: Path, files: int
-) -> None:
-    file = AuditFile(tmp_path, 20_000, files, fair=True)
-    deed: dict[str, Any] = {"server": "work", "tool": "delete_all", "decision": "allowed"}
-    flood(file, 50, principal="mallory", **deed)
-    flood(file, 50, principal="anna", server="work", tool="echo", decision="allowed")
-    file.append([b'{"time":1,"kind":"login","server":"work","event":"in"}'])
-    flood(file, 4_000, principal="mallory", server="work", tool="echo", decision="allowed")
-    flood(file, 4_000, 50, principal="mallory", **deed)
-
-    found = list(file.entries())
-    assert sum(entry["kind"] == "login" for entry in found) == 1
-    assert sum(entry.get("principal") == "anna" for entry in found) == 50
-    deeds = [entry["time"] for entry in found if entry.get("tool") == "delete_all"]
-    assert deeds[:10] == list(range(10)), "the first of them"
-    dropped = [entry for entry in found if entry["kind"] == "dropped"]
-    assert [entry["principal"] for entry in dropped] == ["mallory"]
-    assert dropped[0]["since"] < 1_000
-    assert dropped[0]["count"] + len(found) - len(dropped) == 8_101
-    sizes = [path.stat().st_size for path in tmp_path.glob("audit*.jsonl")]
-    assert len(sizes) == max(files, 2)
-    assert max(sizes) <= 20_000
-
-
-def test_whoever_has_clients_of_several_profiles_has_one_share_of_the_oldest_file(tmp_path: Path) -> None:
-    file = AuditFile(tmp_path, 20_000, 2, fair=True)
-    flood(file, 50, principal="anna", server="work", tool="echo")
-    flood(file, 50, principal="mallory", server="work", tool="delete_all")
-    for number in range(30):
-        flood(file, 500, principal=f"mallory {MARK}profile {number}", server="work", tool="echo")
-
-    found = list(file.entries())
-    assert sum(entry.get("principal") == "anna" for entry in found) == 50
-    assert sum(entry.get("tool") == "delete_all" for entry in found) > 20
-
-
-def test_many_principals_with_dropped_entries_leave_room_for_entries(tmp_path: Path) -> None:
-    file = AuditFile(tmp_path, 20_000, 3, fair=True)
-    for number in range(500):
-        flood(file, 50, principal=f"principal {number}", server="work", tool="echo")
-
-    found = list(file.entries())
-    dropped = [entry for entry in found if entry["kind"] == "dropped"]
-    assert len(dropped) < 100
-    assert sum(entry["count"] for entry in dropped) + len(found) - len(dropped) == 500 * 50
-    assert sum(path.stat().st_size for path in tmp_path.glob("audit*.jsonl")) <= 60_000
-
-
-def test_a_kill_between_the_steps_of_a_rotation_loses_no_entry_and_doubles_none(tmp_path: Path) -> None:
-    """The folder is as such a kill leaves it: one file too many, whose entries may be in the older one."""
-    lines = [json.dumps({"time": index, "kind": "call", "tool": "echo"}).encode() for index in range(5)]
-    (tmp_path / "audit.3.jsonl").write_bytes(b"\n".join(lines[:3]) + b"\n")
-    (tmp_path / "audit.2.jsonl").write_bytes(b"\n".join(lines[1:]) + b"\n")
-    file = AuditFile(tmp_path, 20_000, 3, fair=True)
-    flood(file, 1_000, principal="anna", server="work", tool="echo")
-
-    assert [entry["time"] for entry in file.entries() if "principal" not in entry] == [0, 1, 2, 3, 4]
-    assert not (tmp_path / "audit.3.jsonl").exists()
-
-
-def test_entries_that_a_damaged_disk_has_changed_disturb_no_rotation(tmp_path: Path) -> None:
-    file = AuditFile(tmp_path, 20_000, 3, fair=True)
-    for facts in ({"principal": [1]}, {"count": "9", "since": []}, {"time": 10**400, "tool": {"a": 1}}):
-        file.append([json.dumps({"time": 1, "kind": "dropped", **facts}).encode()])
-    flood(file, 2_000, principal="anna", server="work", tool="echo")
-
-    assert sum(entry.get("tool") == "echo" for entry in file.entries()) > 200
-
-
-def test_of_a_file_that_something_else_has_made_huge_only_the_end_is_read(tmp_path: Path) -> None:
-    file = file_in(tmp_path)
-    file.append([b'{"time":1,"kind":"first"}'])
-    os.truncate(file.path, 3_000_000_000)
-    with file.path.open("ab") as opened:
-        opened.write(b'\n{"time":2,"kind":"last"}\n')
-
-    assert [entry["kind"] for entry in file.entries()] == ["last"]
-
-
 async def test_a_torn_last_line_is_skipped_and_the_next_entry_stands_on_its_own(tmp_path: Path) -> None:
     file = file_in(tmp_path)
     log = AuditLog(file)
@@ -463,27 +375,6 @@ async def test_a_torn_last_line_is_skipped_and_the_next_entry_stands_on_its_own(
     assert [entry["kind"] for entry in file.entries()] == ["call"]
     log.note("configuration", changed=[])
     assert [entry["kind"] for entry in await recorded(log, file)] == ["call", "configuration"]
-
-
-def test_lines_of_several_proxies_do_not_mix_and_none_is_lost_while_files_are_rotated(tmp_path: Path) -> None:
-    """Each process opens the file for itself, so several objects in threads are as good as processes."""
-    files = [file_in(tmp_path, 20_000, 50) for _ in range(4)]
-
-    async def write(number: int) -> None:
-        for index in range(200):
-            line = json.dumps({"time": index, "kind": "call", "by": number, "pad": "x" * 100}).encode()
-            assert await anyio.to_thread.run_sync(files[number].append, [line]) == 1
-
-    async def all_of_them() -> None:
-        async with anyio.create_task_group() as group:
-            for number in range(4):
-                group.start_soon(write, number)
-
-    anyio.run(all_of_them)
-
-    found = [(entry["by"], entry["time"]) for entry in files[0].entries()]
-    assert sorted(found) == [(number, index) for number in range(4) for index in range(200)]
-    assert len(list(tmp_path.glob("audit.*.jsonl"))) >= 4
 
 
 class FullDisk(AuditFile):

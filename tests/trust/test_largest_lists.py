@@ -27,7 +27,7 @@ FEW_MEGABYTES, MORE_MEGABYTES = 300, 1_200
 
 PARTS = [pytest.param(5, id="a fifth", marks=pytest.mark.full_cross)]
 PARTS += [pytest.param(1, id="whole", marks=pytest.mark.nightly)]
-FRACTIONS = [pytest.param(30, id="a thirtieth", marks=pytest.mark.smaller), *PARTS]
+FRACTIONS = [pytest.param(60, id="a sixtieth", marks=pytest.mark.smaller), *PARTS]
 """Of the numbers and sizes that the bounds allow; the whole takes most of a minute."""
 
 COSTLY = ["capitals", "marks of servers", "single quotes"]

@@ -144,7 +144,7 @@ async def test_nothing_of_another_server_is_read(
     assert "not connected" not in str(error.value)
 
 
-async def test_a_handshake_client_cannot_subscribe_to_it(proxy: Proxy) -> None:
+async def test_a_handshake_client_cannot_subscribe_to_a_resource_of_another_server(proxy: Proxy) -> None:
     host = Host(proxy, "handshake", rights=ANNA)
     with pytest.raises(RpcError):
         await host.request("resources/subscribe", {"uri": "file:///ledgers"})
@@ -441,7 +441,7 @@ async def test_health_tells_problems_to_administrators_alone(web: Web) -> None:
     assert (await web.ask("anna", "GET", "/healthz")).json() == {"status": "ok"}
 
 
-async def test_uses_of_a_named_token_teach_and_count_for_itself_alone(fresh: Proxy, era: str) -> None:
+async def test_calls_with_a_named_token_are_learned_and_counted_for_it_alone(fresh: Proxy, era: str) -> None:
     ben, owner = Host(fresh, era, rights=Principal("ben", Role.USE)), Host(fresh, era)
     for host in (ben, owner):
         await host.call("search_available_tools", {"query": "show me the maps"})

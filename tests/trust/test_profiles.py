@@ -245,7 +245,7 @@ def test_a_principal_with_a_profile_is_told_apart_from_one_with_such_a_name() ->
     assert anna.within(Profile("desk")).person == person_in("anna profile:desk") == "anna"
 
 
-def test_of_what_is_too_little_to_be_shared_everybody_may_take_one() -> None:
+def test_a_limit_too_small_to_be_divided_leaves_one_for_each() -> None:
     anna = Principal("anna", Role.USE)
 
     assert [anna.share(whole) for whole in (1, 2, 9)] == [1, 1, 4]

@@ -13,7 +13,7 @@ from support.shop import TOKEN
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 
 PHASES = [
-    pytest.param("fuzzing,stateful", 4, marks=pytest.mark.smaller),
+    pytest.param("fuzzing,stateful", 2, marks=pytest.mark.smaller),
     pytest.param("coverage,fuzzing,stateful", 15, marks=pytest.mark.full_cross),
 ]
 """Kinds of requests, and the random ones for each operation. `coverage` has the bounds of every parameter."""

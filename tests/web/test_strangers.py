@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +20,8 @@ from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 from support.wires import http
 
-from mcp_context_proxy.context import ContextItem, ContextOptions, DomainOptions, RequestContext
+from mcp_context_proxy.config import DomainOptions
+from mcp_context_proxy.context import ContextItem, ContextOptions, RequestContext
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.store.learned import Interaction
 from mcp_context_proxy.store.opening import open_store
@@ -77,7 +79,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
     workshop.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def api(proxy: HttpProxy) -> AsyncIterator[httpx2.AsyncClient]:
     """Somebody who has the token, after hostile words went into everything that keeps or shows some."""
     async with (
@@ -108,8 +110,9 @@ async def api(proxy: HttpProxy) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
+@pytest.fixture(scope="module")
 async def answers(api: httpx2.AsyncClient) -> dict[str, httpx2.Response]:
-    """Return the answer of every operation of the API, and of the routes beside it."""
+    """The answer of every operation of the API, and of the routes beside it."""
     described = (await api.get(f"{API}/openapi.json")).json()["paths"]
     request = (await api.get(f"{API}/requests")).json()["requests"][0]["id"]
     session = (await api.get(f"{API}/sessions")).json()["sessions"][0]["id"]
@@ -154,12 +157,9 @@ async def answers(api: httpx2.AsyncClient) -> dict[str, httpx2.Response]:
     return found
 
 
-async def test_no_route_shows_what_is_hidden_or_secret(api: httpx2.AsyncClient) -> None:
-    found = await answers(api)
-    shown = {place: answer.text for place, answer in found.items()}
-
-    assert not {place: answer.status_code for place, answer in found.items() if answer.status_code >= 500}
-    texts = {place: " ".join(strings(text)) for place, text in shown.items()}
+async def test_no_route_shows_what_is_hidden_or_secret(answers: dict[str, httpx2.Response]) -> None:
+    assert not {place: answer.status_code for place, answer in answers.items() if answer.status_code >= 500}
+    texts = {place: " ".join(strings(answer.text)) for place, answer in answers.items()}
     assert sum("mail" in text for text in texts.values()) >= 8, "the words themselves are shown"
     for place, text in texts.items():
         assert not set(text) & set(HIDDEN) - set("[2J]0;owned"), place
@@ -185,8 +185,8 @@ def strings(text: str) -> Iterator[str]:
             left += value
 
 
-async def test_no_answer_can_be_taken_for_a_page(api: httpx2.AsyncClient) -> None:
-    for place, answer in (await answers(api)).items():
+async def test_no_answer_can_be_taken_for_a_page(answers: dict[str, httpx2.Response]) -> None:
+    for place, answer in answers.items():
         kind = answer.headers["content-type"].partition(";")[0]
         assert kind in {"application/json", "application/problem+json", "text/plain"}, place
         assert answer.headers.get("x-content-type-options") == "nosniff", place
@@ -204,12 +204,9 @@ async def test_a_query_that_an_older_version_quoted_as_a_reason_is_shown_to_nobo
     assert "IGNORE ALL" not in listed
 
 
+@pytest.mark.usefixtures("answers")
 @pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)")
-async def test_no_page_runs_links_or_hides_what_strangers_say(
-    api: httpx2.AsyncClient, proxy: HttpProxy, tmp_path: Any
-) -> None:
-    await answers(api)
-
+async def test_no_page_runs_links_or_hides_what_strangers_say(proxy: HttpProxy, tmp_path: Path) -> None:
     def look() -> None:
         with browser(tmp_path) as page:
             for path, title in (

@@ -18,6 +18,9 @@ const HOSTS = [
   ["lm-studio", "LM Studio"],
   ["continue", "Continue"],
   ["copilot-cli", "Copilot CLI"],
+  ["jetbrains", "Copilot in JetBrains IDEs"],
+  ["kiro", "Kiro"],
+  ["antigravity", "Antigravity"],
 ];
 
 takeToken();

@@ -62,6 +62,7 @@ def step_exit(request, value):
 
 def step_kill(request, value):
     os.kill(os.getpid(), value)
+    time.sleep(1)  # it may reach another thread first, and this one would still answer
 
 
 def step_stderr(request, value):

@@ -5,7 +5,8 @@ from typing import Any
 
 from support.tables import each
 
-from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.server.gateway import params_fault
 
 CAPABLE = {"io.modelcontextprotocol/clientCapabilities": {}}
 PROMPT = {"type": "ref/prompt", "name": "greet"}
@@ -13,7 +14,7 @@ ARGUMENT = {"name": "who", "value": "y"}
 
 
 def fault(method: str, given: dict[str, Any], *, modern: bool = False) -> str | None:
-    return eras.params_fault(method, envelope.members(json.dumps(given).encode()), modern=modern)
+    return params_fault(method, envelope.members(json.dumps(given).encode()), modern=modern)
 
 
 @each(
