@@ -40,8 +40,11 @@ from subjects import (
 )
 
 SEARCH = "search_available_tools"
-CALLS, SEARCHES, LISTS = 100, 5, 20
+CALLS, SEARCHES, LISTS, LARGE = 100, 5, 20, 10
 """Requests in a batch."""
+
+MEGABYTE = 1_000_000
+"""Characters of an argument or a result; the result is shortened, as by default."""
 
 BATCHES = 5
 """Batches for each version in a round, after one that is not counted."""
@@ -100,6 +103,8 @@ def calls(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
     """Milliseconds of a call and of a list over stdio, p50 of each batch; of a call with 32 in flight."""
     found: Figures = {}
     small = call_params(tool_name("proxy"))
+    given = call_params(tool_name("proxy"), data="x" * MEGABYTE)
+    got = call_params(tool_name("proxy"), size=MEGABYTE)
 
     def p50(client: StdioClient, method: str, params: dict[str, Any], count: int) -> float:
         return median(client.timed(method, params, count)) * 1e3
@@ -121,6 +126,8 @@ def calls(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
                 yield {
                     f"{era} call, p50": partial(p50, client, "tools/call", small, CALLS),
                     f"{era} list, p50": partial(p50, client, "tools/list", {}, LISTS),
+                    f"{era} call with an argument of 1 MB": partial(p50, client, "tools/call", given, LARGE),
+                    f"{era} call with a result of 1 MB": partial(p50, client, "tools/call", got, LARGE),
                     f"{era} call, 32 in flight": partial(in_flight, client),
                     f"{era} call, 32 in flight, processor time": partial(processor, client),
                 }

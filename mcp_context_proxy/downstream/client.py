@@ -460,12 +460,6 @@ def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
             return error
 
 
-def _may_report_error(result: bytes) -> bool:
-    """Return whether a result may report an error; False for nearly all, without parsing them."""
-    # Its name cannot be written in any other way than with the escape of a Latin letter.
-    return result.find(b'"isError"') >= 0 or result.find(b"\\u00") >= 0
-
-
 def _unsendable(params: Members, limits: Limits) -> str | None:
     """Return why a server may end over a request, and with it those of others; None if it can be read."""
     # Side by side, values are as deep as each of them, and are looked at once.
@@ -485,15 +479,13 @@ def _takes_long(result: bytes) -> bool:
 
 def _examined(result: bytes, limits: Limits) -> tuple[str | None, bool]:
     """Return why a result is not taken, None if it is, and whether it may report an error."""
-    return _fault_of(result, limits), _may_report_error(result)
-
-
-def _fault_of(result: bytes, limits: Limits) -> str | None:
-    result = without_strings(result)
-    if nests_deeper(result, limits.nesting_results):
-        return f"with a result nested deeper than {limits.nesting_results} levels"
-    if envelope.holds_a_flood(result):
-        return f"with a result of more than {envelope.MOST_ENTRIES:,} members"
-    if envelope.overflows(result):
-        return "with a result that has a number too large to be read"
-    return None
+    bare, fault = without_strings(result), None
+    if nests_deeper(bare, limits.nesting_results):
+        fault = f"with a result nested deeper than {limits.nesting_results} levels"
+    elif envelope.holds_a_flood(bare):
+        fault = f"with a result of more than {envelope.MOST_ENTRIES:,} members"
+    elif envelope.overflows(bare):
+        fault = "with a result that has a number too large to be read"
+    # In nearly all this is False, without parsing them: the name of the member can be written in no other way
+    # than with the escape of a Latin letter.
+    return fault, result.find(b'"isError"') >= 0 or result.find(b"\\u00") >= 0

@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -452,17 +452,8 @@ _NUMBER_OR_STRING: Final = pattern(
 
 def overflows(encoded: bytes) -> bool:
     """Return whether JSON has a number like 1e999, over which some programs end the whole connection."""
-    parts: Iterable[bytes] = (encoded,)
-    if len(encoded) > TAKEN_APART_BYTES:
-        starts = range(0, len(encoded), TAKEN_APART_BYTES)
-        parts = (encoded[start : start + TAKEN_APART_BYTES + len(_LONG_NUMBER)] for start in starts)
-    if not any(map(_may_overflow, parts)):
+    plain = encoded.translate(_DIGITS)
+    # Not by `in`, which takes bytes for a number first, and makes an error of that: every call looks so.
+    if plain.find(b"e000") < 0 and (len(plain) < len(_LONG_NUMBER) or plain.find(_LONG_NUMBER) < 0):
         return False
     return any(found[1] and math.isinf(float(found[1])) for found in _NUMBER_OR_STRING.finditer(encoded))
-
-
-def _may_overflow(part: bytes) -> bool:
-    """Return whether part of some JSON has what looks like such a number, perhaps in a string."""
-    plain = part.translate(_DIGITS)
-    # Not by `in`, which takes bytes for a number first, and makes an error of that: every call looks so.
-    return plain.find(b"e000") >= 0 or (len(plain) >= len(_LONG_NUMBER) and plain.find(_LONG_NUMBER) >= 0)
