@@ -148,7 +148,7 @@ def servers_in(
     ours = {source.written(("servers", name)): name for name in source.tables["servers"]}
     project = place[1] if place[:1] == ("projects",) else None
     turned_off = () if project is None else entries(form, text, place[:2]).get("disabledMcpServers") or ()
-    projects = entries(form, text, ("projects",)) if place == ("mcpServers",) and form == "json" else {}
+    projects = entries(form, text, ()).get("projects") if place == ("mcpServers",) else None
     for at, (name, entry) in enumerate(written.items()):
         common = converted(dialect, entry) if isinstance(entry, dict) else None
         if common is None:
@@ -186,8 +186,10 @@ def servers_in(
             found.notes += (f"{name}: {remark}" for remark in source.remarks.get(key, ()))
             found.notes += (
                 f"{name}: turned off in the project {path}, and on there behind the proxy"
-                for path, settings in projects.items()
-                if isinstance(settings, dict) and name in (settings.get("disabledMcpServers") or ())
+                for path, settings in (projects.items() if isinstance(projects, dict) else ())
+                if isinstance(settings, dict)
+                and isinstance(off := settings.get("disabledMcpServers"), list)
+                and name in off
             )
             carried = CARRIED | ({"timeout"} if dialect in {"goose", "opencode"} else set())
             if left := [one for one in entry if one not in carried]:

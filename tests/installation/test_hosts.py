@@ -406,6 +406,14 @@ def test_server_whose_tools_a_rule_denies_altogether_stays(put: Place, machine: 
     assert (set(done.staying), set(done.names)) == ({"desk"}, {"lamp"})
 
 
+def test_settings_of_another_host_that_look_like_rules_are_none(put: Place, machine: Machine) -> None:
+    put("codex", b'[tools]\nweb_search = false\n[mcp_servers.web]\ncommand = "/bin/web"\n')
+    machine.install("codex")
+    assert tomllib.loads(machine.file.read_text("utf-8"))["servers"] == {"web": {"command": "/bin/web"}}
+    put("kiro", b'{"mcpServers": {"lamp": {"command": "/bin/lamp"}}, "projects": [1]}')
+    assert machine.install("kiro").names == {"lamp": "lamp"}
+
+
 def test_rules_that_cannot_be_read_leave_the_host_alone(put: Place, machine: Machine) -> None:
     file = put("claude-code", b'{"mcpServers": {"desk": {"command": "/bin/desk"}}}')
     (file.parent / ".claude").mkdir()
@@ -437,7 +445,7 @@ def test_host_that_lists_the_servers_it_may_start_may_start_ours(put: Place, mac
 
 def test_server_that_a_project_turns_off_is_told_since_it_is_on_there(put: Place, machine: Machine) -> None:
     text = """{"mcpServers": {"desk": {"command": "/bin/desk"}},
-      "projects": {"/src/a": {"disabledMcpServers": ["desk"]}, "/src/b": {}}}"""
+      "projects": {"/src/a": {"disabledMcpServers": ["desk"]}, "/src/b": {"disabledMcpServers": 1}}}"""
     put("claude-code", text.encode())
     assert any(
         "desk: turned off in the project /src/a" in note for note in machine.install("claude-code").notes
