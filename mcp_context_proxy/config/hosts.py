@@ -226,8 +226,6 @@ _TOOL_LISTS: Final = {
     "disabled_tools": "deny",  # Codex
 }
 """Lists of tools in an entry, with their names here."""
-_ALL: Final = ["*"]
-"""List of Copilot CLI that leaves out no tool."""
 _APPROVALS: Final = ("alwaysAllow", "autoApprove", "tools")
 """Tools that a host calls without asking, or, in Codex, after asking; it is the host that asks."""
 ALLOWED_SERVERS: Final[tuple[tuple[str, ...], ...]] = (("mcp", "allowed"), ("allowMCPServers",))
@@ -396,7 +394,7 @@ def _tool_lists(
     """Carry over the tools that a host leaves out; a list that cannot be read is a mistake, not ignored."""
     for key, ours in _TOOL_LISTS.items():
         value = entry.get(key)
-        if value is None or value == _ALL or (key == "tools" and not isinstance(value, list)):
+        if value is None or _leaves_out_none(key, value) or (key == "tools" and not isinstance(value, list)):
             continue
         before = server.get(ours)
         if ours == "allow" and before is not None:
@@ -410,6 +408,10 @@ def _tool_lists(
         else:
             source.origins[*path, ours] = (*place, key)
             server[ours] = value
+
+
+def _leaves_out_none(key: str, value: Any) -> bool:
+    return bool(value == ["*"] and _TOOL_LISTS[key] == "allow")
 
 
 def _switched_off(tables: Mapping[str, Any], name: str) -> KeyPath | None:
@@ -484,7 +486,8 @@ def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:
 def _remarks(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> Iterator[str]:
     """Yield for a person which decisions of the host about tools were carried over, and which were not."""
     for key, ours in _TOOL_LISTS.items():
-        if isinstance(value := entry.get(key), list) and value != _ALL and (value or ours == "allow"):
+        value = entry.get(key)
+        if isinstance(value, list) and not _leaves_out_none(key, value) and (value or ours == "allow"):
             yield f"{source.place((*place, key))} is carried over as {ours}: {_listed(value)}"
     for key in _APPROVALS:
         value = entry.get(key)

@@ -175,7 +175,7 @@ def servers_in(
             if any(_names_client(one) for one in (entry, entry.get("auth"), entry.get("oauth"))):
                 wrong.append(f"its host logs in as a client of its own; {_BY_HAND}")
             if "*" in table.get("deny", ()):
-                wrong.append("its host turns off all its tools, for some of its agents at least")
+                wrong.append("its host turns off all its tools")
             wrong += _mistakes(table)
             if form == "yaml" and isinstance(entry, dict) and listed == [] and not entry.get("name"):
                 wrong.append("it has no name")
