@@ -228,9 +228,13 @@ _TOOL_LISTS: Final = {
 """Lists of tools in an entry, with their names here."""
 _APPROVALS: Final = ("alwaysAllow", "autoApprove", "tools")
 """Tools that a host calls without asking, or, in Codex, after asking; it is the host that asks."""
+DISABLED_SERVERS: Final = "disabledMcpServers"
 ALLOWED_SERVERS: Final[tuple[tuple[str, ...], ...]] = (("mcp", "allowed"), ("allowMCPServers",))
-_EXCLUDED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "excluded"), ("excludeMCPServers",))
-"""Lists of servers beside the entries, in the settings of Gemini CLI."""
+_EXCLUDED_SERVERS: Final[tuple[KeyPath, ...]] = (
+    *(("mcp", "excluded"), ("excludeMCPServers",)),  # Gemini CLI
+    (DISABLED_SERVERS,),  # Copilot CLI, in a file of its own
+)
+"""Lists of servers beside the entries. Gemini CLI takes no notice of upper and lower case in them."""
 _RULES: Final[tuple[tuple[Dialect, tuple[str, ...], str], ...]] = (
     *(("common", ("permissions", decision), "mcp__{}__") for decision in ("allow", "ask", "deny")),
     ("opencode", ("tools",), "{}_"),
@@ -247,7 +251,7 @@ _RULED: Final[Mapping[str, str]] = {
     "allow": "is not carried over; allow there again what you want, under the names of this proxy",
 }
 """Decisions of rules, with their meaning behind the proxy."""
-RULE_TABLES: Final = frozenset(place[0] for _, place, _ in _RULES)
+RULE_TABLES: Final = frozenset({DISABLED_SERVERS, *(place[0] for _, place, _ in _RULES)})
 """Tables at the top of a host's settings that have such rules."""
 _OURSELVES: Final = pattern(
     r"(?<![\w-])(?:mcp-context-proxy(?![\w/\\-])|(?<![/\\])mcp_context_proxy(?![\w./\\-]))"
@@ -417,10 +421,11 @@ def _leaves_out_none(key: str, value: Any) -> bool:
 def _switched_off(tables: Mapping[str, Any], name: str) -> KeyPath | None:
     """Return the list beside the entries that switches a server off; None if none does."""
     for place in _EXCLUDED_SERVERS:
-        if name in (names := _names_at(tables, place) or []):
-            return (*place, names.index(name))
+        if name.lower() in (names := [one.lower() for one in _names_at(tables, place) or ()]):
+            return (*place, names.index(name.lower()))
     for place in ALLOWED_SERVERS:
-        if (allowed := _names_at(tables, place)) is not None and name not in allowed:
+        allowed = _names_at(tables, place)
+        if allowed is not None and name.lower() not in map(str.lower, allowed):
             return place
     return None
 

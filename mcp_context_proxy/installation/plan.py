@@ -24,6 +24,7 @@ from mcp_context_proxy.config import ServerConfig, default_path
 from mcp_context_proxy.config.forms import expand, read
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import (
+    DISABLED_SERVERS,
     RULE_TABLES,
     converted,
     dialect_of,
@@ -102,22 +103,29 @@ class HostPlan(Struct):
 
 
 def rules_of(host: HostPlace, text: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the tables of a host's settings, or of a file beside them, that may have rules about tools.
+    """Return the tables of a host's settings, or of files beside them, that may turn tools or servers off.
 
-    Raises `EditError` if that file cannot be read: what it turns off would be on.
+    Raises `EditError` if such a file cannot be read: what it turns off would be on.
     """
     tables = entries(host.form, text, ())
     if host.rules:
-        beside = host.file(environ, path=host.rules)
-        try:
-            text = read_text(beside) or ""
-        except OSError as error:
-            raise EditError(f"{beside}: {error.strerror or error}") from None
-        try:
-            tables |= entries("json", text, ())
-        except EditError as error:
-            raise EditError(f"{beside}: {error}") from None
+        tables |= _tables_in(host.file(environ, path=host.rules))
+    if host.switches:
+        states = _tables_in(host.file(environ, path=host.switches))
+        off = [name for name, one in states.items() if isinstance(one, dict) and one.get("enabled") is False]
+        tables[DISABLED_SERVERS] = off
     return {key: tables[key] for key in RULE_TABLES & tables.keys()}
+
+
+def _tables_in(file: Path) -> dict[str, Any]:
+    try:
+        text = read_text(file) or ""
+    except OSError as error:
+        raise EditError(f"{file}: {error.strerror or error}") from None
+    try:
+        return entries("json", text, ())
+    except EditError as error:
+        raise EditError(f"{file}: {error}") from None
 
 
 def servers_in(

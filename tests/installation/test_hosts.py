@@ -406,6 +406,25 @@ def test_server_whose_tools_a_rule_denies_altogether_stays(put: Place, machine: 
     assert (set(done.staying), set(done.names)) == ({"desk"}, {"lamp"})
 
 
+@pytest.mark.parametrize(
+    ("host", "name", "switches"),
+    [
+        ("copilot-cli", "settings.json", {"disabledMcpServers": ["Desk"]}),
+        ("gemini-cli", "mcp-server-enablement.json", {"desk": {"enabled": False}, "lamp": {"enabled": True}}),
+    ],
+)
+def test_server_that_a_host_has_turned_off_in_another_file_stays_off(
+    host: str, name: str, switches: dict[str, Any], put: Place, machine: Machine
+) -> None:
+    """The files are those that ``copilot mcp disable`` and ``gemini mcp disable`` write."""
+    servers = {"Desk": {"command": "/bin/desk"}, "lamp": {"command": "/bin/lamp"}}
+    file = put(host, json.dumps({"mcpServers": servers}).encode())
+    file.with_name(name).write_text(json.dumps(switches), "utf-8")
+    machine.install(host)
+    ours = tomllib.loads(machine.file.read_text("utf-8"))["servers"]
+    assert {name: one.get("enabled", True) for name, one in ours.items()} == {"Desk": False, "lamp": True}
+
+
 def test_settings_of_another_host_that_look_like_rules_are_none(put: Place, machine: Machine) -> None:
     put("codex", b'[tools]\nweb_search = false\n[mcp_servers.web]\ncommand = "/bin/web"\n')
     machine.install("codex")
