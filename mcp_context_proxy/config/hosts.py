@@ -226,21 +226,23 @@ _TOOL_LISTS: Final = {
     "disabled_tools": "deny",  # Codex
 }
 """Lists of tools in an entry, with their names here."""
-_ALL: Final = ["*"]
-"""List of Copilot CLI that leaves out no tool."""
 _APPROVALS: Final = ("alwaysAllow", "autoApprove", "tools")
 """Tools that a host calls without asking, or, in Codex, after asking; it is the host that asks."""
+DISABLED_SERVERS: Final = "disabledMcpServers"
 ALLOWED_SERVERS: Final[tuple[tuple[str, ...], ...]] = (("mcp", "allowed"), ("allowMCPServers",))
-_EXCLUDED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "excluded"), ("excludeMCPServers",))
-"""Lists of servers beside the entries, in the settings of Gemini CLI."""
-_RULES: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
-    *((("permissions", decision), "mcp__{}__") for decision in ("allow", "ask", "deny")),  # Claude Code
-    (("tools",), "{}_"),  # opencode
-    (("permission",), "{}_"),  # opencode, since 1.1
-    (("agent", "tool_permissions", "tools"), "mcp:{}:"),  # Zed
+_EXCLUDED_SERVERS: Final[tuple[KeyPath, ...]] = (
+    *(("mcp", "excluded"), ("excludeMCPServers",)),  # Gemini CLI
+    (DISABLED_SERVERS,),  # Copilot CLI, in a file of its own
+)
+"""Lists of servers beside the entries. Gemini CLI takes no notice of upper and lower case in them."""
+_RULES: Final[tuple[tuple[Dialect, tuple[str, ...], str], ...]] = (
+    *(("common", ("permissions", decision), "mcp__{}__") for decision in ("allow", "ask", "deny")),
+    ("opencode", ("tools",), "{}_"),
+    ("opencode", ("permission",), "{}_"),  # since 1.1
+    ("zed", ("agent", "tool_permissions", "tools"), "mcp:{}:"),
 )
 """Places of rules about tools beside the entries, with the beginning of the name that a tool has in them.
-The last rule for a tool counts."""
+The last rule for a tool counts. Those of the common form are Claude Code's."""
 _DECISIONS: Final[Mapping[str | bool, str]] = {False: "deny", "confirm": "ask"}
 """Decisions of rules that are spelt otherwise than `_RULED` has them."""
 _RULED: Final[Mapping[str, str]] = {
@@ -249,7 +251,7 @@ _RULED: Final[Mapping[str, str]] = {
     "allow": "is not carried over; allow there again what you want, under the names of this proxy",
 }
 """Decisions of rules, with their meaning behind the proxy."""
-RULE_TABLES: Final = frozenset(place[0] for place, _ in _RULES)
+RULE_TABLES: Final = frozenset({DISABLED_SERVERS, *(place[0] for _, place, _ in _RULES)})
 """Tables at the top of a host's settings that have such rules."""
 _OURSELVES: Final = pattern(
     r"(?<![\w-])(?:mcp-context-proxy(?![\w/\\-])|(?<![/\\])mcp_context_proxy(?![\w./\\-]))"
@@ -295,7 +297,9 @@ def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mist
                 source.origins["servers", name, "enabled"] = key
             source.remarks[name] = (
                 *_remarks(source, path, common.entry),
-                *_with_rules(source, ("servers", name), written, servers[name]),
+                *_with_rules(
+                    source, ("servers", name), _ruled(source.tables, dialect, written), servers[name]
+                ),
             )
             if "envFile" in entry:
                 warn(f"{source.file}: server {written!r}: envFile is not read; name its variables in env")
@@ -394,7 +398,7 @@ def _tool_lists(
     """Carry over the tools that a host leaves out; a list that cannot be read is a mistake, not ignored."""
     for key, ours in _TOOL_LISTS.items():
         value = entry.get(key)
-        if value is None or value == _ALL or (key == "tools" and not isinstance(value, list)):
+        if value is None or _leaves_out_none(key, value) or (key == "tools" and not isinstance(value, list)):
             continue
         before = server.get(ours)
         if ours == "allow" and before is not None:
@@ -410,20 +414,26 @@ def _tool_lists(
             server[ours] = value
 
 
+def _leaves_out_none(key: str, value: Any) -> bool:
+    return bool(value == ["*"] and _TOOL_LISTS[key] == "allow")
+
+
 def _switched_off(tables: Mapping[str, Any], name: str) -> KeyPath | None:
     """Return the list beside the entries that switches a server off; None if none does."""
     for place in _EXCLUDED_SERVERS:
-        if name in (names := _names_at(tables, place) or []):
-            return (*place, names.index(name))
+        if name.lower() in (names := [one.lower() for one in _names_at(tables, place) or ()]):
+            return (*place, names.index(name.lower()))
     for place in ALLOWED_SERVERS:
-        if (allowed := _names_at(tables, place)) is not None and name not in allowed:
+        allowed = _names_at(tables, place)
+        if allowed is not None and name.lower() not in map(str.lower, allowed):
             return place
     return None
 
 
-def _with_rules(source: ConfigSource, path: KeyPath, written: str, server: dict[str, Any]) -> Iterator[str]:
+def _with_rules(
+    source: ConfigSource, path: KeyPath, ruled: Mapping[str, tuple[Any, KeyPath]], server: dict[str, Any]
+) -> Iterator[str]:
     """Add the tools that rules beside the entries deny to those of a server; yield a remark on each place."""
-    ruled = _ruled(source.tables, written)
     for decision, remark in _RULED.items():
         found = {tools: place for tools, (made, place) in ruled.items() if made == decision}
         before = server.get("deny", [])
@@ -436,12 +446,12 @@ def _with_rules(source: ConfigSource, path: KeyPath, written: str, server: dict[
             yield f"{dotted(place)} of its host {remark}: {named}"
 
 
-def _ruled(tables: Mapping[str, Any], written: str) -> dict[str, tuple[Any, KeyPath]]:
+def _ruled(tables: Mapping[str, Any], dialect: Dialect, written: str) -> dict[str, tuple[Any, KeyPath]]:
     """Return globs of the tools of a server, each with the last decision of a rule and the place of that."""
     found: dict[str, tuple[Any, KeyPath]] = {}
-    for place, form in _RULES:
+    for _, place, form in (one for one in _RULES if one[0] == dialect):
         rules = _at(tables, place)
-        if isinstance(rules, list) and place[0] == "permissions":
+        if isinstance(rules, list):
             rules = dict.fromkeys((rule for rule in rules if isinstance(rule, str)), place[-1])
         for rule, given in rules.items() if isinstance(rules, dict) else ():
             decision = given.get("default", given.get("*")) if isinstance(given, dict) else given
@@ -481,7 +491,8 @@ def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:
 def _remarks(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> Iterator[str]:
     """Yield for a person which decisions of the host about tools were carried over, and which were not."""
     for key, ours in _TOOL_LISTS.items():
-        if isinstance(value := entry.get(key), list) and value != _ALL and (value or ours == "allow"):
+        value = entry.get(key)
+        if isinstance(value, list) and not _leaves_out_none(key, value) and (value or ours == "allow"):
             yield f"{source.place((*place, key))} is carried over as {ours}: {_listed(value)}"
     for key in _APPROVALS:
         value = entry.get(key)

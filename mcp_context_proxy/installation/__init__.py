@@ -89,7 +89,9 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     folder_variable: str = ""
     """Variable with another folder for the settings of this host, if it has one."""
     rules: str = ""
-    """Path of other settings of the host, which can deny tools of its servers."""
+    """Path of other settings of the host, which can deny tools of its servers, or turn servers off."""
+    switches: str = ""
+    """Path of a file in which the host notes which servers are turned off."""
     profiles: tuple[str, ...] = ()
     """Paths, with ``*`` for any folder, of further files in which it has servers."""
     allowed: tuple[Place, ...] = ()
@@ -213,6 +215,7 @@ _HOSTS: Final = (
         name="gemini-cli",
         title="Gemini CLI",
         files={"any": ("~/.gemini/settings.json",)},
+        switches="~/.gemini/mcp-server-enablement.json",
         allowed=ALLOWED_SERVERS,
         named=_named_for_gemini,
         restart="start a new session, in a folder that you trust: elsewhere it starts no server",
@@ -275,6 +278,7 @@ _HOSTS: Final = (
         name="copilot-cli",
         title="Copilot CLI",
         files={"any": ("~/.copilot/mcp-config.json",)},
+        rules="~/.copilot/settings.json",
         folder_variable="COPILOT_HOME",
         entry=_copilot,
     ),

@@ -24,6 +24,7 @@ from mcp_context_proxy.config import ServerConfig, default_path
 from mcp_context_proxy.config.forms import expand, read
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import (
+    DISABLED_SERVERS,
     RULE_TABLES,
     converted,
     dialect_of,
@@ -102,22 +103,29 @@ class HostPlan(Struct):
 
 
 def rules_of(host: HostPlace, text: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the tables of a host's settings, or of a file beside them, that may have rules about tools.
+    """Return the tables of a host's settings, or of files beside them, that may turn tools or servers off.
 
-    Raises `EditError` if that file cannot be read: what it turns off would be on.
+    Raises `EditError` if such a file cannot be read: what it turns off would be on.
     """
     tables = entries(host.form, text, ())
     if host.rules:
-        beside = host.file(environ, path=host.rules)
-        try:
-            text = read_text(beside) or ""
-        except OSError as error:
-            raise EditError(f"{beside}: {error.strerror or error}") from None
-        try:
-            tables |= entries("json", text, ())
-        except EditError as error:
-            raise EditError(f"{beside}: {error}") from None
+        tables |= _tables_in(host.file(environ, path=host.rules))
+    if host.switches:
+        states = _tables_in(host.file(environ, path=host.switches))
+        off = [name for name, one in states.items() if isinstance(one, dict) and one.get("enabled") is False]
+        tables[DISABLED_SERVERS] = off
     return {key: tables[key] for key in RULE_TABLES & tables.keys()}
+
+
+def _tables_in(file: Path) -> dict[str, Any]:
+    try:
+        text = read_text(file) or ""
+    except OSError as error:
+        raise EditError(f"{file}: {error.strerror or error}") from None
+    try:
+        return entries("json", text, ())
+    except EditError as error:
+        raise EditError(f"{file}: {error}") from None
 
 
 def servers_in(
@@ -148,7 +156,7 @@ def servers_in(
     ours = {source.written(("servers", name)): name for name in source.tables["servers"]}
     project = place[1] if place[:1] == ("projects",) else None
     turned_off = () if project is None else entries(form, text, place[:2]).get("disabledMcpServers") or ()
-    projects = entries(form, text, ("projects",)) if place == ("mcpServers",) and form == "json" else {}
+    projects = entries(form, text, ()).get("projects") if place == ("mcpServers",) else None
     for at, (name, entry) in enumerate(written.items()):
         common = converted(dialect, entry) if isinstance(entry, dict) else None
         if common is None:
@@ -175,7 +183,7 @@ def servers_in(
             if any(_names_client(one) for one in (entry, entry.get("auth"), entry.get("oauth"))):
                 wrong.append(f"its host logs in as a client of its own; {_BY_HAND}")
             if "*" in table.get("deny", ()):
-                wrong.append("its host turns off all its tools, for some of its agents at least")
+                wrong.append("its host turns off all its tools")
             wrong += _mistakes(table)
             if form == "yaml" and isinstance(entry, dict) and listed == [] and not entry.get("name"):
                 wrong.append("it has no name")
@@ -186,8 +194,10 @@ def servers_in(
             found.notes += (f"{name}: {remark}" for remark in source.remarks.get(key, ()))
             found.notes += (
                 f"{name}: turned off in the project {path}, and on there behind the proxy"
-                for path, settings in projects.items()
-                if isinstance(settings, dict) and name in (settings.get("disabledMcpServers") or ())
+                for path, settings in (projects.items() if isinstance(projects, dict) else ())
+                if isinstance(settings, dict)
+                and isinstance(off := settings.get("disabledMcpServers"), list)
+                and name in off
             )
             carried = CARRIED | ({"timeout"} if dialect in {"goose", "opencode"} else set())
             if left := [one for one in entry if one not in carried]:

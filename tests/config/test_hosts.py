@@ -263,9 +263,13 @@ def test_the_tools_that_a_host_leaves_out_are_carried_over(load_text, key, names
     assert server.remarks == (f"mcpServers.x.{key} (mcp.json:2) is carried over as {ours}: {told}",)
 
 
-def test_a_list_of_all_tools_leaves_out_none(load_text):
+def test_a_list_of_all_tools_leaves_out_none_or_all(load_text):
     server = load_text('{"mcpServers": {"x": {"command": "x", "tools": ["*"]}}}', "mcp.json").servers["x"]
     assert (server.allow, server.deny, server.remarks) == (None, (), ())
+    text = '{"mcpServers": {"x": {"command": "x", "disabledTools": ["*"]}}}'
+    server = load_text(text, "mcp.json").servers["x"]
+    assert (server.allow, server.deny) == (None, ("*",))
+    assert server.remarks == ("mcpServers.x.disabledTools (mcp.json:1) is carried over as deny: *",)
 
 
 def test_each_carried_over_setting_keeps_its_place_in_the_file_of_the_host(load_text):

@@ -406,6 +406,33 @@ def test_server_whose_tools_a_rule_denies_altogether_stays(put: Place, machine: 
     assert (set(done.staying), set(done.names)) == ({"desk"}, {"lamp"})
 
 
+@pytest.mark.parametrize(
+    ("host", "name", "switches"),
+    [
+        ("copilot-cli", "settings.json", {"disabledMcpServers": ["Desk"]}),
+        ("gemini-cli", "mcp-server-enablement.json", {"desk": {"enabled": False}, "lamp": {"enabled": True}}),
+    ],
+)
+def test_server_that_a_host_has_turned_off_in_another_file_stays_off(
+    host: str, name: str, switches: dict[str, Any], put: Place, machine: Machine
+) -> None:
+    """The files are those that ``copilot mcp disable`` and ``gemini mcp disable`` write."""
+    servers = {"Desk": {"command": "/bin/desk"}, "lamp": {"command": "/bin/lamp"}}
+    file = put(host, json.dumps({"mcpServers": servers}).encode())
+    file.with_name(name).write_text(json.dumps(switches), "utf-8")
+    machine.install(host)
+    ours = tomllib.loads(machine.file.read_text("utf-8"))["servers"]
+    assert {name: one.get("enabled", True) for name, one in ours.items()} == {"Desk": False, "lamp": True}
+
+
+def test_settings_of_another_host_that_look_like_rules_are_none(put: Place, machine: Machine) -> None:
+    put("codex", b'[tools]\nweb_search = false\n[mcp_servers.web]\ncommand = "/bin/web"\n')
+    machine.install("codex")
+    assert tomllib.loads(machine.file.read_text("utf-8"))["servers"] == {"web": {"command": "/bin/web"}}
+    put("kiro", b'{"mcpServers": {"lamp": {"command": "/bin/lamp"}}, "projects": [1]}')
+    assert machine.install("kiro").names == {"lamp": "lamp"}
+
+
 def test_rules_that_cannot_be_read_leave_the_host_alone(put: Place, machine: Machine) -> None:
     file = put("claude-code", b'{"mcpServers": {"desk": {"command": "/bin/desk"}}}')
     (file.parent / ".claude").mkdir()
@@ -437,7 +464,7 @@ def test_host_that_lists_the_servers_it_may_start_may_start_ours(put: Place, mac
 
 def test_server_that_a_project_turns_off_is_told_since_it_is_on_there(put: Place, machine: Machine) -> None:
     text = """{"mcpServers": {"desk": {"command": "/bin/desk"}},
-      "projects": {"/src/a": {"disabledMcpServers": ["desk"]}, "/src/b": {}}}"""
+      "projects": {"/src/a": {"disabledMcpServers": ["desk"]}, "/src/b": {"disabledMcpServers": 1}}}"""
     put("claude-code", text.encode())
     assert any(
         "desk: turned off in the project /src/a" in note for note in machine.install("claude-code").notes
