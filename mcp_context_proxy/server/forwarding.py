@@ -315,13 +315,16 @@ class Forwarder:
 
     async def _run_task(self, request: _Request, params: Members) -> bytes:
         """Have a server run a call as a task, and return the result of the task, which nobody else sees."""
-        client, result = request.client, await self._send_once(request, params)
+        async with request.client.kept(request):
+            return await self._in_place_of_task(request, await self._send_once(request, params))
+
+    async def _in_place_of_task(self, request: _Request, result: bytes) -> bytes:
+        client = request.client
         is_modern = client.era is MODERN
-        parts = envelope.members(result) if len(result) <= envelope.TAKEN_APART_BYTES else {}
-        task = parts if is_modern else _object(parts.get("task"))
-        task_id = envelope.text(task.get("taskId"))
-        if not task_id or (is_modern and eras.result_type(parts) != "task"):
+        parts = await in_thread_if(len(result) > envelope.TAKEN_APART_BYTES, envelope.members, result)
+        if not (eras.result_type(parts) == "task" if is_modern else "task" in parts):
             return result
+        task_id = task_id_in(client.name, parts if is_modern else _object(parts["task"]))
         named = {"taskId": envelope.raw(task_id)}
         request.as_task = is_modern
         has_ended = False
@@ -350,6 +353,8 @@ class Forwarder:
             status = envelope.text(parts.get("status"))
             if client.era is HANDSHAKE and status != "working":
                 # It asks while it is asked for the result, and answers that once the task has ended.
+                if status == "input_required":
+                    request.timeout = max(until - anyio.current_time(), client.config.call_timeout)
                 return await client.call("tasks/result", named, request)
             if status == "completed" and envelope.starts_with(parts.get("result", b""), b"{"):
                 return bytes(parts["result"])
@@ -406,6 +411,17 @@ class Forwarder:
             result = await request.client.call(request.method, traced.params, request)
             traced.answered(result)
             return result
+
+
+def task_id_in(server: str, task: Members) -> str:
+    """Return the id of a task.
+
+    Raises `BadAnswerError` if it has none by which it can be asked for.
+    """
+    task_id = envelope.text(task.get("taskId")) or ""
+    if not 0 < len(task_id) <= envelope.ID_CHARACTERS:
+        raise BadAnswerError(server, f"with a task whose taskId has {len(task_id):,} characters")
+    return task_id
 
 
 def _demands_task(error: RemoteError, request: _Request) -> bool:

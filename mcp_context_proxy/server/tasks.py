@@ -24,7 +24,7 @@ from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, METHOD_NOT_FOUND
 from mcp_context_proxy.protocol.eras import MODERN, TASKS_EXTENSION
 from mcp_context_proxy.protocol.strangers import named
 from mcp_context_proxy.server import Caller, questions
-from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
+from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, task_id_in
 from mcp_context_proxy.system import drop_of_largest
 from mcp_context_proxy.system.threads import in_thread_if
 from mcp_context_proxy.trust import Principal
@@ -71,15 +71,12 @@ class Tasks:
         if len(result) > envelope.TAKEN_APART_BYTES:
             raise BadAnswerError(server, f"with a task of {len(result):,} bytes")
         parts = envelope.members(result)
-        own_id = envelope.text(parts.get("taskId"))
         if caller.era is not MODERN or not eras.has_extension(caller.capabilities, TASKS_EXTENSION):
             raise BadAnswerError(server, "with a result of type 'task', which the client does not take")
-        if not own_id or len(own_id) > envelope.ID_CHARACTERS:
-            raise BadAnswerError(server, f"with a task whose taskId has {len(own_id or ''):,} characters")
         task_id = self.prefix + secrets.token_urlsafe(ID_BYTES)
         self._known[task_id] = _Task(
             server=server,
-            own_id=own_id,
+            own_id=task_id_in(server, parts),
             principal=caller.principal,
             rights=caller.rights,
             subject=f"the task of {subject}",
