@@ -56,7 +56,7 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, HANDSHAKE, Era
 from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results.shortening import with_note
-from mcp_context_proxy.system.threads import Repeating, in_task, in_thread, in_thread_if
+from mcp_context_proxy.system.threads import Repeating, in_task, in_thread, in_thread_if, keep_latest
 from mcp_context_proxy.trust import ACTING, Principal
 from mcp_context_proxy.trust.guard import KnownSecret
 
@@ -72,6 +72,9 @@ the memory with them."""
 
 WAITING_TOLD_SECONDS = 1.0
 """Time between two progress messages to a caller that waits for a connection."""
+
+TASKS_KEPT, TASK_SECONDS = 1_000, 3600.0
+"""Tasks for which a server is kept awake, and the time for which it is after each question how one stands."""
 
 REDACTED_IN_LOOP_BYTES = 8 * 1024
 """Size up to which a result is redacted on the event loop: each secret has some forty forms to look for, and
@@ -98,6 +101,8 @@ class DownstreamClient(ServerLifecycle):
         self._pending, self._pending_bytes = 0, 0
         self._pending_of: dict[str | None, tuple[int, int]] = {}
         """Number and bytes of the requests of each person, but for administrators."""
+        self._tasks: dict[str, float] = {}
+        """Times until which tasks keep the server awake, by their ids."""
         self._none_pending: anyio.Event | None = None
         """Set when no request is pending; None while nobody waits for that."""
         self._stop = anyio.Event()
@@ -124,7 +129,8 @@ class DownstreamClient(ServerLifecycle):
 
     @property
     def in_use(self) -> bool:
-        return self._pending > 0 or self._dedicated.kept or super().in_use
+        has_task = any(until > time.monotonic() for until in self._tasks.values())
+        return self._pending > 0 or has_task or self._dedicated.kept or super().in_use
 
     async def run(self) -> None:
         """Own the connections until `stop`."""
@@ -279,6 +285,10 @@ class DownstreamClient(ServerLifecycle):
         data = error.data if isinstance(error, RemoteError) and isinstance(error.data, Raw) else b""
         large = len(str(error)) + len(bytes(data)) > REDACTED_IN_LOOP_BYTES
         return await in_thread_if(large, redacted, error, self.redact)
+
+    def note_task(self, task_id: str, *, ended: bool = False) -> None:
+        """Keep the server awake for a task that its client asks for by itself, until it has ended."""
+        keep_latest(self._tasks, task_id, 0.0 if ended else time.monotonic() + TASK_SECONDS, TASKS_KEPT)
 
     async def refuse_secrets(self, params: Members, subject: str) -> None:
         """Raise `SecretRefusedError` for a message with a secret that this server was not given."""

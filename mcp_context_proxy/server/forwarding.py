@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import msgspec
@@ -346,17 +346,14 @@ class Forwarder:
         client, answered, polls = request.client, set[str](), 0
         until = anyio.current_time() + client.limits.call_max_seconds
         while True:
-            result = await client.call("tasks/get", named, request)
-            parts, required = await questions.requests_in(client.name, result, client.limits, of_task=True)
-            large = len(result) > envelope.TAKEN_APART_BYTES
-            parts = await in_thread_if(large, client.shown_state, parts)
-            status = envelope.text(parts.get("status"))
+            parts, required = await task_state(client, await client.call("tasks/get", named, request))
+            status = envelope.text(parts["status"])
             if client.era is HANDSHAKE and status != "working":
                 # It asks while it is asked for the result, and answers that once the task has ended.
                 if status == "input_required":
                     request.timeout = max(until - anyio.current_time(), client.config.call_timeout)
                 return await client.call("tasks/result", named, request)
-            if status == "completed" and envelope.starts_with(parts.get("result", b""), b"{"):
+            if status == "completed":
                 return bytes(parts["result"])
             if status == "failed":
                 error = _object(parts.get("error"))
@@ -365,8 +362,8 @@ class Forwarder:
                 if not isinstance(code, int) or abs(code) >> 31:  # as many hosts read it
                     code = INTERNAL_ERROR
                 raise RemoteError(client.name, code, message)
-            if status not in ("working", "input_required"):
-                raise BadAnswerError(client.name, f"that its task is {quoted(status or '')}")
+            if status == "cancelled":
+                raise BadAnswerError(client.name, "that it has cancelled the task")
             new = {key: each for key, each in (required or {}).items() if key not in answered}
             if new:
                 answers = envelope.raw(await self._answers(request, new))
@@ -411,6 +408,44 @@ class Forwarder:
             result = await request.client.call(request.method, traced.params, request)
             traced.answered(result)
             return result
+
+
+async def task_state(
+    client: DownstreamClient, result: bytes, *, begins: bool = False
+) -> tuple[Members, Requests | None]:
+    """Return the state of a task as its reader may see it, and its questions, which are checked elsewhere.
+
+    Of a task that begins, it has neither questions nor a result. Raises `BadAnswerError` if it cannot be
+    understood, and `InputMissingError` if it asks too much.
+    """
+    parts, required = await questions.requests_in(client.name, result, client.limits, of_task=True)
+    status = envelope.text(parts.get("status")) or ""
+    if status not in _MEMBER_OF_STATE:
+        raise BadAnswerError(client.name, f"that its task is {quoted(status)}")
+    for member in _MEMBER_OF_STATE.values():
+        if begins or member != _MEMBER_OF_STATE[status]:
+            parts.pop(member, None)
+    if status == "completed" and client.era is MODERN and not begins:
+        held = bytes(parts.get("result", b""))
+        if not envelope.starts_with(held, b"{"):
+            raise BadAnswerError(client.name, "that its task has completed, but without a result")
+        kind = eras.result_type((await questions.requests_in(client.name, held, client.limits))[0])
+        if kind != "complete":
+            raise BadAnswerError(
+                client.name, f"that its task has completed, with a result of type {quoted(kind)}"
+            )
+    large = len(result) > envelope.TAKEN_APART_BYTES
+    return await in_thread_if(large, client.shown_state, parts), required
+
+
+_MEMBER_OF_STATE: Final = {
+    "working": "",
+    "input_required": "inputRequests",
+    "completed": "result",
+    "failed": "error",
+    "cancelled": "",
+}
+"""The member that the state of a task has by its status, and no other."""
 
 
 def task_id_in(server: str, task: Members) -> str:
