@@ -228,6 +228,7 @@ class DownstreamClient(ServerLifecycle):
 
         Raises `DownstreamError` as `call` does.
         """
+        await in_task()
         acting = self._count(0)
         try:
             async with AsyncExitStack() as stack:

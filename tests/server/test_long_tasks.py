@@ -4,8 +4,9 @@ from typing import Any
 
 import anyio
 import pytest
-from support.proxies import Host, host_of, inside
+from support.proxies import Host, command, host_of, inside
 from support.servers import Server, Workshop, tool
+from support.wires import stdio
 
 DATES = {"createdAt": "2026-07-28T10:00:00Z", "lastUpdatedAt": "2026-07-28T10:00:00Z"}
 ELICIT = {"message": "Which one?", "requestedSchema": {"type": "object", "properties": {}}}
@@ -157,3 +158,15 @@ async def test_a_task_without_an_id_that_can_be_asked_for_is_no_result(
 
     assert refused["isError"] is True
     assert "taskId" in refused["content"][0]["text"]
+
+
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_a_task_that_fails_at_once_is_cancelled_and_says_why(workshop: Workshop, era: str) -> None:
+    server = lab(workshop, status="paused")
+    workshop.flag("done").touch()
+    async with stdio(command(workshop.config()), era) as client:
+        await client.until_listed("lab__research")
+        result = await client.call("lab__research")
+
+    assert result["content"][0]["text"] == "server 'lab' answered that its task is 'paused'"
+    assert len(server.ledger.messages("tasks/cancel")) == 1
