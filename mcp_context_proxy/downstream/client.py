@@ -190,8 +190,11 @@ class DownstreamClient(ServerLifecycle):
                     result = await (link or connected.link).request(method, params, outgoing)
                 else:
                     result = await self._send_apart(method, params, outgoing)
-            except DisconnectedError:
+            except DisconnectedError as error:
                 # The request was not sent, or was refused because its session had expired.
+                if outgoing.link is not None and self.config.command is not None and method != "tools/call":
+                    # What it is about has ended with the process.
+                    raise CallInterruptedError(self.name, outgoing.subject, error.cause) from None
                 outgoing.link = None
                 await in_task()
                 if self._is_shared(connected, outgoing):

@@ -1,5 +1,7 @@
 """Tasks that the proxy waits for: over one connection that stays open, and as one call that is under way."""
 
+import os
+import signal
 from typing import Any
 
 import anyio
@@ -170,3 +172,19 @@ async def test_a_task_that_fails_at_once_is_cancelled_and_says_why(workshop: Wor
 
     assert result["content"][0]["text"] == "server 'lab' answered that its task is 'paused'"
     assert len(server.ledger.messages("tasks/cancel")) == 1
+
+
+async def test_a_call_says_so_if_the_process_ends_that_runs_its_task(workshop: Workshop) -> None:
+    server = lab(workshop, poll_ms=600)
+    async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:
+        results = []
+
+        async def research() -> None:
+            results.append(await Host(proxy, "handshake").call("lab__research"))
+
+        group.start_soon(research)
+        await server.ledger.until(lambda ledger: ledger.messages("tasks/get"))
+        os.kill(pids(server, "tasks/get")[0], signal.SIGKILL)
+
+    assert "may or may not have run" in results[0]["content"][0]["text"]
+    assert len(server.ledger.messages("tasks/get")) == 1
