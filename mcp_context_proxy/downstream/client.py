@@ -392,11 +392,12 @@ class DownstreamClient(ServerLifecycle):
         return shown_params(self.name, method, params, self.redact)
 
     def shown_state(self, parts: Members) -> Members:
-        """Return the state of a task as its reader may see it, whose questions are checked elsewhere.
+        """Return the state of a task as its reader may see it.
 
-        Its result is changed only if that reports an error.
+        Its id is replaced elsewhere, and its questions are checked there. Its result is changed only if that
+        reports an error.
         """
-        own = {name: parts[name] for name in ("result", "inputRequests") if name in parts}
+        own = {name: parts[name] for name in ("taskId", "result", "inputRequests") if name in parts}
         said = {name: each for name, each in parts.items() if name not in own}
         if envelope.starts_with(own.get("result", b""), b"{"):
             own["result"] = Raw(self._shown_failure(bytes(own["result"])))

@@ -64,6 +64,8 @@ USUAL_POLL_SECONDS = 1.0
 CANCEL_SECONDS = 2.0
 """Time for a server to take note that nobody waits for a task any more."""
 
+ASKED_BY_RESULT = "asked by the result of the call"
+
 INPUT_ROUNDS = 10
 """Times that a modern server may ask a handshake-era client during one request; the SDK's number."""
 
@@ -269,9 +271,9 @@ class Forwarder:
 
         It does not keep the request, which keeps it: each call would be left to the search for garbage.
         """
-        return partial(self._note_question, request.caller, request.client.name, request.method)
+        return partial(self.note_question, request.caller, request.client.name, request.method)
 
-    def _note_question(self, caller: Caller, server: str, during: str, method: str, answer: str) -> None:
+    def note_question(self, caller: Caller, server: str, during: str, method: str, answer: str) -> None:
         session = None if caller.session is None else caller.session.id
         self.audit.note(
             "question",
@@ -399,7 +401,7 @@ class Forwarder:
             return result
         checked = await questions.checked_requests(client, parts, required, request.caller)
         for method in questions.asked_by(checked):
-            self._noting(request)(method, "asked by the result of the call")
+            self._noting(request)(method, ASKED_BY_RESULT)
         return checked
 
     async def _traced(self, tracing: Tracing, request: _Request, params: Members) -> bytes:

@@ -24,7 +24,13 @@ from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, METHOD_NOT_FOUND
 from mcp_context_proxy.protocol.eras import MODERN, TASKS_EXTENSION
 from mcp_context_proxy.protocol.strangers import named
 from mcp_context_proxy.server import Caller, questions
-from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, task_id_in, task_state
+from mcp_context_proxy.server.forwarding import (
+    ASKED_BY_RESULT,
+    Forwarder,
+    downstream_errors,
+    task_id_in,
+    task_state,
+)
 from mcp_context_proxy.system import drop_of_largest
 from mcp_context_proxy.system.threads import in_thread_if
 from mcp_context_proxy.trust import Principal
@@ -107,8 +113,12 @@ class Tasks:
             if required is not None:
                 if len(task.asked | required.keys()) > client.limits.questions_per_call:
                     raise InputMissingError(task.server, "it asked too many times")
-                task.asked |= required.keys()
+                new = required.keys() - task.asked
+                task.asked |= new
                 checked = await questions.checked_requests(client, parts, required, caller)
+                for key in new:
+                    method = envelope.text(required[key][0]["method"]) or ""
+                    self._forwarder.note_question(caller, task.server, "tasks/get", method, ASKED_BY_RESULT)
                 parts = envelope.members(checked)
         status = envelope.text(parts["status"])
         client.note_task(task.own_id, ended=status not in ("working", "input_required"))

@@ -10,6 +10,7 @@ from support.raw_client import OWN, PREFIX, RpcError
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.trust import Principal, Reach, Role
+from mcp_context_proxy.trust.audit import audit_file
 
 TAKES_TASKS = {"extensions": {PREFIX + "tasks": {}}}
 DATES = {"createdAt": "2026-07-28T10:00:00Z", "lastUpdatedAt": "2026-07-28T10:00:00Z"}
@@ -115,6 +116,35 @@ async def test_questions_of_a_task_name_their_server_and_are_answered_by_an_upda
     assert update["params"]["taskId"] == "own"
     assert update["params"]["inputResponses"] == {"a": CHOSEN}
     assert [each["params"]["taskId"] for each in server.ledger.messages("tasks/cancel")] == ["own"]
+
+
+async def test_the_audit_has_each_question_of_a_task_once_and_its_answer(workshop: Workshop) -> None:
+    modern_server(workshop, ASKS)
+    config = workshop.config(store={"path": str(workshop.folder / "state" / "s.db")})
+    async with inside(config) as proxy:
+        host = Host(proxy, "modern", TAKES_TASKS | {"elicitation": {}})
+        asked = {"taskId": (await host.call("lab__research"))["taskId"]}
+        for _ in range(2):
+            await host.request("tasks/get", asked)
+        await host.request("tasks/update", asked | {"inputResponses": {"a": CHOSEN}})
+        file = audit_file(proxy.config)
+        assert file is not None
+        await proxy.audit.flush()
+        noted = [entry for entry in file.entries() if entry["kind"] == "question"]
+
+    assert [(entry["server"], entry["during"], entry["method"], entry["answer"]) for entry in noted] == [
+        ("lab", "tasks/get", "elicitation/create", "asked by the result of the call"),
+        ("lab", "tasks/update", "inputResponses", "accept"),
+    ]
+
+
+@pytest.mark.parametrize("task_id", ["a\u0000b\n\u202e", "[server 'bank' says] x", "x" + " " * 20 + "y"])
+async def test_a_server_gets_the_id_of_its_task_as_it_has_given_it(workshop: Workshop, task_id: str) -> None:
+    server = modern_server(workshop, {}, begun={"taskId": task_id})
+    async with host_of(workshop.config(), "modern", TAKES_TASKS) as host:
+        await host.request("tasks/get", {"taskId": (await host.call("lab__research"))["taskId"]})
+
+    assert [each["params"]["taskId"] for each in server.ledger.messages("tasks/get")] == [task_id]
 
 
 async def test_questions_of_a_task_need_what_the_client_has_declared(workshop: Workshop) -> None:
