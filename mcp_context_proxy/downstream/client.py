@@ -44,6 +44,7 @@ from mcp_context_proxy.errors import (
     RemoteError,
     SecretRefusedError,
     ServerUnavailableError,
+    SessionForgottenError,
 )
 from mcp_context_proxy.protocol import envelope, eras, without_strings
 from mcp_context_proxy.protocol.envelope import (
@@ -195,6 +196,8 @@ class DownstreamClient(ServerLifecycle):
                 if outgoing.link is not None and self.config.command is not None and method != "tools/call":
                     # What it is about has ended with the process.
                     raise CallInterruptedError(self.name, outgoing.subject, error.cause) from None
+                if isinstance(error, SessionForgottenError):
+                    self._dedicated.forget(outgoing.link)
                 outgoing.link = None
                 await in_task()
                 if self._is_shared(connected, outgoing):
@@ -233,6 +236,8 @@ class DownstreamClient(ServerLifecycle):
         """
         await in_task()
         acting = self._count(0)
+        if outgoing.on_counted is not None:
+            outgoing.on_counted()
         try:
             async with AsyncExitStack() as stack:
                 try:

@@ -19,6 +19,7 @@ from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissingError
+from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, METHOD_NOT_FOUND, Members, RequestError
 from mcp_context_proxy.protocol.eras import MODERN, TASKS_EXTENSION
@@ -51,7 +52,7 @@ Finish = Callable[[bytes, bool], Awaitable[bytes]]
 class _Task(Struct, kw_only=True):
     """A task of a server, for the client whose call has become it."""
 
-    server: str
+    tool: Tool
     own_id: str
     principal: str | None
     rights: Principal
@@ -71,24 +72,26 @@ class Tasks:
         """Beginning of each id: the replica at which the call was made, where there are several."""
         self._known: dict[str, _Task] = {}
 
-    async def begun(self, server: str, result: bytes, caller: Caller, subject: str, finish: Finish) -> bytes:
+    async def begun(self, tool: Tool, result: bytes, caller: Caller, subject: str, finish: Finish) -> bytes:
         """Return the result by which a call becomes a task, with the id under which the client finds it.
 
         Raises `DownstreamError` if the client did not declare that it takes tasks, or the task cannot be
         understood.
         """
-        client = self._fleet.clients[server]
+        client = self._fleet.clients[tool.server]
         try:
             if caller.era is not MODERN or not eras.has_extension(caller.capabilities, TASKS_EXTENSION):
-                raise BadAnswerError(server, "with a result of type 'task', which the client does not take")
+                raise BadAnswerError(
+                    client.name, "with a result of type 'task', which the client does not take"
+                )
             parts, _ = await task_state(client, result, begins=True)
-            own_id = task_id_in(server, parts)
+            own_id = task_id_in(client.name, parts)
         except DownstreamError:
             await finish(_FAILED, True)
             raise
         task_id = self.prefix + secrets.token_urlsafe(ID_BYTES)
         self._known[task_id] = _Task(
-            server=server,
+            tool=tool,
             own_id=own_id,
             principal=caller.principal,
             rights=caller.rights,
@@ -102,7 +105,7 @@ class Tasks:
     async def get(self, params: Members, caller: Caller) -> bytes:
         """Answer ``tasks/get``: the state of a task, with its result, or its questions to the client."""
         task = self._of("tasks/get", params, caller)
-        client = self._fleet.clients[task.server]
+        client = self._fleet.clients[task.tool.server]
         result = await self._forward(task, "tasks/get", params, caller)
         with downstream_errors(caller.era):
             try:
@@ -112,13 +115,13 @@ class Tasks:
                 raise
             if required is not None:
                 if len(task.asked | required.keys()) > client.limits.questions_per_call:
-                    raise InputMissingError(task.server, "it asked too many times")
+                    raise InputMissingError(client.name, "it asked too many times")
                 new = required.keys() - task.asked
                 task.asked |= new
                 checked = await questions.checked_requests(client, parts, required, caller)
                 for key in new:
                     method = envelope.text(required[key][0]["method"]) or ""
-                    self._forwarder.note_question(caller, task.server, "tasks/get", method, ASKED_BY_RESULT)
+                    self._forwarder.note_question(caller, client.name, "tasks/get", method, ASKED_BY_RESULT)
                 parts = envelope.members(checked)
         status = envelope.text(parts["status"])
         client.note_task(task.own_id, ended=status not in ("working", "input_required"))
@@ -128,7 +131,7 @@ class Tasks:
             await self._end(task, _FAILED)
         if envelope.starts_with(parts.get("error", b""), b"{"):
             error = envelope.members(parts["error"])
-            error["message"] = envelope.raw(named(task.server, envelope.text(error.get("message")) or ""))
+            error["message"] = envelope.raw(named(client.name, envelope.text(error.get("message")) or ""))
             parts["error"] = envelope.raw(error)
         parts |= {"taskId": params["taskId"], "resultType": Raw(b'"complete"')}
         return await in_thread_if(len(result) > envelope.TAKEN_APART_BYTES, envelope.encode, parts)
@@ -148,7 +151,7 @@ class Tasks:
         await self._forward(task, "tasks/cancel", params, caller)
         # It is not counted, as no other call is that its client cancels.
         task.ended = True
-        self._fleet.clients[task.server].note_task(task.own_id, ended=True)
+        self._fleet.clients[task.tool.server].note_task(task.own_id, ended=True)
         return _TAKEN
 
     def _of(self, method: str, params: Members, caller: Caller) -> _Task:
@@ -162,8 +165,8 @@ class Tasks:
         if (
             task is None
             or task.principal != caller.principal
-            or task.server not in self._fleet.clients
-            or not caller.rights.reaches(task.server)
+            or task.tool.server not in self._fleet.clients
+            or not caller.rights.may_call(task.tool)
         ):
             raise RequestError(INVALID_PARAMS, "unknown task: it was never begun here, or is forgotten")
         return task
@@ -174,5 +177,5 @@ class Tasks:
         sent["taskId"] = envelope.raw(task.own_id)
         with downstream_errors(caller.era):
             return await self._forwarder.forward(
-                self._fleet.clients[task.server], method, sent, caller, task.subject
+                self._fleet.clients[task.tool.server], method, sent, caller, task.subject
             )

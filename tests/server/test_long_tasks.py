@@ -23,6 +23,7 @@ def lab(
     status: str = "completed",
     poll_ms: int = 1,
     settings: dict[str, Any] | None = None,
+    at_a_url: bool = False,
     **more: Any,
 ) -> Server:
     """A server whose tool `research` runs as a task only, and works until the file `done` is there.
@@ -31,7 +32,7 @@ def lab(
     """
     task = {"taskId": "own", "status": "working", **DATES, "ttl": None, "pollInterval": poll_ms}
     ended = {"if": [str(workshop.flag("done")), [{"result": task | {"status": status}}]]}
-    return workshop.server(
+    return (workshop.http_server if at_a_url else workshop.server)(
         "lab",
         capabilities={"tools": {}, "tasks": {"cancel": {}, "requests": {"tools": {"call": {}}}}},
         tools=[tool("research", execution={"taskSupport": "required"}), tool("ask"), tool("plain")],
@@ -188,3 +189,26 @@ async def test_a_call_says_so_if_the_process_ends_that_runs_its_task(workshop: W
 
     assert "may or may not have run" in results[0]["content"][0]["text"]
     assert len(server.ledger.messages("tasks/get")) == 1
+
+
+@pytest.mark.parametrize("isolation", ["shared", "session"])
+async def test_a_task_is_asked_for_in_a_new_session_if_its_server_has_forgotten_the_first(
+    workshop: Workshop, isolation: str
+) -> None:
+    expired = workshop.flag("expired")
+    server = lab(workshop, forgets=str(expired), settings={"isolation": isolation}, at_a_url=True)
+    async with host_of(workshop.config(), "handshake") as host, anyio.create_task_group() as group:
+        results = []
+
+        async def research() -> None:
+            results.append(await host.call("lab__research"))
+
+        group.start_soon(research)
+        await server.ledger.until(lambda ledger: ledger.messages("tasks/get"))
+        expired.touch()
+        told = len(server.ledger.messages("tasks/get"))
+        await server.ledger.until(lambda ledger: len(ledger.messages("tasks/get")) > told + 3)
+        workshop.flag("done").touch()
+
+    assert results[0]["content"] == REPORT["content"]
+    assert len(server.ledger.calls("research")) == 1

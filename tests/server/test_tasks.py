@@ -9,6 +9,7 @@ from support.proxies import Host, host_of, inside
 from support.raw_client import OWN, PREFIX, RpcError
 from support.servers import Server, Workshop, tool
 
+from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.trust import Principal, Reach, Role
 from mcp_context_proxy.trust.audit import audit_file
 
@@ -367,15 +368,16 @@ async def test_a_task_whose_id_fills_memory_is_refused(workshop: Workshop) -> No
     assert "taskId" in refused["content"][0]["text"]
 
 
-async def test_a_task_of_a_server_that_a_token_no_longer_reaches_is_unknown(workshop: Workshop) -> None:
+async def test_a_task_of_a_tool_that_a_token_no_longer_reaches_is_unknown(workshop: Workshop) -> None:
     modern_server(workshop, {"status": "completed", "result": REPORT})
     async with inside(workshop.config()) as proxy:
         alice = Principal("alice", Role.USE, (Reach(frozenset({"lab"})),))
         host = Host(proxy, "modern", TAKES_TASKS, rights=alice)
         task_id = (await host.call("lab__research"))["taskId"]
-        host.rights = Principal("alice", Role.USE, (Reach(frozenset({"other"})),))
-        with pytest.raises(RpcError, match="unknown task"):
-            await host.request("tasks/get", {"taskId": task_id})
+        for narrowed in (Reach(frozenset({"other"})), Reach(classes=frozenset({ToolClass.READ}))):
+            host.rights = Principal("alice", Role.USE, (narrowed,))
+            with pytest.raises(RpcError, match="unknown task"):
+                await host.request("tasks/get", {"taskId": task_id})
 
 
 FORM = {
