@@ -19,6 +19,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -45,7 +46,7 @@ from mcp_context_proxy.server import Caller, questions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.questions import ClientQuestions, Requests, ask_for_input, url_elicitation
 from mcp_context_proxy.system import Bucket
-from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if
+from mcp_context_proxy.system.threads import Repeating, in_task, in_thread, in_thread_if
 from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.audit import AuditLog
 
@@ -345,8 +346,15 @@ class Forwarder:
 
     async def _polled(self, request: _Request, named: Members) -> bytes:
         """Ask a server how a task stands until it has ended, answer its questions, and return the result."""
-        client, answered, polls = request.client, set[str](), 0
+        client, answered, told = request.client, set[str](), count(1)
         until = anyio.current_time() + client.limits.call_max_seconds
+        shortest, longest = POLL_SECONDS
+
+        def tell(message: Raw | None) -> None:
+            if request.wants_progress:
+                said = {} if message is None else {"message": message}
+                request.on_notification(PROGRESS, {"progress": envelope.raw(next(told)), **said})
+
         while True:
             parts, required = await task_state(client, await client.call("tasks/get", named, request))
             status = envelope.text(parts["status"])
@@ -354,7 +362,8 @@ class Forwarder:
                 # It asks while it is asked for the result, and answers that once the task has ended.
                 if status == "input_required":
                     request.timeout = max(until - anyio.current_time(), client.config.call_timeout)
-                return await client.call("tasks/result", named, request)
+                with Repeating(longest, partial(tell, parts.get("statusMessage"))):
+                    return await client.call("tasks/result", named, request)
             if status == "completed":
                 return bytes(parts["result"])
             if status == "failed":
@@ -371,11 +380,7 @@ class Forwarder:
                 answers = envelope.raw(await self._answers(request, new))
                 await client.call("tasks/update", {**named, "inputResponses": answers}, request)
                 answered |= new.keys()
-            if request.wants_progress:
-                polls += 1
-                said = {"message": parts["statusMessage"]} if "statusMessage" in parts else {}
-                request.on_notification(PROGRESS, {"progress": envelope.raw(polls), **said})
-            shortest, longest = POLL_SECONDS
+            tell(parts.get("statusMessage"))
             proposed = envelope.number(parts.get("pollIntervalMs", parts.get("pollInterval")))
             seconds = USUAL_POLL_SECONDS if proposed is None else proposed / 1000
             seconds = min(max(seconds, shortest), longest)

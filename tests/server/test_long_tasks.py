@@ -6,9 +6,12 @@ from typing import Any
 
 import anyio
 import pytest
+from support.ledger import until
 from support.proxies import Host, command, host_of, inside
 from support.servers import Server, Workshop, tool
 from support.wires import stdio
+
+from mcp_context_proxy.server import forwarding
 
 DATES = {"createdAt": "2026-07-28T10:00:00Z", "lastUpdatedAt": "2026-07-28T10:00:00Z"}
 ELICIT = {"message": "Which one?", "requestedSchema": {"type": "object", "properties": {}}}
@@ -144,6 +147,30 @@ async def test_a_task_may_work_for_longer_than_a_call_after_it_has_asked(worksho
             workshop.flag("worked").touch()
 
     assert results[0]["content"] == REPORT["content"]
+
+
+async def test_a_client_gets_progress_while_a_task_that_has_asked_goes_on(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "POLL_SECONDS", (0.05, 0.05))
+    worked = workshop.flag("worked")
+    lab(workshop, {"wait": str(worked)}, {"result": REPORT}, status="input_required")
+    workshop.flag("done").touch()
+    able = {"elicitation": {}}
+    async with (
+        host_of(workshop.config(), "handshake", able, ANSWERS) as host,
+        anyio.create_task_group() as group,
+    ):
+
+        async def research() -> None:
+            await host.call("lab__research", progressToken="p")
+
+        group.start_soon(research)
+        await until(lambda: len(host.notifications) > 3)
+        worked.touch()
+
+    told = [params["progress"] for method, params in host.notifications]
+    assert told == sorted(set(told))
 
 
 @pytest.mark.parametrize("task_id", [7, None, "", "x" * 2_000, "x" * 100_000])
