@@ -135,9 +135,10 @@ class KeySet:
         if self._usable and (found := self._among(kid, algorithm)):
             return found
         await self._refreshed()
-        if not self._usable:
+        found = self._among(kid, algorithm)
+        if not self._usable or (not found and self._fault is not None):
             raise KeysUnavailableError
-        return self._among(kid, algorithm)
+        return found
 
     def _among(self, kid: str | None, algorithm: str) -> Sequence[PublicKey]:
         fit = [key for key in self._keys if algorithm in key.algorithms]

@@ -23,7 +23,7 @@ from contextlib import suppress
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from typing import Final, TypeAlias
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 from urllib.request import getproxies, proxy_bypass
 
 import anyio
@@ -32,6 +32,7 @@ import httpx2
 import msgspec
 
 from mcp_context_proxy.config import AuthConfig, ServerConfig
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import OAuthCredentials
 from mcp_context_proxy.oauth.bearer import bounded
@@ -414,9 +415,19 @@ async def _whole(
                 raise ExchangeError(f"{request.url.host} answered with more than {most:,} bytes")
     finally:
         await response.aclose()
-    return httpx2.Response(
-        response.status_code, headers=response.headers, content=bytes(body), request=request
-    )
+    content = _unrepeated(request, bytes(body)) if response.is_error else bytes(body)
+    return httpx2.Response(response.status_code, headers=response.headers, content=content, request=request)
+
+
+SECRET_FIELDS: Final = ("code", "code_verifier", "client_secret", "refresh_token", "token")
+"""Fields of a request that nobody else may see."""
+
+
+def _unrepeated(request: httpx2.Request, refusal: bytes) -> bytes:
+    """Return a refusal without the secrets of its request: some servers repeat what they do not accept."""
+    fields = [*parse_qsl(request.content.decode()), ("code", request.headers.get("authorization", "")[6:])]
+    redact = Redactor((name.replace("_", " "), value) for name, value in fields if name in SECRET_FIELDS)
+    return redact(refusal.decode(errors="replace")).encode()
 
 
 def check_encrypted(url: str) -> None:
