@@ -13,7 +13,6 @@ without the MCP SDK, which only a login loads.
 from __future__ import annotations
 
 import base64
-import contextlib
 import ipaddress
 import logging
 import re
@@ -27,7 +26,6 @@ from urllib.parse import parse_qsl, quote
 from urllib.request import getproxies, proxy_bypass
 
 import anyio
-import anyio.abc
 import httpx2
 import msgspec
 
@@ -391,7 +389,7 @@ async def _exchange(destinations: Destinations, request: httpx2.Request, most: i
         httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates())
     ) as client:
         for pinned in others:
-            with contextlib.suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
+            with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
                 return await _whole(client, pinned, request, destinations, most)
         return await _whole(client, last, request, destinations, most)
 

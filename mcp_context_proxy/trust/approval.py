@@ -14,6 +14,7 @@ import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, get_args
 
 import msgspec
@@ -44,7 +45,7 @@ from mcp_context_proxy.trust.fingerprints import (
     own_values,
     ruling_of,
     suspicion,
-    visible,
+    visible_part,
     withheld,
 )
 
@@ -395,7 +396,7 @@ class Approvals:
                     first=first,
                     version_seen=seen,
                     suspect=sign is not None,
-                    seen_alike=name in seen_alike,
+                    only_rest=name in seen_alike,
                 )
                 state = DECISIONS[event][origin.mode]
                 row = _row(one, origin, state, event, sign or "", now)
@@ -431,18 +432,14 @@ class Approvals:
             ]
             for one in unknown
         }
-        wanted = {key for keys in alike.values() for key in keys}
-        kept: Mapping[bytes, bytes] = {}
-        try:
-            if wanted:
-                kept = {**self._store.definitions(wanted), **record.waiting.definitions}
-        except StoreError:
-            kept = record.waiting.definitions
-        shown = {key: visible(kept[key]) for key in wanted if key in kept}
+        kept = dict(record.waiting.definitions)
+        with suppress(StoreError):
+            kept |= self._store.definitions({key for keys in alike.values() for key in keys})
         return {
             one.name
             for one in unknown
-            if any(shown.get(key) == visible(bytes(one.definition)) for key in alike[one.name])
+            for key in alike[one.name]
+            if key in kept and visible_part(kept[key]) == visible_part(bytes(one.definition))
         }
 
     def _may_record(self, record: Record, server: str, one: Candidate) -> bool:
