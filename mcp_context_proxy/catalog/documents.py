@@ -366,6 +366,9 @@ def _sections(whole: str, body: str, front: FrontMatter) -> tuple[list[tuple[str
 FINDINGS_LOGGED: Final = 20
 """Findings logged at one reload; the others are kept, and counted in the log."""
 
+LOOK_SECONDS: Final = 1.0
+"""Time between two looks at the files, which takes as long as they are many."""
+
 PAUSE_FACTOR: Final = 3.0
 """Pause after a reload, times the processor time that it took: a file that grows all the time must not have
 thousands of others read all the time. Its waits for others do not count."""
@@ -444,7 +447,7 @@ async def watch(library: DocumentLibrary, on_change: OnChange) -> None:
         began = time.thread_time()
         return library.reload(), time.thread_time() - began
 
-    async for _ in changes(partial(_marks, library)):
+    async for _ in changes(partial(_marks, library), LOOK_SECONDS):
         try:
             changed, took = await in_thread(reloaded)
             if changed:

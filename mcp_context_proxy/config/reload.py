@@ -14,12 +14,13 @@ import hashlib
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import anyio
 import msgspec
@@ -60,35 +61,44 @@ Mark: TypeAlias = tuple[int | str, ...] | None
 """Identity of what is at a path; None if there is nothing."""
 
 
-Looked = TypeVar("Looked")
-
-
-async def changes(look: Callable[[], Looked]) -> AsyncIterator[None]:
+async def changes(look: Callable[[], object], every: float = LOOK_SECONDS) -> AsyncIterator[None]:
     """Yield at once, and whenever `look`, which may block, returns something else than before.
 
     Something that still changes is waited for. The first look is compared with nothing, so no change is lost
     between a file that was read and its first look.
+
+    All looks are made in one thread, which waits between them as well: to wake the event loop and another
+    thread for each would take more processor time than the look at a file.
     """
+    ended, pause = threading.Event(), 0.0
 
-    def timed() -> tuple[Looked, float]:
-        began = time.thread_time()
-        return look(), time.thread_time() - began
+    def other_than(found: object) -> object:
+        nonlocal pause
+        while not ended.wait(pause):
+            began = time.thread_time()
+            now = look()
+            pause = max(every, LOOK_FACTOR * (time.thread_time() - began))
+            if now != found:
+                return _settled(look, now, ended)
+        return found
 
-    found: Looked | None = None
-    is_first = True
-    while True:
-        now, took = await in_thread(timed, abandon_on_cancel=True)
-        if is_first or now != found:
-            is_first, found = False, await _settled(look, now)
+    found = object()
+    # A limiter of its own, as it would keep a share of the threads from all other work.
+    limiter = anyio.CapacityLimiter(1)
+    try:
+        while True:
+            found = await in_thread(other_than, found, abandon_on_cancel=True, limiter=limiter)
             yield
-        await anyio.sleep(max(LOOK_SECONDS, LOOK_FACTOR * took))
+    finally:
+        ended.set()
 
 
-async def _settled(look: Callable[[], Looked], now: Looked) -> Looked:
+def _settled(look: Callable[[], object], now: object, ended: threading.Event) -> object:
     missing = 0
     for _ in range(SETTLE_LOOKS):
-        await anyio.sleep(SETTLE_SECONDS)
-        before, now = now, await in_thread(look, abandon_on_cancel=True)
+        if ended.wait(SETTLE_SECONDS):
+            break
+        before, now = now, look()
         missing = missing + 1 if now is None else 0
         if now == before and (now is not None or missing >= MISSING_LOOKS):
             break

@@ -463,9 +463,7 @@ class _PendingRequests:
         now = self._loop.time()
         pending.give_up_at = now + (timeout if timeout > self._call_max_seconds else self._call_max_seconds)
         self.by_id[pending.id] = pending
-        pending.deadline = now + timeout
-        if pending.deadline < self._looks_at:
-            self._look_at(pending.deadline)
+        self._give_until(pending, now + timeout)
         return pending
 
     def extend(self, pending: _Pending) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection
 from contextvars import copy_context
-from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -32,7 +31,7 @@ from mcp_context_proxy.protocol.envelope import (
     RequestId,
 )
 from mcp_context_proxy.protocol.eras import HANDSHAKE, MODERN, Era
-from mcp_context_proxy.protocol.framing import Oversized
+from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, Oversized, PipeWriter
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS
 from mcp_context_proxy.server.negotiation import INITIALIZE, LISTEN, Negotiation
@@ -119,20 +118,52 @@ LAST_RESPONSES_SECONDS = 0.5
 and soon enough for the servers to be stopped after a host has gone."""
 
 
-class HostStream(HostChannel, Protocol):
-    """Takes frames for one host, and reads those of it from a stream that the host closes at the end."""
+class HostStream(MessageReader):
+    """Reads and writes the frames of one host, which closes its end at last. Implements `HostChannel`."""
+
+    _out: asyncio.WriteTransport
+
+    def __init__(self, message_bytes: int) -> None:
+        """Read nothing before `read`. Whoever opens the stream sets `_out`, and has it tell `_writer`."""
+        super().__init__(
+            framer=LineFramer(message_bytes), receive=self._take_frame, receive_large=self._take_large
+        )
+        self._writer = writer = PipeWriter()
+        self.send_nowait, self.sent_at_once = writer.send_nowait, writer.sent_at_once
+        self._conversation: Conversation | None = None
+
+    async def send(self, frame: bytes) -> None:
+        """Write one frame once the host has read enough of those before it."""
+        await self._writer.send(frame)
+
+    def _take_frame(self, frame: bytes | Oversized) -> None:
+        assert self._conversation is not None
+        self._conversation.receive(frame)
+
+    async def _take_large(self, frame: bytes) -> None:
+        assert self._conversation is not None
+        await self._conversation.receive_large(frame)
 
     async def read(self, conversation: Conversation) -> None:
         """Hand the messages of the host to its conversation, until it closes its end."""
-        ...
+        self._conversation = conversation
+        await self.run_until_ended()
 
     async def stalled(self, seconds: float) -> None:
         """Wait until the host has read nothing of a full stream for `seconds`; then give up what waits."""
-        ...
+        await self._writer.stalled(seconds)
+        if not self._out.is_closing():
+            self._out.abort()
 
     async def flush(self) -> None:
         """Wait until all is written, or the host is gone."""
-        ...
+        self._out.set_write_buffer_limits(0, 0)
+        await self._writer.writable.wait()
+
+    def close(self) -> None:
+        """Close the stream, after the frames that wait are written."""
+        self._writer.hand_over()
+        self._out.close()
 
 
 async def converse(conversation: Conversation, stream: HostStream, stalled_seconds: float) -> None:

@@ -65,6 +65,9 @@ ROOT_PATH = "/"
 BACKLOG = 2048
 """Connections that wait to be accepted: behind a crowd that comes at once nobody has to try again."""
 
+DATE_SECONDS = 1.0
+"""Time for which responses have the same date."""
+
 STOP_SECONDS = 2
 """Time for open responses to end by themselves when the front stops; event streams never do."""
 
@@ -235,9 +238,20 @@ class _Server(uvicorn.Server):
     Uvicorn itself would cancel the responses, and log a traceback for each.
     """
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        """Set the date of responses each second, until it stops; uvicorn looks ten times a second."""
+        while not self.stopping.is_set():
+            await self.on_tick(0)
+            with anyio.move_on_after(DATE_SECONDS):
+                await self.stopping.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         closing = asyncio.get_running_loop().call_later(STOP_SECONDS, _abort_all, self.server_state)
@@ -289,7 +303,7 @@ async def serve(
                 await anyio.sleep_forever()
             finally:
                 on_stop()
-                http.should_exit = True
+                http.stopping.set()
 
         group.start_soon(stop_on_cancel)
         group.start_soon(backlog.watch)

@@ -264,7 +264,6 @@ class BoundedConnection(H11Protocol):
             transport.max_size = BODY_STEP
         self._bounded = BoundedTransport(transport, self.backlog)
         super().connection_made(self._bounded)  # type: ignore[arg-type]
-        self.backlog.connections.add(self._bounded)
         self._enter(_Phase.HEADERS)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -274,7 +273,7 @@ class BoundedConnection(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
         if self._bounded is not None:
-            self.backlog.connections.discard(self._bounded)
+            self.backlog.unread.discard(self._bounded)
         super().connection_lost(exc)
         if self._plain is not None:
             self._plain.broken_off()
@@ -478,14 +477,18 @@ class BoundedTransport:
         self._written = self._waiting = 0
         self._read = 0
         """Bytes that the client had read at the last look."""
-        self.since = asyncio.get_running_loop().time()
-        """Time at which the client last read something, or had nothing to read."""
+        self.since = 0.0
+        """Time at which the client last read something, or was given something to read."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._transport, name)
 
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
     def write(self, data: bytes) -> None:
         self._written += len(data)
+        self._backlog.note(self)
         self._transport.write(data)
 
     @property
@@ -496,19 +499,18 @@ class BoundedTransport:
     def wait(self, more: int) -> None:
         """Note that so many bytes more (or less) wait outside of the connection; a `Waiting`."""
         self._waiting += more
-        if more > 0 and self._waiting > NOTEWORTHY_BYTES:
-            self._backlog.reduce()
+        if more > 0:
+            self._backlog.note(self)
+            if self._waiting > NOTEWORTHY_BYTES:
+                self._backlog.reduce()
 
-    def look(self, now: float) -> None:
-        """Note whether the client has read something since the last look."""
-        written = self._written
-        if written == self._read and not self._waiting:
-            self.since = now
-            return
+    def look(self, now: float) -> bool:
+        """Note whether the client has read something since the last look; return whether it has all."""
         # Bytes in the system's buffer have left this process, but the client has not read them.
-        read = written - self._transport.get_write_buffer_size() - _in_kernel(self._socket.fileno())
-        if read > self._read or (read == written and not self._waiting):
+        unread = self._transport.get_write_buffer_size() + _in_kernel(self._socket.fileno())
+        if (read := self._written - unread) > self._read:
             self._read, self.since = read, now
+        return not unread and not self._waiting
 
     def disconnect(self, why: str) -> None:
         """Close the connection at once, and free all that waits for it."""
@@ -538,24 +540,36 @@ class WriteBacklog:
         self._stalled_seconds = limits.stalled_seconds
         self._largest = limits.message_bytes + EVENT_BYTES
         """Unsent bytes beyond which stalled clients go early: one of the largest responses."""
-        self.connections: set[BoundedTransport] = set()
-        """The open connections."""
+        self.unread: set[BoundedTransport] = set()
+        """The open connections whose clients may have something to read."""
+        self._noted = asyncio.Event()
+
+    def note(self, connection: BoundedTransport) -> None:
+        """Note that a client is given something to read."""
+        if connection not in self.unread and not connection.is_closing():
+            connection.since = asyncio.get_running_loop().time()
+            self.unread.add(connection)
+            self._noted.set()
 
     async def watch(self) -> None:
-        """Look at all connections in turn, until cancelled."""
+        """Look at these connections in turn, until cancelled; sleep while there are none."""
         loop = asyncio.get_running_loop()
         while True:
+            await self._noted.wait()
             await anyio.sleep(min(STALLED_SECONDS, self._stalled_seconds / 4))
             now = loop.time()
-            for connection in list(self.connections):
-                connection.look(now)
-                if now - connection.since >= self._stalled_seconds:
+            for connection in list(self.unread):
+                if connection.look(now):
+                    self.unread.discard(connection)
+                elif now - connection.since >= self._stalled_seconds:
                     self._close(connection, "")
             self.reduce()
+            if not self.unread:
+                self._noted.clear()
 
     def reduce(self) -> None:
         """Close connections while too many bytes wait, those first whose clients have stalled for longest."""
-        sizes = {connection: size for connection in self.connections if (size := connection.size)}
+        sizes = {connection: size for connection in self.unread if (size := connection.size)}
         waiting = sum(sizes.values())
         if waiting <= self._largest:
             return
@@ -568,5 +582,5 @@ class WriteBacklog:
             self._close(connection, ": too much waits to be read")
 
     def _close(self, connection: BoundedTransport, why: str) -> None:
-        self.connections.discard(connection)
+        self.unread.discard(connection)
         connection.disconnect(why)

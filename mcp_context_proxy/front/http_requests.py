@@ -376,7 +376,9 @@ class Exchange(FrameChannel):
         self._group, self._headers, self._patience = group, headers, patience
         self._scope = Cancellable()
         self._frames: deque[bytes] = deque()
-        self._bytes = 0
+        """Frames that wait to be written; they count as unsent bytes of the connection."""
+        self._bytes = self._written = 0
+        """Bytes of these, and the number of frames that were written."""
         self._accompanied = self._streaming = self._finished = self._left = False
         self._why: RequestError | None = None
 
@@ -433,7 +435,10 @@ class Exchange(FrameChannel):
     async def send(self, frame: bytes) -> None:
         """Send a frame before the result; waits until the connection takes it."""
         self._put(frame)
-        while self._frames and not self._finished:
+        # A cancelled task keeps its local variables until it is collected, which may be long.
+        del frame
+        last = self._written + len(self._frames)
+        while self._written < last and not self._finished:
             await self._sent.wait()
 
     def send_nowait(self, frame: bytes) -> bool:
@@ -467,9 +472,13 @@ class Exchange(FrameChannel):
         if self._finished:
             return
         self._frames.append(frame)
-        self._bytes += len(frame)
+        self._count(len(frame))
         self.accompany()
         self._added.set()
+
+    def _count(self, more: int) -> None:
+        self._bytes += more
+        self._waiting(more)
 
     async def _watch(self) -> None:
         with self._watching:
@@ -491,24 +500,26 @@ class Exchange(FrameChannel):
                     await self._begin()
                 elif silence.cancelled_caught:
                     await self._write(PING)
-                await self._write_frames()
+                while self._frames:
+                    await self._write_first()
         except Exception:
             # boundary: a client that has gone must not fail the request that is still being answered
             logger.debug("a stream has broken off", exc_info=True)
         finally:
             self._delivered.set()
 
-    async def _write_frames(self) -> None:
-        while self._frames:
-            await self._write_first()
+    async def _write_first(self) -> None:
+        # A method of its own, so that no local variable keeps a frame that is sent while the stream is idle.
+        self._count(-len(self._frames[0]))
+        await self._write_event(self._frames[0])
+        self._frames.popleft()
+        self._written += 1
         sent, self._sent = self._sent, anyio.Event()
         sent.set()
 
-    async def _write_first(self) -> None:
-        # A method of its own, so that no local variable keeps a frame that is sent while the stream is idle.
-        for piece in event_parts(self._frames[0]):
+    async def _write_event(self, data: bytes, name: bytes = b"message") -> None:
+        for piece in event_parts(data, name):
             await self._write(piece)
-        self._bytes -= len(self._frames.popleft())
 
     async def _begin(self) -> None:
         self._streaming = True
@@ -525,8 +536,8 @@ class Exchange(FrameChannel):
             self._added.set()
             await self._delivered.wait()
         if self._streaming:
-            for piece in event_parts(b"".join(parts)) if parts else ():
-                await self._write(piece)
+            if parts:
+                await self._write_event(b"".join(parts))
             await self._write(b"", more=False)
             return
         size = sum(map(len, parts))

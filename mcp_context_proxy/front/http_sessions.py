@@ -6,14 +6,14 @@ come back, so a call whose stream has broken off is cancelled. Only one request 
 its own, can be open in a session; the next one waits until the one before it has ended. A session serves the
 principal that opened it; for any other it does not exist.
 
-The stream carries frames as they are; those that wait count as unsent bytes of its connection.
+The stream of HTTP+SSE is one response without a result, with a conversation behind it.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -26,19 +26,10 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.front import HostChannel, Questions, http_requests
+from mcp_context_proxy.front import Questions, http_requests
 from mcp_context_proxy.front.auth import principal_of, rights_of
 from mcp_context_proxy.front.conversation import Conversation
-from mcp_context_proxy.front.http_requests import (
-    PING,
-    PING_SECONDS,
-    STREAM_HEADERS,
-    AdmissionRules,
-    Exchange,
-    Waiting,
-    send_body,
-    waiting_of,
-)
+from mcp_context_proxy.front.http_requests import AdmissionRules, Exchange
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.server.gateway import Gateway
@@ -218,9 +209,6 @@ class HttpSessions:
 
 MESSAGES_PATH = "/messages/"
 
-QUEUED_BYTES = 64 * 1024
-"""Queued bytes beyond which notifications are dropped: as many as are written to a connection ahead."""
-
 
 class EventStreams:
     """The open event streams, by session id, and the two ASGI applications that serve them."""
@@ -248,21 +236,21 @@ class EventStreams:
             await Response(None, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET"})(scope, receive, send)
             return
         session_id, principal = self.prefix + secrets.token_hex(16), principal_of(scope)
-        channel = EventChannel(send, waiting_of(scope))
-        conversation = Conversation(
-            negotiation=self._negotiation,
-            limits=self._limits,
-            channel=channel,
-            rights=rights_of(scope),
-        )
-        await channel.open(f"{self._messages}?session_id={session_id}")
         async with anyio.create_task_group() as group:
+            channel = EventChannel(
+                scope=scope, receive=receive, send=send, group=group, headers=[], patience=0
+            )
+            conversation = Conversation(
+                negotiation=self._negotiation,
+                limits=self._limits,
+                channel=channel,
+                rights=rights_of(scope),
+            )
             await group.start(conversation.run)
-            group.start_soon(channel.deliver)
             self._open[session_id] = principal, conversation
             try:
-                while (await receive())["type"] != "http.disconnect":
-                    pass
+                await channel.open(f"{self._messages}?session_id={session_id}")
+                await channel.stream()
             finally:
                 del self._open[session_id]
                 group.cancel_scope.cancel()
@@ -310,84 +298,16 @@ class EventStreams:
         return conversation
 
 
-class _Frame(Struct, eq=False):
-    """A frame that waits to be sent."""
-
-    content: bytes
-    sent: anyio.Event = field(default_factory=anyio.Event)
-
-
-class EventChannel(HostChannel):
-    """Writes frames to an event stream."""
-
-    def __init__(self, write: Send, waiting: Waiting) -> None:
-        self._write, self._waiting = write, waiting
-        self._frames: deque[_Frame] = deque()
-        self._bytes = 0
-        self._added = anyio.Event()
+class EventChannel(Exchange):
+    """Writes frames to an event stream. Implements `HostChannel`."""
 
     async def open(self, endpoint: str) -> None:
         """Begin the stream with the path to which messages are posted."""
-        await self._write({"type": "http.response.start", "status": HTTPStatus.OK, "headers": STREAM_HEADERS})
-        await self._send_event(endpoint.encode(), b"endpoint")
-
-    async def deliver(self) -> None:
-        """Write queued frames until cancelled."""
-        while True:
-            with anyio.move_on_after(PING_SECONDS):
-                await self._added.wait()
-            self._added = anyio.Event()
-            if not self._frames:
-                await self._write({"type": "http.response.body", "body": PING, "more_body": True})
-            while self._frames:
-                await self._deliver_first()
-
-    async def _deliver_first(self) -> None:
-        # A method of its own, so that no local variable keeps a frame that is sent while the stream is idle.
-        frame = self._frames[0]
-        await self._send_event(frame.content)
-        self._frames.popleft()
-        self._count(-len(frame.content))
-        frame.sent.set()
-
-    async def _send_event(self, data: bytes, name: bytes = b"message") -> None:
-        for piece in http_requests.event_parts(data, name):
-            await send_body(self._write, piece, lambda more: None, more=True)
-
-    async def send(self, frame: bytes) -> None:
-        """Send one frame; waits until the connection takes it."""
-        queued = self._put(frame)
-        # A cancelled task keeps its local variables until it is collected, which may be long.
-        del frame
-        try:
-            await queued.sent.wait()
-        except anyio.get_cancelled_exc_class():
-            if queued in self._frames:
-                self._frames.remove(queued)
-                self._count(-len(queued.content))
-            queued.content = b""
-            raise
-
-    def send_nowait(self, frame: bytes) -> bool:
-        """Send one frame soon, unless too many bytes wait already."""
-        if self._bytes > QUEUED_BYTES:
-            return False
-        self._put(frame)
-        return True
+        await self._begin()
+        await self._write_event(endpoint.encode(), b"endpoint")
 
     def pause_reading(self) -> None:
         """Do nothing: each message comes by a request of its own."""
 
     def resume_reading(self) -> None:
         """Do nothing: see `pause_reading`."""
-
-    def _put(self, frame: bytes) -> _Frame:
-        queued = _Frame(frame)
-        self._frames.append(queued)
-        self._count(len(frame))
-        self._added.set()
-        return queued
-
-    def _count(self, more: int) -> None:
-        self._bytes += more
-        self._waiting(more)

@@ -25,9 +25,9 @@ from anyio.abc import TaskGroup
 from mcp_context_proxy.bridge import CONNECT_SECONDS
 from mcp_context_proxy.bridge.meeting import LOG_BYTES, NONCE_BYTES, PROOF_BYTES, beside, proof, proves
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.front.conversation import Conversation, converse
+from mcp_context_proxy.front.conversation import Conversation, HostStream, converse
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, Oversized, PipeWriter
+from mcp_context_proxy.protocol.framing import Oversized
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.server import ConnectedHost
 from mcp_context_proxy.server.negotiation import Negotiation
@@ -222,6 +222,8 @@ class Hosts:
     ) -> None:
         started = negotiation.gateway.profiles.started
         channel = await SocketChannel.open(connection, self._limits.message_bytes)
+        # By it the hook of a host finds its session.
+        channel.greeting = greeting
         if greeting.logs and (problems := self._problems(greeting.presets)):
             await channel.send(msgspec.json.encode({"bridge": {"problems": problems}}))
         conversation = Conversation(
@@ -364,19 +366,11 @@ def _is_ours(connection: socket.socket) -> bool:
     return struct.unpack("3i", said)[1] in (os.geteuid(), 0)
 
 
-class SocketChannel(MessageReader):
-    """Reads and writes frames over a connected socket. Implements `HostStream`."""
+class SocketChannel(HostStream):
+    """Reads and writes frames over a connected socket."""
 
     def __init__(self, message_bytes: int) -> None:
-        super().__init__(
-            framer=LineFramer(message_bytes),
-            receive=self._take_frame,
-            receive_large=self._take_large,
-        )
-        self._writer = writer = PipeWriter()
-        self.send, self.send_nowait, self.sent_at_once = writer.send, writer.send_nowait, writer.sent_at_once
-        self._conversation: Conversation | None = None
-        self._socket: asyncio.Transport | None = None
+        super().__init__(message_bytes)
         self.greeting = Greeting()
         """The greeting of the bridge."""
         self._is_first = True
@@ -395,8 +389,8 @@ class SocketChannel(MessageReader):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._socket = cast("asyncio.Transport", transport)
-        self._socket.pause_reading()
+        self._out = cast("asyncio.Transport", transport)
+        self.pause_reading()
         self._writer.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -417,7 +411,7 @@ class SocketChannel(MessageReader):
     async def read(self, conversation: Conversation) -> None:
         self._conversation = conversation
         self.resume_reading()
-        await self.run_until_ended()
+        await super().read(conversation)
 
     def data_received(self, data: bytes) -> None:
         """Pass on the messages that are complete now; bytes that come once the proxy stops do not count."""
@@ -427,41 +421,16 @@ class SocketChannel(MessageReader):
         super().data_received(data)
 
     def _take_frame(self, frame: bytes | Oversized) -> None:
-        assert self._conversation is not None
-        if isinstance(frame, Oversized):
-            self._conversation.receive(frame)
-        elif self._is_first and frame.startswith(GREETING_START):
-            # By it the hook of a host finds its session. No later line makes another one of it.
-            with suppress(msgspec.DecodeError, RecursionError):
-                self.greeting = msgspec.json.decode(frame, type=_Greeted).bridge
-        else:
+        is_first, self._is_first = self._is_first, False
+        if isinstance(frame, bytes):
+            if is_first and frame.startswith(GREETING_START):
+                return  # of `greeting`; no later line makes another one of it
             if TURN_MARK in frame:
                 with suppress(msgspec.DecodeError, RecursionError):
                     told = msgspec.json.decode(frame, type=_Called).params.meta.turn.session_id
                     self.greeting = msgspec.structs.replace(self.greeting, session=told)
-            self._conversation.receive(frame)
-        self._is_first = False
-
-    async def _take_large(self, frame: bytes) -> None:
-        assert self._conversation is not None
-        await self._conversation.receive_large(frame)
-
-    async def flush(self) -> None:
-        if self._socket is not None:
-            self._socket.set_write_buffer_limits(0, 0)
-        await self._writer.writable.wait()
-
-    async def stalled(self, seconds: float) -> None:
-        await self._writer.stalled(seconds)
-        if self._socket is not None:
-            self._socket.abort()
+        super()._take_frame(frame)
 
     def tell_taken(self) -> None:
         """Tell the bridge how much was taken: it gives the requests that came later to the next proxy."""
         self.send_nowait(b'{"bridge":{"taken":%d}}' % self._taken)
-
-    def close(self) -> None:
-        """Close the connection, after the frames that wait are written."""
-        self._writer.hand_over()
-        if self._socket is not None:
-            self._socket.close()

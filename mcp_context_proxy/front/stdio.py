@@ -23,7 +23,7 @@ import anyio
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation, HostStream, converse
-from mcp_context_proxy.protocol.framing import READ_BYTES, LineFramer, MessageReader, PipeWriter, gate
+from mcp_context_proxy.protocol.framing import READ_BYTES, gate
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import THE_USER, Principal
@@ -57,77 +57,52 @@ def _is_pipe(fd: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-class StandardPipes:
-    """Reads and writes frames over the process's standard streams. Implements `HostStream`."""
+class StandardPipes(HostStream):
+    """Reads and writes frames over the process's standard streams."""
 
-    def __init__(
-        self, source: IO[bytes], writer: PipeWriter, out: asyncio.WriteTransport, limits: Limits
-    ) -> None:
-        self._source, self._writer, self._out = source, writer, out
-        self.send_nowait, self.sent_at_once = writer.send_nowait, writer.sent_at_once
-        self._limits, self._unread = limits, 0
-        """Bytes that wait for the host."""
-        self._reader: MessageReader | None = None
-        self._into: asyncio.ReadTransport | None = None
+    def __init__(self, source: IO[bytes], limits: Limits) -> None:
+        super().__init__(limits.message_bytes)
+        self._source, self._most, self._unread = source, limits.unread_bytes, 0
+        """The pipe that is read, and the bytes that may wait, and that do wait, for the host."""
+
+    @classmethod
+    async def open(cls, read_fd: int, write_fd: int, limits: Limits) -> StandardPipes:
+        """Take both pipes over."""
+        pipes, loop = cls(os.fdopen(read_fd, "rb", 0), limits), asyncio.get_running_loop()
+        pipes._out, _ = await loop.connect_write_pipe(lambda: pipes._writer, os.fdopen(write_fd, "wb", 0))
+        return pipes
 
     async def send(self, frame: bytes) -> None:
         """Write one frame; while too many bytes wait for the host, the servers are not read."""
         if self.sent_at_once(frame):
             return
-        most = self._limits.unread_bytes
         self._unread += len(frame)
-        if self._unread > most:
+        if self._unread > self._most:
             gate.close()
         try:
-            await self._writer.send(frame)
+            await super().send(frame)
         finally:
-            was_over = self._unread > most
+            was_over = self._unread > self._most
             self._unread -= len(frame)
-            if was_over and self._unread <= most:
+            if was_over and self._unread <= self._most:
                 gate.open()
 
     async def read(self, conversation: Conversation) -> None:
-        self._reader = reader = MessageReader(
-            framer=LineFramer(self._limits.message_bytes),
-            receive=conversation.receive,
-            receive_large=conversation.receive_large,
-        )
-        loop = asyncio.get_running_loop()
-        self._into, _ = await loop.connect_read_pipe(lambda: reader, self._source)
-        await reader.run_until_ended()
-
-    def pause_reading(self) -> None:
-        if self._reader is not None:
-            self._reader.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self._reader is not None:
-            self._reader.resume_reading()
-
-    async def flush(self) -> None:
-        self._out.set_write_buffer_limits(0, 0)
-        await self._writer.writable.wait()
-
-    async def stalled(self, seconds: float) -> None:
-        await self._writer.stalled(seconds)
-        if not self._out.is_closing():
-            self._out.abort()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: self, self._source)
+        await super().read(conversation)
 
     def close(self) -> None:
-        if self._into is not None:
-            self._into.close()
+        if self._transport is not None:
+            self._transport.close()
         else:  # also where a stop has come while the loop took the pipe, and has closed it
             self._source.close()
-        self._writer.hand_over()
-        self._out.close()
+        super().close()
 
 
 @asynccontextmanager
 async def _open_pipes(read_fd: int, write_fd: int, limits: Limits) -> AsyncIterator[HostStream]:
     """Write to one pipe, and read the other from `StandardPipes.read` on."""
-    loop, writer = asyncio.get_running_loop(), PipeWriter()
-    out, _ = await loop.connect_write_pipe(lambda: writer, os.fdopen(write_fd, "wb", 0))
-    pipes = StandardPipes(os.fdopen(read_fd, "rb", 0), writer, out, limits)
+    pipes = await StandardPipes.open(read_fd, write_fd, limits)
     try:
         yield pipes
     finally:

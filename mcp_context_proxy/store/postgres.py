@@ -105,9 +105,7 @@ class PostgresDatabase(Database):
         self._watchdog = Watchdog()
         self._failures = FailureLog()
         self._upkeep = Upkeep(LeaseStore(self))
-        self.hints = self._hints = ChangeHints(
-            listen_url or url, f"mcp_context_proxy_{schema}", self._connect_to
-        )
+        self.hints = ChangeHints(listen_url or url, f"mcp_context_proxy_{schema}", self._connect_to)
 
     @property
     def problem(self) -> str | None:
@@ -155,14 +153,14 @@ class PostgresDatabase(Database):
                 raise StoreError(self.place, "a transaction was not committed")
         self._failures.recovered()
         if area is not None:
-            self._hints.changed(area)
+            self.hints.changed(area)
 
     def now(self) -> float:
         """Return the time of the server, which all replicas share."""
         return float(self.rows("SELECT extract(epoch FROM clock_timestamp())")[0][0])
 
     def may_have_changed(self, area: str) -> bool:
-        return self._hints.may_have_changed(area)
+        return self.hints.may_have_changed(area)
 
     def go_on_counting(self) -> None:
         with self.transaction() as transaction:
@@ -185,7 +183,7 @@ class PostgresDatabase(Database):
     def close(self) -> None:
         self._upkeep.end()
         self._closed = True
-        self._hints.close()
+        self.hints.close()
         self._watchdog.close()
         self._drop_idle()
 
@@ -227,7 +225,7 @@ class PostgresDatabase(Database):
                     self._give_back(connection)
             finally:
                 self._room.release()
-        self._hints.start()
+        self.hints.start()
 
     @contextlib.contextmanager
     def _watched(self, connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:

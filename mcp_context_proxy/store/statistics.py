@@ -242,8 +242,7 @@ class _UsageTable(Generic[U]):
             "WHERE seconds = ? AND start = ? AND owner = ? AND replica = ?"
         )
         found = transaction.rows(query, (slot.seconds, slot.start, slot.owner, replica))
-        usages = [self.read(values) for values in found]
-        return {self._name_of(usage): usage for usage in usages}
+        return {self._name_of(usage): usage for usage in map(self.read, found)}
 
     def _name_of(self, usage: U) -> tuple[object, ...]:
         return tuple(getattr(usage, column) for column in self._named)
@@ -263,13 +262,13 @@ class _UsageTable(Generic[U]):
             f"DELETE FROM {self.name} WHERE seconds = ? AND start + seconds <= ?", (DAY, days_before)
         )
 
+    def forget_old(self, transaction: Transaction, most: int) -> None:
+        transaction.forget_old(self.name, self._key, by="start", keep=most)
+
 
 _TOOLS = _UsageTable("tool_usage", ToolUsage, ("server", "tool"))
 _SEARCHES = _UsageTable("search_usage", SearchUsage, ())
 _DOCUMENTS = _UsageTable("document_usage", DocumentUsage, ("kind", "name"))
-
-_READ_KEY: Final = ("start", "seconds", "owner", "replica", "kind", "name")
-_USAGE_KEY: Final = ("start", "seconds", "owner", "replica", "server", "tool")
 
 WRITERS_SECONDS: Final = 30 * DAY
 """Time for which the last batch of a process is remembered: it sends none again after that."""
@@ -321,9 +320,8 @@ class StatisticsStore(Tables):
         with self._upkeep(USAGE) as transaction:
             if transaction is None:
                 return
-            _TOOLS.roll_up(transaction, before, days_before - lag)
-            _SEARCHES.roll_up(transaction, before, days_before - lag)
-            _DOCUMENTS.roll_up(transaction, before, days_before - lag)
+            for table in (_TOOLS, _SEARCHES, _DOCUMENTS):
+                table.roll_up(transaction, before, days_before - lag)
             transaction.execute("DELETE FROM writers WHERE time < ?", (now - WRITERS_SECONDS,))
 
     def forget(self, most_usage: int, most_searches: int, searches_before: float) -> None:
@@ -332,8 +330,8 @@ class StatisticsStore(Tables):
         with self._upkeep(USAGE) as transaction:
             if transaction is None:
                 return
-            transaction.forget_old("tool_usage", _USAGE_KEY, by="start", keep=most_usage)
-            transaction.forget_old("document_usage", _READ_KEY, by="start", keep=most_usage)
+            _TOOLS.forget_old(transaction, most_usage)
+            _DOCUMENTS.forget_old(transaction, most_usage)
             transaction.forget_old("searches", ("id",), before=searches_before, keep=most_searches)
 
     def tools(self, since: float = 0.0) -> list[ToolUsage]:

@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
 
@@ -194,6 +196,34 @@ async def test_many_files_are_looked_at_less_often() -> None:
         async for _ in changes_of(look):
             pass
     assert len(looked) <= 1 + MISSING_LOOKS
+
+
+async def test_looks_take_no_thread_from_other_work_and_end_with_the_watch() -> None:
+    pool, more, looks = anyio.to_thread.current_default_thread_limiter(), 3, list[int]()
+    looked = anyio.Event()
+
+    def look() -> bool:
+        looks.append(threading.get_ident())
+        return True
+
+    async def watch_for_ever(*, first: bool) -> None:
+        async for _ in changes_of(look, 0.01):
+            if first:
+                looked.set()
+
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as tasks:
+            for number in range(int(pool.total_tokens) + more):
+                tasks.start_soon(partial(watch_for_ever, first=number == 0))
+            await looked.wait()
+            while len(set(looks)) < pool.total_tokens + more:
+                await anyio.to_thread.run_sync(time.sleep, 0.01)
+            assert pool.borrowed_tokens == 0
+            tasks.cancel_scope.cancel()
+        before = -1
+        while before < len(looks):
+            before = len(looks)
+            await anyio.sleep(0.1)
 
 
 async def test_a_reload_that_waits_for_others_does_not_put_off_the_next_one(write: Write) -> None:

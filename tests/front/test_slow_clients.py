@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import select
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -36,6 +38,8 @@ LIMITS = {
     "http_connections": 20,
     "stalled_seconds": 0.6,
 }
+TOO_MANY_WAKINGS = 23
+"""Wakings per second: there are 17, and ten more with uvicorn's own looks at the clock."""
 HTTP = "http://"
 HOST = "127.0.0.1"
 MESSAGE = "notifications/message"
@@ -203,6 +207,28 @@ def test_a_crowd_ends_no_request_that_is_under_way(patient_proxy: HttpProxy) -> 
             stack.enter_context(sent(patient_proxy, "GET /livez HTTP/1.1\r\nhost: {}\r\n\r\n"))
 
         assert not is_reset(stream)
+
+
+def wakings(process: int) -> int:
+    """Return how often the threads of a process have begun to wait so far."""
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    lines = "".join((task / "status").read_text(encoding="ascii") for task in tasks).splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is counted there")
+async def test_a_front_sleeps_while_its_clients_have_read_everything(tmp_path: Path) -> None:
+    with (
+        http_proxy(Workshop(tmp_path).config(), real=True) as proxy,
+        sent(proxy, OPEN_STREAM) as stream,
+        anyio.fail_after(30),
+    ):
+        until_received(stream, b"event: endpoint")
+        counted = TOO_MANY_WAKINGS
+        while counted >= TOO_MANY_WAKINGS:
+            before = wakings(proxy.process.pid)
+            await anyio.sleep(1)
+            counted = wakings(proxy.process.pid) - before
 
 
 def test_what_is_no_request_fills_no_log(proxy: HttpProxy) -> None:
