@@ -493,6 +493,12 @@ def last_output(client: DownstreamClient) -> tuple[str, ...]:
     return tuple(shown[::-1])
 
 
+def error_line(client: DownstreamClient) -> str:
+    """Return the last line of a server's output that states an error, or its last one; empty if none."""
+    lines = last_output(client)
+    return next(filter(_STATES_ERROR.search, reversed(lines)), "".join(lines[-1:]))
+
+
 _FRAME: Final = pattern(r' *File "[^"]+", line \d+')
 """A frame of a traceback of Python, whose line of code follows it."""
 

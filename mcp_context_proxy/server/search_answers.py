@@ -20,7 +20,7 @@ from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Requ
 from mcp_context_proxy.context.search import Found, server_asked_for
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.fleet import Fleet, error_line
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.errors import some_of
 from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
@@ -219,14 +219,18 @@ def _is_named(server: str, asked: Set[str]) -> bool:
 
 
 def _standing(client: DownstreamClient, *, whole: bool = False) -> str:
-    """Return the state of a server that is not connected, with the reason; if `whole`, with its remedy."""
+    """Return the state of a server that is not connected, with the reason; if `whole`, with its remedy.
+
+    Where no remedy is known, the server's own error stands there instead.
+    """
     if not client.cause:
         return client.standing
     again = " again; before that" if client.state is ServerState.STARTING else ""
     # After the first clause there is advice for a person, who may ask what became of a server.
-    cause = "; ".join(filter(None, (client.cause, client.remedy)))
-    if not whole:
-        cause = cause.partition("; ")[0]
+    cause = client.cause.partition("; ")[0]
+    if whole:
+        said = "" if client.remedy else error_line(client)
+        cause = ": ".join(filter(None, ("; ".join(filter(None, (client.cause, client.remedy))), said)))
     return f"{client.standing}{again}: {one_line(cause, REMEDY_CHARACTERS if whole else CAUSE_CHARACTERS)}"
 
 
