@@ -359,7 +359,7 @@ def tried(peer: str, folder: Path, home: Path) -> dict[str, str]:
     absent = tried_beside(peer, folder, home, {"command": "/srv/no-such-program", "args": []})
     healthy = tried_beside(peer, folder, home, entries["thinking"])
     found["a server ends at its start: others work"] = ended["others work"]
-    found["- its error is said"] = ended["said"]
+    found["its error is said"] = ended["said"]
     found["the program of a server is missing: others work"] = absent["others work"]
     found["a page of a server (MCP Apps)"] = healthy["a page"]
     return found
