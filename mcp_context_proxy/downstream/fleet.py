@@ -22,7 +22,7 @@ from mcp_context_proxy.config.secrets import Redactor, secret_arguments
 from mcp_context_proxy.config.settings import LAUNCH, SERVER_NAME
 from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.era_negotiation import Unprobed
+from mcp_context_proxy.downstream.era_negotiation import LATE_KEY, UNPROBED_KEY, ServerMemory
 from mcp_context_proxy.downstream.inbound import OnEvent
 from mcp_context_proxy.downstream.lifecycle import ServerState, Shared
 from mcp_context_proxy.downstream.listing import CachedListing
@@ -89,7 +89,8 @@ class Fleet:
             on_state=self._state_changed,
             on_event=on_event,
             store=store,
-            unprobed=Unprobed(store),
+            unprobed=ServerMemory(store, UNPROBED_KEY),
+            late=ServerMemory(store, LATE_KEY),
             known=known,
             logins=logins,
             keep_line=keep_line,
@@ -194,6 +195,7 @@ class Fleet:
     async def load_listings(self) -> None:
         """Restore the servers' listings from the store, before any is started."""
         await self.shared.unprobed.load()
+        await self.shared.late.load()
         clients = tuple(self.clients.values())
 
         def cached() -> list[CachedListing | None]:
