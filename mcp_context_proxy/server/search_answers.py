@@ -8,7 +8,7 @@ told whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import cache
 from typing import Final
 
@@ -244,15 +244,17 @@ def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor
     return {server: words for server, words in said.items() if sign_in(words) is None}
 
 
-def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
+def said_later(clients: Iterable[DownstreamClient], redact: Redactor, introduced: set[str]) -> list[str]:
     """Return a line for each server that connected after a session had begun, once in the session.
 
     Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows,
     the best first. Servers that are told now are added to those `introduced` before.
     """
-    left, told = SAID_LATER_BYTES, []
-    for server, words in said.items():
-        line = "" if server in introduced else server_line(server, words)
+    left, told = SAID_LATER_BYTES, list[str]()
+    # Those of a server take up to a millisecond to examine.
+    new = [client for client in clients if client.name not in introduced]
+    for server, words in instructions_by_server(new, redact).items():
+        line = server_line(server, words)
         left -= len(line.encode())
         if line and left >= 0:
             introduced.add(server)
