@@ -76,6 +76,8 @@ class Outgoing(Sender):
     judge: Callable[[], None] | None = None
     """Called before the request is sent over a connection that was opened meanwhile; raises if it may not be
     sent any more."""
+    link: Link | None = None
+    """The connection that is kept for it and those that belong to it; None if it goes over any."""
 
 
 PLAIN = Outgoing()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import anyio
@@ -43,6 +44,7 @@ from mcp_context_proxy.errors import (
     RemoteError,
     SecretRefusedError,
     ServerUnavailableError,
+    SessionForgottenError,
 )
 from mcp_context_proxy.protocol import envelope, eras, without_strings
 from mcp_context_proxy.protocol.envelope import (
@@ -55,8 +57,8 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, HANDSHAKE, Era
 from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results.shortening import with_note
-from mcp_context_proxy.system.threads import Repeating, in_task, in_thread, in_thread_if
-from mcp_context_proxy.trust import ACTING
+from mcp_context_proxy.system.threads import Repeating, in_task, in_thread, in_thread_if, keep_latest
+from mcp_context_proxy.trust import ACTING, Principal
 from mcp_context_proxy.trust.guard import KnownSecret
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,9 @@ the memory with them."""
 
 WAITING_TOLD_SECONDS = 1.0
 """Time between two progress messages to a caller that waits for a connection."""
+
+TASKS_KEPT, TASK_SECONDS = 1_000, 3600.0
+"""Tasks for which a server is kept awake, and the time for which it is after each question how one stands."""
 
 REDACTED_IN_LOOP_BYTES = 8 * 1024
 """Size up to which a result is redacted on the event loop: each secret has some forty forms to look for, and
@@ -97,6 +102,8 @@ class DownstreamClient(ServerLifecycle):
         self._pending, self._pending_bytes = 0, 0
         self._pending_of: dict[str | None, tuple[int, int]] = {}
         """Number and bytes of the requests of each person, but for administrators."""
+        self._tasks: dict[str, float] = {}
+        """Times until which tasks keep the server awake, by their ids."""
         self._none_pending: anyio.Event | None = None
         """Set when no request is pending; None while nobody waits for that."""
         self._stop = anyio.Event()
@@ -123,7 +130,8 @@ class DownstreamClient(ServerLifecycle):
 
     @property
     def in_use(self) -> bool:
-        return self._pending > 0 or self._dedicated.kept or super().in_use
+        has_task = any(until > time.monotonic() for until in self._tasks.values())
+        return self._pending > 0 or has_task or self._dedicated.kept or super().in_use
 
     async def run(self) -> None:
         """Own the connections until `stop`."""
@@ -172,35 +180,25 @@ class DownstreamClient(ServerLifecycle):
             await self.refuse_secrets(params, outgoing.subject)
         elif (secret := self._known.in_params(self.name, params)) is not None:
             raise self._refused(secret, outgoing.subject)
-        rights = ACTING.get()
-        # Administrators, who own nothing of their own, may take all of it.
-        own = self._pending_of.get(rights.person, _NOTHING) if rights.owner else None
-        if self._pending >= limits.in_flight_per_server:
-            raise ServerUnavailableError(
-                self.name, "busy", f"{self._pending} requests are under way; try again"
-            )
-        if self._pending_bytes and self._pending_bytes + size > limits.message_bytes // PENDING_SHARE:
-            waiting = f"{self._pending_bytes:,} bytes of requests are under way; try again"
-            raise ServerUnavailableError(self.name, "busy", waiting)
-        if own is not None:
-            share = rights.share(limits.message_bytes // PENDING_SHARE)
-            if own[0] >= rights.share(limits.in_flight_per_server) or (own[1] and own[1] + size > share):
-                told = f"{own[0]} of your requests, with {own[1]:,} bytes, are under way; try again"
-                raise ServerUnavailableError(self.name, "busy", told)
-        self._pending, self._pending_bytes = self._pending + 1, self._pending_bytes + size
-        if own is not None:
-            self._pending_of[rights.person] = own[0] + 1, own[1] + size
+        counts = outgoing.link is None
+        acting = self._count(size) if counts else None
         if outgoing.on_counted is not None:
             outgoing.on_counted()
         try:
             connected = self.connected or await self._connected(outgoing)
             try:
-                if self._is_shared(connected, outgoing):
-                    result = await connected.link.request(method, params, outgoing)
+                if (link := outgoing.link) is not None or self._is_shared(connected, outgoing):
+                    result = await (link or connected.link).request(method, params, outgoing)
                 else:
                     result = await self._send_apart(method, params, outgoing)
-            except DisconnectedError:
+            except DisconnectedError as error:
                 # The request was not sent, or was refused because its session had expired.
+                if outgoing.link is not None and self.config.command is not None and method != "tools/call":
+                    # What it is about has ended with the process.
+                    raise CallInterruptedError(self.name, outgoing.subject, error.cause) from None
+                if isinstance(error, SessionForgottenError):
+                    self._dedicated.forget(outgoing.link)
+                outgoing.link = None
                 await in_task()
                 if self._is_shared(connected, outgoing):
                     with anyio.move_on_after(self.config.connect_timeout):
@@ -225,18 +223,81 @@ class DownstreamClient(ServerLifecycle):
         except DownstreamError as error:
             if isinstance(error, RemoteError) and error.code == eras.URL_ELICITATION_REQUIRED:
                 self._admission.expect_completions(error.data, outgoing.party)
-            data = error.data if isinstance(error, RemoteError) and isinstance(error.data, Raw) else b""
-            large = len(str(error)) + len(bytes(data)) > REDACTED_IN_LOOP_BYTES
-            raise await in_thread_if(large, redacted, error, self.redact) from None
+            raise await self._shown_error(error) from None
         finally:
-            self._pending, self._pending_bytes = self._pending - 1, self._pending_bytes - size
-            if own is not None:
-                count, held = self._pending_of.pop(rights.person)
-                if count > 1:
-                    self._pending_of[rights.person] = count - 1, held - size
-            self._idle.last_used = time.monotonic()
-            if not self._pending and self._none_pending is not None:
-                self._none_pending.set()
+            if counts:
+                self._count_out(size, acting)
+
+    @asynccontextmanager
+    async def kept(self, outgoing: Outgoing) -> AsyncIterator[None]:
+        """Keep a connection for requests that belong together, which count as one that is pending.
+
+        Raises `DownstreamError` as `call` does.
+        """
+        await in_task()
+        acting = self._count(0)
+        if outgoing.on_counted is not None:
+            outgoing.on_counted()
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    connected = self.connected or await self._connected(outgoing)
+                    if self._is_shared(connected, outgoing):
+                        outgoing.link = connected.link
+                    else:
+                        outgoing.link = await stack.enter_async_context(self._dedicated.acquire(outgoing))
+                        if outgoing.judge is not None:
+                            outgoing.judge()
+                except DownstreamError as error:
+                    raise await self._shown_error(error) from None
+                yield
+        finally:
+            outgoing.link = None
+            self._count_out(0, acting)
+
+    def _count(self, size: int) -> Principal | None:
+        """Count a request of so many bytes as pending; return for whom, or None if it is for nobody alone.
+
+        Raises `ServerUnavailableError` if too much is pending.
+        """
+        limits, rights = self.limits, ACTING.get()
+        # Administrators, who own nothing of their own, may take all of it.
+        own = self._pending_of.get(rights.person, _NOTHING) if rights.owner else None
+        if self._pending >= limits.in_flight_per_server:
+            raise ServerUnavailableError(
+                self.name, "busy", f"{self._pending} requests are under way; try again"
+            )
+        if self._pending_bytes and self._pending_bytes + size > limits.message_bytes // PENDING_SHARE:
+            waiting = f"{self._pending_bytes:,} bytes of requests are under way; try again"
+            raise ServerUnavailableError(self.name, "busy", waiting)
+        if own is not None:
+            share = rights.share(limits.message_bytes // PENDING_SHARE)
+            if own[0] >= rights.share(limits.in_flight_per_server) or (own[1] and own[1] + size > share):
+                told = f"{own[0]} of your requests, with {own[1]:,} bytes, are under way; try again"
+                raise ServerUnavailableError(self.name, "busy", told)
+            self._pending_of[rights.person] = own[0] + 1, own[1] + size
+        self._pending, self._pending_bytes = self._pending + 1, self._pending_bytes + size
+        return None if own is None else rights
+
+    def _count_out(self, size: int, acting: Principal | None) -> None:
+        """Count a request as pending no more."""
+        self._pending, self._pending_bytes = self._pending - 1, self._pending_bytes - size
+        if acting is not None:
+            count, held = self._pending_of.pop(acting.person)
+            if count > 1:
+                self._pending_of[acting.person] = count - 1, held - size
+        self._idle.last_used = time.monotonic()
+        if not self._pending and self._none_pending is not None:
+            self._none_pending.set()
+
+    async def _shown_error(self, error: DownstreamError) -> DownstreamError:
+        data = error.data if isinstance(error, RemoteError) and isinstance(error.data, Raw) else b""
+        large = len(str(error)) + len(bytes(data)) > REDACTED_IN_LOOP_BYTES
+        return await in_thread_if(large, redacted, error, self.redact)
+
+    def note_task(self, task_id: str, *, ended: bool = False) -> None:
+        """Keep the server awake for a task that its client asks for by itself, until it has ended."""
+        keep_latest(self._tasks, task_id, 0.0 if ended else time.monotonic() + TASK_SECONDS, TASKS_KEPT)
 
     async def refuse_secrets(self, params: Members, subject: str) -> None:
         """Raise `SecretRefusedError` for a message with a secret that this server was not given."""
@@ -336,11 +397,12 @@ class DownstreamClient(ServerLifecycle):
         return shown_params(self.name, method, params, self.redact)
 
     def shown_state(self, parts: Members) -> Members:
-        """Return the state of a task as its reader may see it, whose questions are checked elsewhere.
+        """Return the state of a task as its reader may see it.
 
-        Its result is changed only if that reports an error.
+        Its id is replaced elsewhere, and its questions are checked there. Its result is changed only if that
+        reports an error.
         """
-        own = {name: parts[name] for name in ("result", "inputRequests") if name in parts}
+        own = {name: parts[name] for name in ("taskId", "result", "inputRequests") if name in parts}
         said = {name: each for name, each in parts.items() if name not in own}
         if envelope.starts_with(own.get("result", b""), b"{"):
             own["result"] = Raw(self._shown_failure(bytes(own["result"])))

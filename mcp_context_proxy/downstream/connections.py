@@ -436,15 +436,21 @@ class DedicatedConnections:
             await _set_level(dedicated, dedicated.connected, outgoing.log_level)
             yield dedicated.connected.link
         except SessionForgottenError:
-            # A server that has forgotten one session has forgotten those that were idle beside it.
-            dedicated.expired = True
-            for each in self._connections:
-                if each.key == dedicated.key and not each.users:
-                    each.ending.set()
+            self.forget(dedicated.connected.link if dedicated.connected else None)
             raise
         finally:
             dedicated.users -= 1
             dedicated.idle_since = anyio.current_time()
+
+    def forget(self, link: Link | None) -> None:
+        """Use a connection no more, if it is one of these: its server has forgotten the session."""
+        for each in self._connections:
+            if each.connected is not None and each.connected.link is link:
+                each.expired = True
+                # With it, it has forgotten those that were idle beside it.
+                for other in self._connections:
+                    if other.key == each.key and not other.users:
+                        other.ending.set()
 
     def _find(self, party: Party, outgoing: Outgoing) -> DedicatedConnection:
         """Return a free connection for the party, or open one."""

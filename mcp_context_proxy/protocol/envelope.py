@@ -60,7 +60,7 @@ def letters_of(name: str) -> str:
     return "".join(filter(str.isalnum, name.upper().casefold()))
 
 
-DECIDED_BY_OF_TASKS: Final = frozenset({"status", "inputRequests", "result", "error"})
+DECIDED_BY_OF_TASKS: Final = frozenset({"status", "inputRequests", "result", "error", "taskId", "resultType"})
 """The same in the state of a task: words that other objects may have in any spelling."""
 
 _BY_LETTERS: Final = {letters_of(name): name for name in DECIDED_BY | DECIDED_BY_OF_TASKS}

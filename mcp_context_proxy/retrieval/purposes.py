@@ -10,16 +10,15 @@ Strangers write requests: every pattern here takes time in the length of the tex
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval import forms
-from mcp_context_proxy.retrieval.item_metadata import ASKING_FOR_FACTS, ORDERS
-from mcp_context_proxy.retrieval.needs import CHANGING, QUESTIONS, opening, opening_match
-from mcp_context_proxy.retrieval.text import identifier_words, listed, spoken, stem, terms
+from mcp_context_proxy.retrieval.item_metadata import ORDERS
+from mcp_context_proxy.retrieval.needs import QUESTIONS, opening, opening_match
+from mcp_context_proxy.retrieval.text import identifier_words, listed, spoken, terms
 from mcp_context_proxy.system.later import pattern
 
 FIRST_CHARACTERS = 300
@@ -504,21 +503,6 @@ def asks_for_history(order: str) -> bool:
         return False
     said = match["happened"] is not None or _CHANGED.search(order, match.end(), FIRST_OF_REQUEST) is not None
     return said and _VERSIONED.search(order, match.end(), FIRST_OF_REQUEST) is not None
-
-
-_PASSIVE: Final = spoken(
-    r"\b(?:am|is|are|was|were|be|been|being|get|gets|got)(?: \w+ly| (?:any|some)(?:one|body|thing)"
-    r"| going to be| about to be| to be)? (?P<done>\w{2,20}(?:ed|en))\b"
-)
-"""What is done to things that a question is for: "which pods are going to be deleted"."""
-
-
-def done_to_things(question: str) -> Iterator[tuple[int, int]]:
-    """Yield where a question for facts says what is done to the things that it is for."""
-    if opening(question) in ASKING_FOR_FACTS and not asks_for_history(question):
-        for match in _PASSIVE.finditer(question, 0, FIRST_OF_REQUEST):
-            if stem(match["done"].lower()) in CHANGING:
-                yield match.span()
 
 
 def reworded(order: str) -> tuple[int, str] | None:

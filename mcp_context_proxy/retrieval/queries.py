@@ -49,7 +49,6 @@ from mcp_context_proxy.retrieval.needs import (
 from mcp_context_proxy.retrieval.purposes import (
     Idiom,
     Purpose,
-    done_to_things,
     idiom_of,
     purpose_of,
     reworded,
@@ -512,7 +511,7 @@ def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> tupl
             continue
         need = query[start:end]
         telling, first = None, ""
-        if unwanted := [*((a, b) for a, b, _ in denied(need)), *done_to_things(need)]:
+        if unwanted := [(a, b) for a, b, _ in denied(need)]:
             telling, first = telling_places(need), _first_word(need)
             if len(needs) > 1 or not all(within(place, unwanted) for place in telling):
                 spans += ((start + a, start + b) for a, b in unwanted)

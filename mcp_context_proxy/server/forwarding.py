@@ -19,8 +19,9 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import msgspec
@@ -45,7 +46,7 @@ from mcp_context_proxy.server import Caller, questions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.questions import ClientQuestions, Requests, ask_for_input, url_elicitation
 from mcp_context_proxy.system import Bucket
-from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if
+from mcp_context_proxy.system.threads import Repeating, in_task, in_thread, in_thread_if
 from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.audit import AuditLog
 
@@ -63,6 +64,8 @@ USUAL_POLL_SECONDS = 1.0
 
 CANCEL_SECONDS = 2.0
 """Time for a server to take note that nobody waits for a task any more."""
+
+ASKED_BY_RESULT = "asked by the result of the call"
 
 INPUT_ROUNDS = 10
 """Times that a modern server may ask a handshake-era client during one request; the SDK's number."""
@@ -269,9 +272,9 @@ class Forwarder:
 
         It does not keep the request, which keeps it: each call would be left to the search for garbage.
         """
-        return partial(self._note_question, request.caller, request.client.name, request.method)
+        return partial(self.note_question, request.caller, request.client.name, request.method)
 
-    def _note_question(self, caller: Caller, server: str, during: str, method: str, answer: str) -> None:
+    def note_question(self, caller: Caller, server: str, during: str, method: str, answer: str) -> None:
         session = None if caller.session is None else caller.session.id
         self.audit.note(
             "question",
@@ -315,13 +318,16 @@ class Forwarder:
 
     async def _run_task(self, request: _Request, params: Members) -> bytes:
         """Have a server run a call as a task, and return the result of the task, which nobody else sees."""
-        client, result = request.client, await self._send_once(request, params)
+        async with request.client.kept(request):
+            return await self._in_place_of_task(request, await self._send_once(request, params))
+
+    async def _in_place_of_task(self, request: _Request, result: bytes) -> bytes:
+        client = request.client
         is_modern = client.era is MODERN
-        parts = envelope.members(result) if len(result) <= envelope.TAKEN_APART_BYTES else {}
-        task = parts if is_modern else _object(parts.get("task"))
-        task_id = envelope.text(task.get("taskId"))
-        if not task_id or (is_modern and eras.result_type(parts) != "task"):
+        parts = await in_thread_if(len(result) > envelope.TAKEN_APART_BYTES, envelope.members, result)
+        if not (eras.result_type(parts) == "task" if is_modern else "task" in parts):
             return result
+        task_id = task_id_in(client.name, parts if is_modern else _object(parts["task"]))
         named = {"taskId": envelope.raw(task_id)}
         request.as_task = is_modern
         has_ended = False
@@ -340,18 +346,25 @@ class Forwarder:
 
     async def _polled(self, request: _Request, named: Members) -> bytes:
         """Ask a server how a task stands until it has ended, answer its questions, and return the result."""
-        client, answered, polls = request.client, set[str](), 0
+        client, answered, told = request.client, set[str](), count(1)
         until = anyio.current_time() + client.limits.call_max_seconds
+        shortest, longest = POLL_SECONDS
+
+        def tell(message: Raw | None) -> None:
+            if request.wants_progress:
+                said = {} if message is None else {"message": message}
+                request.on_notification(PROGRESS, {"progress": envelope.raw(next(told)), **said})
+
         while True:
-            result = await client.call("tasks/get", named, request)
-            parts, required = await questions.requests_in(client.name, result, client.limits, of_task=True)
-            large = len(result) > envelope.TAKEN_APART_BYTES
-            parts = await in_thread_if(large, client.shown_state, parts)
-            status = envelope.text(parts.get("status"))
+            parts, required = await task_state(client, await client.call("tasks/get", named, request))
+            status = envelope.text(parts["status"])
             if client.era is HANDSHAKE and status != "working":
                 # It asks while it is asked for the result, and answers that once the task has ended.
-                return await client.call("tasks/result", named, request)
-            if status == "completed" and envelope.starts_with(parts.get("result", b""), b"{"):
+                if status == "input_required":
+                    request.timeout = max(until - anyio.current_time(), client.config.call_timeout)
+                with Repeating(longest, partial(tell, parts.get("statusMessage"))):
+                    return await client.call("tasks/result", named, request)
+            if status == "completed":
                 return bytes(parts["result"])
             if status == "failed":
                 error = _object(parts.get("error"))
@@ -360,18 +373,14 @@ class Forwarder:
                 if not isinstance(code, int) or abs(code) >> 31:  # as many hosts read it
                     code = INTERNAL_ERROR
                 raise RemoteError(client.name, code, message)
-            if status not in ("working", "input_required"):
-                raise BadAnswerError(client.name, f"that its task is {quoted(status or '')}")
+            if status == "cancelled":
+                raise BadAnswerError(client.name, "that it has cancelled the task")
             new = {key: each for key, each in (required or {}).items() if key not in answered}
             if new:
                 answers = envelope.raw(await self._answers(request, new))
                 await client.call("tasks/update", {**named, "inputResponses": answers}, request)
                 answered |= new.keys()
-            if request.wants_progress:
-                polls += 1
-                said = {"message": parts["statusMessage"]} if "statusMessage" in parts else {}
-                request.on_notification(PROGRESS, {"progress": envelope.raw(polls), **said})
-            shortest, longest = POLL_SECONDS
+            tell(parts.get("statusMessage"))
             proposed = envelope.number(parts.get("pollIntervalMs", parts.get("pollInterval")))
             seconds = USUAL_POLL_SECONDS if proposed is None else proposed / 1000
             seconds = min(max(seconds, shortest), longest)
@@ -397,7 +406,7 @@ class Forwarder:
             return result
         checked = await questions.checked_requests(client, parts, required, request.caller)
         for method in questions.asked_by(checked):
-            self._noting(request)(method, "asked by the result of the call")
+            self._noting(request)(method, ASKED_BY_RESULT)
         return checked
 
     async def _traced(self, tracing: Tracing, request: _Request, params: Members) -> bytes:
@@ -406,6 +415,55 @@ class Forwarder:
             result = await request.client.call(request.method, traced.params, request)
             traced.answered(result)
             return result
+
+
+async def task_state(
+    client: DownstreamClient, result: bytes, *, begins: bool = False
+) -> tuple[Members, Requests | None]:
+    """Return the state of a task as its reader may see it, and its questions, which are checked elsewhere.
+
+    Of a task that begins, it has neither questions nor a result. Raises `BadAnswerError` if it cannot be
+    understood, and `InputMissingError` if it asks too much.
+    """
+    parts, required = await questions.requests_in(client.name, result, client.limits, of_task=True)
+    status = envelope.text(parts.get("status")) or ""
+    if status not in _MEMBER_OF_STATE:
+        raise BadAnswerError(client.name, f"that its task is {quoted(status)}")
+    for member in _MEMBER_OF_STATE.values():
+        if begins or member != _MEMBER_OF_STATE[status]:
+            parts.pop(member, None)
+    if status == "completed" and client.era is MODERN and not begins:
+        held = bytes(parts.get("result", b""))
+        if not envelope.starts_with(held, b"{"):
+            raise BadAnswerError(client.name, "that its task has completed, but without a result")
+        kind = eras.result_type((await questions.requests_in(client.name, held, client.limits))[0])
+        if kind != "complete":
+            raise BadAnswerError(
+                client.name, f"that its task has completed, with a result of type {quoted(kind)}"
+            )
+    large = len(result) > envelope.TAKEN_APART_BYTES
+    return await in_thread_if(large, client.shown_state, parts), required
+
+
+_MEMBER_OF_STATE: Final = {
+    "working": "",
+    "input_required": "inputRequests",
+    "completed": "result",
+    "failed": "error",
+    "cancelled": "",
+}
+"""The member that the state of a task has by its status, and no other."""
+
+
+def task_id_in(server: str, task: Members) -> str:
+    """Return the id of a task.
+
+    Raises `BadAnswerError` if it has none by which it can be asked for.
+    """
+    task_id = envelope.text(task.get("taskId")) or ""
+    if not 0 < len(task_id) <= envelope.ID_CHARACTERS:
+        raise BadAnswerError(server, f"with a task whose taskId has {len(task_id):,} characters")
+    return task_id
 
 
 def _demands_task(error: RemoteError, request: _Request) -> bool:

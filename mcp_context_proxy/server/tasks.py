@@ -18,13 +18,20 @@ from typing import Any, Final
 from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.errors import BadAnswerError, InputMissingError
+from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissingError
+from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, METHOD_NOT_FOUND, Members, RequestError
 from mcp_context_proxy.protocol.eras import MODERN, TASKS_EXTENSION
 from mcp_context_proxy.protocol.strangers import named
 from mcp_context_proxy.server import Caller, questions
-from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
+from mcp_context_proxy.server.forwarding import (
+    ASKED_BY_RESULT,
+    Forwarder,
+    downstream_errors,
+    task_id_in,
+    task_state,
+)
 from mcp_context_proxy.system import drop_of_largest
 from mcp_context_proxy.system.threads import in_thread_if
 from mcp_context_proxy.trust import Principal
@@ -35,6 +42,9 @@ TASKS_KEPT: Final = 1_000
 ID_BYTES: Final = 18
 """Random bytes in the id of a task: whoever has it could read the result."""
 
+_TAKEN: Final = b'{"resultType":"complete"}'
+_FAILED: Final = b'{"content":[],"isError":true}'
+
 Finish = Callable[[bytes, bool], Awaitable[bytes]]
 """Returns the result of an ended task as its client gets it; told whether it comes for the first time."""
 
@@ -42,7 +52,7 @@ Finish = Callable[[bytes, bool], Awaitable[bytes]]
 class _Task(Struct, kw_only=True):
     """A task of a server, for the client whose call has become it."""
 
-    server: str
+    tool: Tool
     own_id: str
     principal: str | None
     rights: Principal
@@ -62,23 +72,26 @@ class Tasks:
         """Beginning of each id: the replica at which the call was made, where there are several."""
         self._known: dict[str, _Task] = {}
 
-    def begun(self, server: str, result: bytes, caller: Caller, subject: str, finish: Finish) -> bytes:
+    async def begun(self, tool: Tool, result: bytes, caller: Caller, subject: str, finish: Finish) -> bytes:
         """Return the result by which a call becomes a task, with the id under which the client finds it.
 
-        Raises `BadAnswerError` if the client did not declare that it takes tasks, or the task has no id, or a
-        long one.
+        Raises `DownstreamError` if the client did not declare that it takes tasks, or the task cannot be
+        understood.
         """
-        if len(result) > envelope.TAKEN_APART_BYTES:
-            raise BadAnswerError(server, f"with a task of {len(result):,} bytes")
-        parts = envelope.members(result)
-        own_id = envelope.text(parts.get("taskId"))
-        if caller.era is not MODERN or not eras.has_extension(caller.capabilities, TASKS_EXTENSION):
-            raise BadAnswerError(server, "with a result of type 'task', which the client does not take")
-        if not own_id or len(own_id) > envelope.ID_CHARACTERS:
-            raise BadAnswerError(server, f"with a task whose taskId has {len(own_id or ''):,} characters")
+        client = self._fleet.clients[tool.server]
+        try:
+            if caller.era is not MODERN or not eras.has_extension(caller.capabilities, TASKS_EXTENSION):
+                raise BadAnswerError(
+                    client.name, "with a result of type 'task', which the client does not take"
+                )
+            parts, _ = await task_state(client, result, begins=True)
+            own_id = task_id_in(client.name, parts)
+        except DownstreamError:
+            await finish(_FAILED, True)
+            raise
         task_id = self.prefix + secrets.token_urlsafe(ID_BYTES)
         self._known[task_id] = _Task(
-            server=server,
+            tool=tool,
             own_id=own_id,
             principal=caller.principal,
             rights=caller.rights,
@@ -86,46 +99,60 @@ class Tasks:
             finish=finish,
         )
         drop_of_largest(self._known, TASKS_KEPT, lambda key: self._known[key].rights.person)
-        shown = self._fleet.clients[server].shown_state(parts)
-        return envelope.encode({**shown, "taskId": envelope.raw(task_id)})
+        client.note_task(own_id)
+        return envelope.encode({**parts, "taskId": envelope.raw(task_id)})
 
     async def get(self, params: Members, caller: Caller) -> bytes:
         """Answer ``tasks/get``: the state of a task, with its result, or its questions to the client."""
         task = self._of("tasks/get", params, caller)
+        client = self._fleet.clients[task.tool.server]
         result = await self._forward(task, "tasks/get", params, caller)
-        server = self._fleet.clients[task.server]
         with downstream_errors(caller.era):
-            parts, required = await questions.requests_in(task.server, result, server.limits, of_task=True)
+            try:
+                parts, required = await task_state(client, result)
+            except BadAnswerError:
+                await self._end(task, _FAILED)
+                raise
             if required is not None:
-                if len(task.asked | required.keys()) > server.limits.questions_per_call:
-                    raise InputMissingError(task.server, "it asked too many times")
-                task.asked |= required.keys()
-                checked = await questions.checked_requests(server, parts, required, caller)
+                if len(task.asked | required.keys()) > client.limits.questions_per_call:
+                    raise InputMissingError(client.name, "it asked too many times")
+                new = required.keys() - task.asked
+                task.asked |= new
+                checked = await questions.checked_requests(client, parts, required, caller)
+                for key in new:
+                    method = envelope.text(required[key][0]["method"]) or ""
+                    self._forwarder.note_question(caller, client.name, "tasks/get", method, ASKED_BY_RESULT)
                 parts = envelope.members(checked)
-        large = len(result) > envelope.TAKEN_APART_BYTES
-        parts = await in_thread_if(large, server.shown_state, parts)
-        parts["taskId"] = params["taskId"]
-        status = envelope.text(parts.get("status"))
-        first, task.ended = not task.ended, task.ended or status in ("completed", "failed", "cancelled")
-        if status == "completed" and envelope.starts_with(parts.get("result", b""), b"{"):
-            parts["result"] = Raw(await task.finish(bytes(parts["result"]), first))
-        elif status in ("failed", "cancelled") and first:
-            await task.finish(envelope.encode({"content": [], "isError": True}), first)
+        status = envelope.text(parts["status"])
+        client.note_task(task.own_id, ended=status not in ("working", "input_required"))
+        if status == "completed":
+            parts["result"] = Raw(await self._end(task, bytes(parts["result"])))
+        elif status in ("failed", "cancelled"):
+            await self._end(task, _FAILED)
         if envelope.starts_with(parts.get("error", b""), b"{"):
             error = envelope.members(parts["error"])
-            error["message"] = envelope.raw(named(task.server, envelope.text(error.get("message")) or ""))
+            error["message"] = envelope.raw(named(client.name, envelope.text(error.get("message")) or ""))
             parts["error"] = envelope.raw(error)
-        return await in_thread_if(large, envelope.encode, parts)
+        parts |= {"taskId": params["taskId"], "resultType": Raw(b'"complete"')}
+        return await in_thread_if(len(result) > envelope.TAKEN_APART_BYTES, envelope.encode, parts)
+
+    async def _end(self, task: _Task, result: bytes) -> bytes:
+        first, task.ended = not task.ended, True
+        return await task.finish(result, first)
 
     async def update(self, params: Members, caller: Caller) -> bytes:
         """Answer ``tasks/update``: the answers of the client to the questions of a task."""
-        task = self._of("tasks/update", params, caller)
-        return await self._forward(task, "tasks/update", params, caller)
+        await self._forward(self._of("tasks/update", params, caller), "tasks/update", params, caller)
+        return _TAKEN
 
     async def cancel(self, params: Members, caller: Caller) -> bytes:
         """Answer ``tasks/cancel``."""
         task = self._of("tasks/cancel", params, caller)
-        return await self._forward(task, "tasks/cancel", params, caller)
+        await self._forward(task, "tasks/cancel", params, caller)
+        # It is not counted, as no other call is that its client cancels.
+        task.ended = True
+        self._fleet.clients[task.tool.server].note_task(task.own_id, ended=True)
+        return _TAKEN
 
     def _of(self, method: str, params: Members, caller: Caller) -> _Task:
         if caller.era is not MODERN:
@@ -138,15 +165,17 @@ class Tasks:
         if (
             task is None
             or task.principal != caller.principal
-            or task.server not in self._fleet.clients
-            or not caller.rights.reaches(task.server)
+            or task.tool.server not in self._fleet.clients
+            or not caller.rights.may_call(task.tool)
         ):
             raise RequestError(INVALID_PARAMS, "unknown task: it was never begun here, or is forgotten")
         return task
 
     async def _forward(self, task: _Task, method: str, params: Members, caller: Caller) -> bytes:
-        sent = {**params, "taskId": envelope.raw(task.own_id)}
+        # No other member, which some servers would take for the id.
+        sent: Members = {name: params[name] for name in ("inputResponses", "_meta") if name in params}
+        sent["taskId"] = envelope.raw(task.own_id)
         with downstream_errors(caller.era):
             return await self._forwarder.forward(
-                self._fleet.clients[task.server], method, sent, caller, task.subject
+                self._fleet.clients[task.tool.server], method, sent, caller, task.subject
             )

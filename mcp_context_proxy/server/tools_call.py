@@ -513,7 +513,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         if outcome is TASK:
             if sum(map(len, params.values())) > envelope.TAKEN_APART_BYTES:
                 made = replace(made, params={"name": sent["name"]})  # it stays for as long as the task
-            return self.tasks.begun(tool.server, result, caller, subject, partial(self._finish, made))
+            return await self.tasks.begun(tool, result, caller, subject, partial(self._finish, made))
         # Nearly every result is small and in one form, and ends here.
         if len(result) > SMALL_BYTES or structured:
             return await self._fitted(made, result)

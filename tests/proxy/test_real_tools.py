@@ -60,9 +60,16 @@ def exposed_names(server: str) -> list[str]:
 
 
 def as_listed(definition: dict[str, Any]) -> dict[str, Any]:
-    """Ten of the schemas have no properties or an array without items, which APIs of models refuse."""
+    """Return what clients get of a definition.
+
+    Ten of the schemas have no properties or an array without items, which APIs of models refuse. One tool
+    runs as a task only, for which the proxy waits.
+    """
     schema, _ = taken_by_models(Raw(json.dumps(definition["inputSchema"]).encode()))
-    return {**definition, "inputSchema": json.loads(bytes(schema))}
+    shown = {**definition, "inputSchema": json.loads(bytes(schema))}
+    if shown.get("execution", {}).get("taskSupport") == "required":
+        del shown["execution"]
+    return shown
 
 
 def assert_complete(listed: list[dict[str, Any]]) -> None:

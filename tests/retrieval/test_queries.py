@@ -486,12 +486,6 @@ def test_a_negation_that_is_all_of_a_request_or_part_of_a_description_counts(req
     assert weight(request_, verb) == 1
 
 
-def test_what_is_done_to_the_things_that_a_question_is_for_counts_little() -> None:
-    assert weight("which pods are going to be deleted", "deleted") == REPORTED_SHARE
-    assert weight("which pods are going to be deleted", "pods") == 1
-    assert weight("which commit deleted the file", "deleted") == 1
-
-
 @pytest.mark.parametrize(
     ("request_", "whole"),
     [

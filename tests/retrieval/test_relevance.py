@@ -322,7 +322,7 @@ def tracker():
     ("query", "read_as"),
     [
         ("list the tickets due this week", "list the issues due this week"),
-        ("which tickets are blocked", "which issues are blocked"),
+        ("who has the tickets", "who has the issues"),
     ],
 )
 def test_a_request_that_nothing_fits_is_read_with_the_names_of_the_catalog(engine, tracker, query, read_as):

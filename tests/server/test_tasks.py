@@ -9,7 +9,9 @@ from support.proxies import Host, host_of, inside
 from support.raw_client import OWN, PREFIX, RpcError
 from support.servers import Server, Workshop, tool
 
+from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.trust import Principal, Reach, Role
+from mcp_context_proxy.trust.audit import audit_file
 
 TAKES_TASKS = {"extensions": {PREFIX + "tasks": {}}}
 DATES = {"createdAt": "2026-07-28T10:00:00Z", "lastUpdatedAt": "2026-07-28T10:00:00Z"}
@@ -115,6 +117,35 @@ async def test_questions_of_a_task_name_their_server_and_are_answered_by_an_upda
     assert update["params"]["taskId"] == "own"
     assert update["params"]["inputResponses"] == {"a": CHOSEN}
     assert [each["params"]["taskId"] for each in server.ledger.messages("tasks/cancel")] == ["own"]
+
+
+async def test_the_audit_has_each_question_of_a_task_once_and_its_answer(workshop: Workshop) -> None:
+    modern_server(workshop, ASKS)
+    config = workshop.config(store={"path": str(workshop.folder / "state" / "s.db")})
+    async with inside(config) as proxy:
+        host = Host(proxy, "modern", TAKES_TASKS | {"elicitation": {}})
+        asked = {"taskId": (await host.call("lab__research"))["taskId"]}
+        for _ in range(2):
+            await host.request("tasks/get", asked)
+        await host.request("tasks/update", asked | {"inputResponses": {"a": CHOSEN}})
+        file = audit_file(proxy.config)
+        assert file is not None
+        await proxy.audit.flush()
+        noted = [entry for entry in file.entries() if entry["kind"] == "question"]
+
+    assert [(entry["server"], entry["during"], entry["method"], entry["answer"]) for entry in noted] == [
+        ("lab", "tasks/get", "elicitation/create", "asked by the result of the call"),
+        ("lab", "tasks/update", "inputResponses", "accept"),
+    ]
+
+
+@pytest.mark.parametrize("task_id", ["a\u0000b\n\u202e", "[server 'bank' says] x", "x" + " " * 20 + "y"])
+async def test_a_server_gets_the_id_of_its_task_as_it_has_given_it(workshop: Workshop, task_id: str) -> None:
+    server = modern_server(workshop, {}, begun={"taskId": task_id})
+    async with host_of(workshop.config(), "modern", TAKES_TASKS) as host:
+        await host.request("tasks/get", {"taskId": (await host.call("lab__research"))["taskId"]})
+
+    assert [each["params"]["taskId"] for each in server.ledger.messages("tasks/get")] == [task_id]
 
 
 async def test_questions_of_a_task_need_what_the_client_has_declared(workshop: Workshop) -> None:
@@ -337,12 +368,127 @@ async def test_a_task_whose_id_fills_memory_is_refused(workshop: Workshop) -> No
     assert "taskId" in refused["content"][0]["text"]
 
 
-async def test_a_task_of_a_server_that_a_token_no_longer_reaches_is_unknown(workshop: Workshop) -> None:
+async def test_a_task_of_a_tool_that_a_token_no_longer_reaches_is_unknown(workshop: Workshop) -> None:
     modern_server(workshop, {"status": "completed", "result": REPORT})
     async with inside(workshop.config()) as proxy:
         alice = Principal("alice", Role.USE, (Reach(frozenset({"lab"})),))
         host = Host(proxy, "modern", TAKES_TASKS, rights=alice)
         task_id = (await host.call("lab__research"))["taskId"]
-        host.rights = Principal("alice", Role.USE, (Reach(frozenset({"other"})),))
-        with pytest.raises(RpcError, match="unknown task"):
-            await host.request("tasks/get", {"taskId": task_id})
+        for narrowed in (Reach(frozenset({"other"})), Reach(classes=frozenset({ToolClass.READ}))):
+            host.rights = Principal("alice", Role.USE, (narrowed,))
+            with pytest.raises(RpcError, match="unknown task"):
+                await host.request("tasks/get", {"taskId": task_id})
+
+
+FORM = {
+    "message": "Say it",
+    "requestedSchema": {"type": "object", "properties": {"password": {"type": "string"}}},
+}
+UNCHECKED = {"a": {"method": "elicitation/create", "params": FORM}}
+
+
+@pytest.mark.parametrize(
+    ("begun", "state"),
+    [
+        ({"inputRequests": UNCHECKED, "status": "input_required"}, {}),
+        ({"result": UNCHECKED, "status": "completed"}, {}),
+        ({}, {"inputRequests": UNCHECKED}),
+        ({}, {"inputRequests": UNCHECKED, "status": "cancelled"}),
+        ({}, {"result": UNCHECKED, "status": "failed", "resultType": "task"}),
+        ({}, {"error": UNCHECKED, "resultType": "other"}),
+    ],
+)
+async def test_the_state_of_a_task_has_only_what_belongs_to_its_status(
+    workshop: Workshop, begun: dict[str, Any], state: dict[str, Any]
+) -> None:
+    modern_server(workshop, state, begun=begun)
+    async with host_of(workshop.config(), "modern", TAKES_TASKS | {"elicitation": {}}) as host:
+        first = await host.call("lab__research")
+        told = await host.request("tasks/get", {"taskId": first["taskId"]})
+
+    assert first["resultType"] == "task"
+    assert told["resultType"] == "complete"
+    assert {"inputRequests", "result", "error"}.isdisjoint(first | told)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"status": "paused"}, "'paused'"),
+        ({"status": 7}, "its task is ''"),
+        ({"status": "completed"}, "without a result"),
+        ({"status": "completed", "result": [UNCHECKED]}, "without a result"),
+        (
+            {"status": "completed", "result": {"resultType": "input_required", "inputRequests": UNCHECKED}},
+            "of type 'input_required'",
+        ),
+        ({"status": "completed", "result": {"resultType": "task", "taskId": "x"}}, "of type 'task'"),
+        ({"TaskId": "other"}, "may be read as 'taskId'"),
+    ],
+)
+@pytest.mark.parametrize("waits", [False, True])
+async def test_the_state_of_a_task_that_cannot_be_understood_is_a_failure(
+    workshop: Workshop, state: dict[str, Any], why: str, waits: bool
+) -> None:
+    needed = {"code": -32021, "message": "tasks only", "data": {"requiredCapabilities": TAKES_TASKS}}
+    server = modern_server(workshop, state, first={"error": needed} if waits else None)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern", {} if waits else TAKES_TASKS | {"elicitation": {}})
+        told = await host.call("lab__research")
+        if not waits:
+            with pytest.raises(RpcError) as error:
+                await host.request("tasks/get", {"taskId": told["taskId"]})
+            told = str(error.value)
+        await anyio.lowlevel.checkpoint()
+        usage = proxy.statistics.usage
+        assert usage is not None
+        await usage.flush()
+        counted = usage.figures_of("")["lab", "research"]
+
+    assert why in str(told)
+    assert (counted.calls, counted.errors) == (1, 1)
+    assert len(server.ledger.messages("tasks/cancel")) == waits
+
+
+async def test_a_server_gets_no_other_id_from_a_client_than_that_of_its_own_task(workshop: Workshop) -> None:
+    server = modern_server(workshop, {})
+    async with host_of(workshop.config(), "modern", TAKES_TASKS) as host:
+        task_id = (await host.call("lab__research"))["taskId"]
+        for method in ("get", "update", "cancel"):
+            sent = {"taskId": task_id, "TaskId": "of another", "task_id": "of another", "inputResponses": {}}
+            await host.request(f"tasks/{method}", sent)
+        received = [server.ledger.messages(f"tasks/{method}") for method in ("get", "update", "cancel")]
+
+    for (message,) in received:
+        assert set(message["params"]) <= {"taskId", "inputResponses", "_meta"}
+        assert message["params"]["taskId"] == "own"
+
+
+@pytest.mark.parametrize("status", ["working", "completed"])
+async def test_a_server_stays_awake_until_its_task_has_ended(workshop: Workshop, status: str) -> None:
+    state = {"status": status} | ({"result": REPORT} if status == "completed" else {})
+    server = modern_server(workshop, state, idle_timeout=0.1)
+    async with host_of(workshop.config(), "modern", TAKES_TASKS) as host:
+        task_id = (await host.call("lab__research"))["taskId"]
+        await anyio.sleep(0.4)
+        await host.request("tasks/get", {"taskId": task_id})
+        assert len(server.ledger.entries("start")) == 1
+        if status == "completed":
+            await server.ledger.until(lambda ledger: ledger.entries("end of input"))
+        else:
+            await anyio.sleep(0.4)
+            assert not server.ledger.entries("end of input")
+
+
+async def test_a_task_that_its_client_cancels_is_not_counted_as_a_failure(workshop: Workshop) -> None:
+    modern_server(workshop, {"status": "cancelled"})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern", TAKES_TASKS)
+        asked = {"taskId": (await host.call("lab__research"))["taskId"]}
+        await host.request("tasks/cancel", asked)
+        assert (await host.request("tasks/get", asked))["status"] == "cancelled"
+        await anyio.lowlevel.checkpoint()
+        usage = proxy.statistics.usage
+        assert usage is not None
+        await usage.flush()
+        assert ("lab", "research") not in usage.figures_of("")
