@@ -22,6 +22,7 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias, TypeVar
@@ -44,6 +45,7 @@ from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.store.statistics import DAY
+from mcp_context_proxy.system import LONGEST_LINE
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
         with path.open("rb") as file:
             packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         with gzip.open(path, "rb") if packed else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), 1):
                 if line.strip():
                     yield number, decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:

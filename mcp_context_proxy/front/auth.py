@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
+from http import HTTPStatus
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
@@ -359,7 +360,7 @@ class Guard:
         except KeysUnavailableError:
             return undecided()
         except RoleMissingError as error:
-            return resource.without_role(str(error))
+            return resource.refused(str(error), HTTPStatus.FORBIDDEN, "insufficient_scope")
         except TokenRefusedError as error:
             self._policy.refused(address_of(scope.get("client")))
             return resource.refused(str(error))

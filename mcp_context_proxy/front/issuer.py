@@ -106,9 +106,7 @@ class KeySet:
     ) -> None:
         """Know no key until `run` or the first token; a fetch takes no longer than `seconds`."""
         assert config.issuer is not None
-        self._issuer, self._url, self._clock = config.issuer, config.jwks_url, clock
-        self._algorithms, self._seconds = config.algorithms, seconds
-        self._config = config
+        self._config, self._issuer, self._clock, self._seconds = config, config.issuer, clock, seconds
         self._destinations: Destinations | None = None
         self._keys: tuple[PublicKey, ...] = ()
         self._fetched_at = self._tried_at = -float("inf")
@@ -135,9 +133,10 @@ class KeySet:
         if self._usable and (found := self._among(kid, algorithm)):
             return found
         await self._refreshed()
-        if not self._usable:
+        found = self._among(kid, algorithm)
+        if not self._usable or (not found and self._fault is not None):
             raise KeysUnavailableError
-        return self._among(kid, algorithm)
+        return found
 
     def _among(self, kid: str | None, algorithm: str) -> Sequence[PublicKey]:
         fit = [key for key in self._keys if algorithm in key.algorithms]
@@ -180,8 +179,8 @@ class KeySet:
         fault: str | None = None
         try:
             with anyio.fail_after(self._seconds):
-                url = self._url or await self._discovered()
-                keys = _keys(await self._document(url), self._algorithms)
+                url = self._config.jwks_url or await self._discovered()
+                keys = _keys(await self._document(url), self._config.algorithms)
             if not keys:
                 raise ValueError("it has no public key for the configured algorithms")
             self._keys, self._fetched_at = keys, self._clock()
@@ -535,13 +534,9 @@ class ResourceMetadata:
             facts["resource_metadata"] = self._url
         return "Bearer " + ", ".join(f'{name}="{value}"' for name, value in facts.items())
 
-    def refused(self, why: str) -> Response:
-        return self._refusal(HTTPStatus.UNAUTHORIZED, "invalid_token", why)
-
-    def without_role(self, why: str) -> Response:
-        return self._refusal(HTTPStatus.FORBIDDEN, "insufficient_scope", why)
-
-    def _refusal(self, status: HTTPStatus, error: str, why: str) -> Response:
+    def refused(
+        self, why: str, status: HTTPStatus = HTTPStatus.UNAUTHORIZED, error: str = "invalid_token"
+    ) -> Response:
         headers = {"WWW-Authenticate": self.challenge(error=error, error_description=why)}
         return PlainTextResponse(f"{why[0].upper()}{why[1:]}.\n", status, headers)
 

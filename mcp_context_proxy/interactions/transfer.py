@@ -28,7 +28,7 @@ from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.interactions import BATCH, MESSAGE, Backfilled, InteractionMemory, backfill, scope_of
 from mcp_context_proxy.store.learned import Interaction, InteractionScope, InteractionStore
 from mcp_context_proxy.store.opening import IN_MEMORY, open_store
-from mcp_context_proxy.system import write_private
+from mcp_context_proxy.system import LONGEST_LINE, write_private
 from mcp_context_proxy.system.process import time_of_day
 
 WRITTEN_TOGETHER: Final = 500
@@ -168,7 +168,9 @@ def _of_lines(path: Path, columns: MessageTable, written: float, done: Imported)
         is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     encoding = "utf-16" if is_utf16 else "utf-8-sig"
     with path.open(encoding=encoding, errors="replace", newline="\n") as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), ""), 1):
+            if len(line) == LONGEST_LINE:
+                raise DataFileError(path, number, f"the line has no end within {LONGEST_LINE:,} characters")
             if not line.strip():
                 continue
             if not done.read and line.lstrip().startswith("["):

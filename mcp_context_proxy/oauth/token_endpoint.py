@@ -13,7 +13,6 @@ without the MCP SDK, which only a login loads.
 from __future__ import annotations
 
 import base64
-import contextlib
 import ipaddress
 import logging
 import re
@@ -23,15 +22,15 @@ from contextlib import suppress
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from typing import Final, TypeAlias
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 from urllib.request import getproxies, proxy_bypass
 
 import anyio
-import anyio.abc
 import httpx2
 import msgspec
 
 from mcp_context_proxy.config import AuthConfig, ServerConfig
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import OAuthCredentials
 from mcp_context_proxy.oauth.bearer import bounded
@@ -390,7 +389,7 @@ async def _exchange(destinations: Destinations, request: httpx2.Request, most: i
         httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates())
     ) as client:
         for pinned in others:
-            with contextlib.suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
+            with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
                 return await _whole(client, pinned, request, destinations, most)
         return await _whole(client, last, request, destinations, most)
 
@@ -414,9 +413,19 @@ async def _whole(
                 raise ExchangeError(f"{request.url.host} answered with more than {most:,} bytes")
     finally:
         await response.aclose()
-    return httpx2.Response(
-        response.status_code, headers=response.headers, content=bytes(body), request=request
-    )
+    content = _unrepeated(request, bytes(body)) if response.is_error else bytes(body)
+    return httpx2.Response(response.status_code, headers=response.headers, content=content, request=request)
+
+
+SECRET_FIELDS: Final = ("code", "code_verifier", "client_secret", "refresh_token", "token")
+"""Fields of a request that nobody else may see."""
+
+
+def _unrepeated(request: httpx2.Request, refusal: bytes) -> bytes:
+    """Return a refusal without the secrets of its request: some servers repeat what they do not accept."""
+    fields = [*parse_qsl(request.content.decode()), ("code", request.headers.get("authorization", "")[6:])]
+    redact = Redactor((name.replace("_", " "), value) for name, value in fields if name in SECRET_FIELDS)
+    return redact(refusal.decode(errors="replace")).encode()
 
 
 def check_encrypted(url: str) -> None:

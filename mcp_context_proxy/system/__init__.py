@@ -83,6 +83,10 @@ OWN_BYTES: Final = 64 * 1024 * 1024
 """Size of the largest file of its own that the proxy reads whole."""
 
 
+LONGEST_LINE: Final = 16 * 1024 * 1024
+"""Longest line of a file that is read line by line; one without an end would fill the memory."""
+
+
 def open_regular(path: Path) -> IO[bytes]:
     """Open a file to read. A pipe in its place keeps nobody waiting for its other end.
 

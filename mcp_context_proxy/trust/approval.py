@@ -14,6 +14,7 @@ import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, get_args
 
 import msgspec
@@ -41,10 +42,10 @@ from mcp_context_proxy.trust.fingerprints import (
     foreign,
     is_distinctive,
     list_digest,
-    output_schema,
     own_values,
     ruling_of,
     suspicion,
+    visible_part,
     withheld,
 )
 
@@ -302,8 +303,8 @@ class Approvals:
             owners = {name: owner for name, owner in owners.items() if name not in values}
             suspects = [one for one in unknown if one.name in signs]
             signs = {one.name: sign for one in suspects if (sign := suspicion(one, owners)) is not None}
-        outputs_known = self._outputs_known(record, unknown)
-        judgement = self._judge(record, origin, kind, candidates, signs, outputs_known)
+        seen_alike = self._seen_alike(record, unknown)
+        judgement = self._judge(record, origin, kind, candidates, signs, seen_alike)
         if not judgement.additions:
             return judgement.rulings
 
@@ -311,7 +312,7 @@ class Approvals:
             nonlocal judgement
             if record.waiting or kept != record.kept:
                 # Anew, because another process has decided about the same server meanwhile.
-                judgement = self._judge(Record(kept), origin, kind, candidates, signs, outputs_known)
+                judgement = self._judge(Record(kept), origin, kind, candidates, signs, seen_alike)
             return judgement.additions
 
         try:
@@ -321,7 +322,7 @@ class Approvals:
             self.first_seen = self._store.first_seen()
         except StoreError:
             # What was held in memory stays held, whatever the store has by then.
-            judgement = self._judge(record, origin, kind, candidates, signs, outputs_known)
+            judgement = self._judge(record, origin, kind, candidates, signs, seen_alike)
             record.add(judgement.additions)
             waiting, added = record.waiting, judgement.additions
             record.waiting = Additions(
@@ -373,7 +374,7 @@ class Approvals:
         kind: Approvable,
         candidates: Mapping[str, Candidate],
         signs: Mapping[str, str],
-        outputs_known: Collection[str],
+        seen_alike: Collection[str],
     ) -> _Judgement:
         """Return the decisions about a list, and their additions to a record."""
         judgement, now = _Judgement(), time_of_day()
@@ -395,7 +396,7 @@ class Approvals:
                     first=first,
                     version_seen=seen,
                     suspect=sign is not None,
-                    output_known=name in outputs_known,
+                    only_rest=name in seen_alike,
                 )
                 state = DECISIONS[event][origin.mode]
                 row = _row(one, origin, state, event, sign or "", now)
@@ -418,7 +419,7 @@ class Approvals:
             judgement.versions.append(VersionRow(*source, now, digest))
         return judgement
 
-    def _outputs_known(self, record: Record, unknown: Iterable[Candidate]) -> set[str]:
+    def _seen_alike(self, record: Record, unknown: Iterable[Candidate]) -> set[str]:
         """Return the names of definitions that differ from a taken one, but in nothing that a model may see.
 
         None do while the store cannot be read, or has lost the taken ones.
@@ -431,18 +432,14 @@ class Approvals:
             ]
             for one in unknown
         }
-        wanted = {key for keys in alike.values() for key in keys}
-        kept: Mapping[bytes, bytes] = {}
-        try:
-            if wanted:
-                kept = {**self._store.definitions(wanted), **record.waiting.definitions}
-        except StoreError:
-            kept = record.waiting.definitions
-        schemas = {key: output_schema(kept[key]) for key in wanted if key in kept}
+        kept = dict(record.waiting.definitions)
+        with suppress(StoreError):
+            kept |= self._store.definitions({key for keys in alike.values() for key in keys})
         return {
             one.name
             for one in unknown
-            if any(schemas.get(key) == output_schema(bytes(one.definition)) for key in alike[one.name])
+            for key in alike[one.name]
+            if key in kept and visible_part(kept[key]) == visible_part(bytes(one.definition))
         }
 
     def _may_record(self, record: Record, server: str, one: Candidate) -> bool:

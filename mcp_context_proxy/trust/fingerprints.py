@@ -2,8 +2,8 @@
 
 A definition is canonical JSON, split into two parts. *Seen* is what every model reads or a host decides by;
 *rest* is everything else. Two definitions are the same if both parts are, in whatever order a server writes
-their members. In the rest is the output schema, which some hosts show to models: a change of it is one of
-what is seen.
+their members. In the rest is also what some hosts show to models, such as the output schema: a change of it
+is one of what is seen (`visible_part`).
 
 The signs (`suspicion`) are few and hard: none of them occurs in the definitions of some thousand real tools.
 They are a reason to look, not a filter that a careful writer could not pass; the wall is the comparison with
@@ -53,6 +53,9 @@ SEEN: Final = {
 
 They stay as they are, because stored decisions have the fingerprints of both parts."""
 
+UNSEEN: Final = frozenset({"_meta", "icons"})
+"""Members of a definition that no model reads. Any other may be shown to one by some host."""
+
 _NO_REST: Final = sha256().digest()
 
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
@@ -76,17 +79,17 @@ class Fingerprint(msgspec.Struct, frozen=True, gc=False):
 
 def canonical(definition: bytes) -> bytes:
     """Return JSON without spaces and with sorted members; the bytes themselves where one would be lost."""
-    seen, rest = _parts(definition, None)
-    return seen or rest
+    return _parts(definition, None)[0]
 
 
-def output_schema(definition: bytes) -> bytes:
-    """Return the output schema of a definition in canonical form; all of one that cannot be read."""
+def visible_part(definition: bytes) -> bytes:
+    """Return the members that a model may see, in canonical form; all of a definition that cannot be read."""
     try:
         value = _decode(definition)
-        return _encode_sorted(value.get("outputSchema")) if isinstance(value, dict) else definition
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return definition
+    is_object = isinstance(value, dict)
+    return _encode_sorted({key: value[key] for key in value.keys() - UNSEEN}) if is_object else definition
 
 
 def fingerprint(definition: bytes, kind: Approvable = Approvable.TOOL) -> Fingerprint:
@@ -510,7 +513,7 @@ def event_of(
     first: bool,
     version_seen: bool,
     suspect: bool,
-    output_known: bool,
+    only_rest: bool,
 ) -> Event:
     """Return the way in which a definition came that has no row of its own.
 
@@ -520,7 +523,7 @@ def event_of(
         first: True if nothing of the server was seen before.
         version_seen: True if the server was seen in this version before.
         suspect: True if it has a sign of an attack.
-        output_known: True if its output schema is that of a taken definition that models see alike.
+        only_rest: True if models see it as they see a taken definition of its name.
     """
     if suspect:
         return Event.SUSPECT
@@ -529,11 +532,9 @@ def event_of(
     decided = [row for row in rows if row.decided not in get_args(ApprovalMode)]
     if decided and max(decided, key=lambda row: row.time).state == State.REJECTED:
         return Event.CHANGED
-    taken = [row for row in rows if row.state in TAKEN]
-    if not taken:
+    if not any(row.state in TAKEN for row in rows):
         unseen = rows[-1].event in (Event.FIRST, Event.NEW)
         return Event(rows[-1].event) if unseen else Event.CHANGED
-    only_rest = output_known and any(row.seen == candidate.fingerprint.seen for row in taken)
     loosened = candidate.hints.loosens(approved_hints(rows))
     if version_seen and not (only_rest and not loosened):
         return Event.CHANGED

@@ -243,6 +243,9 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
             return refused(HTTPStatus.FORBIDDEN, needs(operation.role), shown)
         if operation.decides and not is_proven(request.scope):
             return refused(HTTPStatus.FORBIDDEN, NEEDS_TOKEN, shown)
+        server = request.path_params.get("server")
+        if server is not None and not rights.reaches(server):
+            return refused(HTTPStatus.FORBIDDEN, f"The server {server!r} is beyond your reach.", shown)
         try:
             given = Given(dict(request.path_params), request.headers.get(AGENT_HEADER), rights)
             answer = await operation.handler(given, **await _decoded(operation, request))

@@ -47,8 +47,6 @@ NAMES: Final = 1_000
 BY: Final = "page"
 """The way in which these operations decide, as it is recorded."""
 
-Hash = Annotated[str, Meta(min_length=1, max_length=64)]
-
 
 class ChangedDefinition(Struct, frozen=True):
     """A definition that waits for a person, or that was taken lately without one."""
@@ -75,17 +73,16 @@ class ApprovalsAnswer(Struct, frozen=True):
     definitions: list[ChangedDefinition]
 
 
-class ToApprove(Struct, forbid_unknown_fields=True, frozen=True):
-    """Definitions to approve, with the hash of the text that was shown."""
-
-    names: Annotated[list[Name], Meta(min_length=1, max_length=NAMES)]
-    hash: Hash
-
-
 class ToReject(Struct, forbid_unknown_fields=True, frozen=True):
     """Definitions to reject."""
 
     names: Annotated[list[Name], Meta(min_length=1, max_length=NAMES)]
+
+
+class ToApprove(ToReject, forbid_unknown_fields=True, frozen=True):
+    """Definitions to approve, with the hash of the text that was shown."""
+
+    hash: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class Decided(Struct, frozen=True):

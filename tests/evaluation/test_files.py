@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,18 @@ def test_a_missing_or_truncated_file_is_named(tmp_path):
     cut.write_bytes(gzip.compress(json.dumps(MAIL).encode() * 1000)[:-20])
     with pytest.raises(DataFileError, match=r"cut.gz: it is damaged: not a complete gzip file"):
         read_corpus(cut)
+
+
+def test_a_line_that_hardly_ends_is_refused_before_it_fills_memory(tmp_path):
+    packed = tmp_path / "zeros.gz"
+    packed.write_bytes(gzip.compress(bytes(80 * 1024 * 1024), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataFileError, match=r"zeros.gz:1: "):
+            read_corpus(packed)
+        assert tracemalloc.get_traced_memory()[1] < 60 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path):

@@ -217,7 +217,7 @@ REACHED = {
         "GET /api/v1/metrics/search",
         "GET /metrics",
     },
-    "operate": {"POST /api/v1/servers/vault/restart", "POST /api/v1/reindex"},
+    "operate": {"POST /api/v1/servers/work/restart", "POST /api/v1/reindex"},
     "admin": {"DELETE /api/v1/interactions?older_than_days=1"},
 }
 """Requests by the role that they need, one of each kind."""
@@ -238,6 +238,35 @@ async def test_a_role_opens_what_it_names_and_what_lower_ones_do(
             answer = await client.request(method, path, headers=who)
             refused = answer.status_code == 403 and "or the role" in answer.text
             assert refused == (order.index(needed) > order.index(role)), request
+
+
+async def test_nobody_gives_orders_to_a_server_beyond_the_reach_of_their_groups(
+    client: httpx2.AsyncClient, issuer: Issuer
+) -> None:
+    operator, owner = (bearer(issuer.token("oscar", roles=[role])) for role in ("operators", "owners"))
+    described = (await client.get("/api/v1/openapi.json", headers=operator)).json()["paths"]
+    orders = [path for path in described if "{server}" in path]
+    bodies = {"approve": {"names": ["open_the_vault"], "hash": "0" * 40}, "reject": {"names": ["echo"]}}
+
+    async def vault() -> tuple[str, int | None]:
+        servers = (await client.get("/api/v1/status", headers=owner)).json()["servers"]
+        return next((one["state"], one["pid"]) for one in servers if one["name"] == "vault")
+
+    while (before := await vault())[0] != "ready":
+        pass
+    for path in orders:
+        answer = await client.post(
+            f"/api/v1{path.replace('{server}', 'vault')}",
+            headers=operator,
+            json=bodies.get(path.rpartition("/")[2]),
+        )
+        assert answer.status_code == 403, path
+        assert "'vault'" in answer.text
+    own = await client.post("/api/v1/servers/work/enable", headers=operator)
+
+    assert len(orders) == 5
+    assert await vault() == before
+    assert own.status_code == 200
 
 
 async def test_the_memory_of_all_agents_is_listed_only_for_those_who_may_search_it(

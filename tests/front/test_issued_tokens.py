@@ -288,7 +288,7 @@ async def test_a_slow_issuer_delays_those_alone_who_have_a_new_key(issuer: Issue
     async with anyio.create_task_group() as group:
 
         async def unknown() -> None:
-            with pytest.raises(TokenRefusedError):
+            with pytest.raises(KeysUnavailableError):
                 await tokens.verify(by_a_stranger(issuer, kid="new"))
             group.cancel_scope.cancel()
 
@@ -312,6 +312,24 @@ async def test_keys_are_used_for_an_hour_while_the_issuer_is_away(issuer: Issuer
     for token in (issuer.token("carla"), known):
         with pytest.raises(KeysUnavailableError):
             await tokens.verify(token)
+
+
+async def test_nothing_is_decided_about_a_new_key_while_the_issuer_is_away(issuer: Issuer) -> None:
+    """A client that is told that its token is wrong logs its person in again, and gets another like it."""
+    clock = Clock()
+    tokens, old = tokens_of(issuer, clock), issuer.token()
+    await tokens.verify(old)
+    issuer.rotate("two")
+    issuer.answers = {"/keys": (503, {}, b"")}
+    clock.now += REFETCH_SECONDS + 1
+    for _ in range(2):
+        with pytest.raises(KeysUnavailableError):
+            await tokens.verify(issuer.token("ben"))
+    await tokens.verify(old)
+
+    issuer.answers.clear()
+    clock.now += REFETCH_SECONDS + 1
+    assert (await tokens.verify(issuer.token("ben"))).principal.label == "ben"
 
 
 @pytest.mark.parametrize("exp", [10**400, 1e300])

@@ -185,6 +185,14 @@ def test_an_array_of_messages_is_told_how_to_become_lines(memory: InteractionMem
         import_file(memory, file)
 
 
+def test_a_line_that_hardly_ends_is_refused(memory: InteractionMemory, tmp_path: Path) -> None:
+    file = tmp_path / "zeros"
+    file.write_bytes(b'{"content": "one"}\n' + bytes(20 * 1024 * 1024))
+
+    with pytest.raises(DataFileError, match="zeros:2: the line has no end within 16,777,216 characters"):
+        import_file(memory, file)
+
+
 def test_lines_of_messages_need_a_text_alone(memory: InteractionMemory, store: Store, tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     lines = [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import anyio
 import anyio.to_thread
@@ -128,6 +129,27 @@ async def test_a_bad_answer_instead_of_a_token_is_reported_in_words_and_keeps_th
     assert CredentialFile(config).read() == before
 
 
+@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize("renewing", [False, True], ids=["login", "renewal"])
+async def test_a_refusal_that_repeats_the_request_tells_no_secret_of_it(
+    protected: Protected, caplog: pytest.LogCaptureFixture, status: int, renewing: bool
+) -> None:
+    config = server_config(protected)
+    if renewing:
+        await logged_in(config)
+        protected.issuer.expire_all()
+    protected.issuer.repeats = status
+    with pytest.raises(AuthorizationError, match="server_error") as failed:
+        await (fetched(config) if renewing else logged_in(config))
+
+    sent = {name: value for name, (value,) in parse_qs(protected.issuer.sent).items()}
+    secret = {"refresh_token"} if renewing else {"code", "code_verifier"}
+    told = str(failed.value) + caplog.text
+    for name in secret | {"client_secret"}:
+        # A form of it, or what is left of one that was cut.
+        assert sent[name][:12] not in told
+
+
 async def test_a_token_that_lasts_for_longer_than_numbers_last_is_used(protected: Protected) -> None:
     config = server_config(protected)
     before = await logged_in(config)
@@ -163,6 +185,7 @@ async def test_many_requests_at_once_refresh_a_token_once(protected: Protected) 
 PROXY = """
 import sys, anyio, httpx2
 from pathlib import Path
+from urllib.parse import parse_qs
 from mcp_context_proxy.oauth.bearer import BearerAuth
 from mcp_context_proxy.config import ServerConfig
 async def main(url):

@@ -184,7 +184,9 @@ SERVERS = (
         "Secrets from the configuration and from logins never appear in logs, traces, errors, failed "
         "results, questions to a person or a model, stored queries, or a server's last output, neither as "
         "they are nor in escapes, percent-encoding, base64 or hexadecimal digits. What commands and the page "
-        "show about servers is redacted, too, even a name that a server took from its secret.",
+        "show about servers is redacted, too, even a name that a server took from its secret. Only to the "
+        "client that has just written one itself may an error over MCP repeat it.",
+        "oauth/test_tokens.py::test_a_refusal_that_repeats_the_request_tells_no_secret_of_it",
         "cli/test_install.py::test_no_change_shows_a_secret_and_a_file_that_gets_one_is_private",
         "cli/test_strangers.py::test_no_command_prints_a_secret_that_a_server_uses_as_a_name",
         "cli/test_strangers.py::test_check_prints_little_of_what_a_package_runner_says_and_no_secret_of_it",

@@ -72,6 +72,10 @@ class Issuer:
     """The scopes of tokens, whatever was asked for."""
     answer: tuple[int, bytes, dict[str, str]] | None = None
     """Status, body and headers that it gives to every token request instead of a token."""
+    repeats: int | None = None
+    """The status with which it answers every token request by what was sent."""
+    sent: str = ""
+    """The form of the latest token request."""
     refresh_seconds: float = 0.0
     """Seconds that a refresh takes."""
 
@@ -163,7 +167,11 @@ class Issuer:
     # What is served
 
     async def token(self, request: Request) -> Response:
+        self.sent = (await request.body()).decode()
         form = await request.form()
+        if self.repeats is not None:
+            fault = {"error": "server_error", "error_description": f"{dict(form)} came in {self.sent}"}
+            return JSONResponse(fault, self.repeats)
         if self.answer is not None:
             status, body, headers = self.answer
             return Response(body, status, headers)
