@@ -29,7 +29,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,26 @@ proxy = create_proxy(json.load(open(sys.argv[1])))
 proxy.add_transform(BM25SearchTransform())
 proxy.run(show_banner=False)
 """
+PAGES = """
+from mcp_context_proxy.examples.kit import Core, Pipe, serve_stdio
+PAGE = "ui://dice/page"
+class Dice(Core):
+    def tools(self):
+        return [{"name": "roll_dice", "description": "Roll dice and show them.",
+                 "inputSchema": {"type": "object"}, "_meta": {"ui": {"resourceUri": PAGE}}}]
+    def call(self, request):
+        return {"content": [{"type": "text", "text": "4"}]}
+    def capabilities(self):
+        return {"tools": {}, "resources": {}}
+server = Dice({"name": "dice", "version": "1"})
+page = {"uri": PAGE, "name": "dice", "mimeType": "text/html;profile=mcp-app"}
+server.handlers["resources/list"] = lambda request: {"resources": [page]}
+server.handlers["resources/read"] = lambda request: {"contents": [page | {"text": "<p>dice</p>"}]}
+serve_stdio(server, Pipe())
+"""
+"""A server with a page for hosts that show MCP Apps."""
+REASON = "no database at /srv/none"
+BROKEN = f"import sys; sys.exit({REASON!r})"
 CALLS: dict[str, Callable[[str, str, Any], tuple[str, Any]]] = {
     "this proxy": lambda server, tool, given: _call("call_tool", name=f"{server}__{tool}", arguments=given),
     "mcp-compressor": lambda server, tool, given: _call(
@@ -103,13 +124,14 @@ class Host:
         """Methods of what came unasked."""
         self._answers: dict[int, dict[str, Any]] = {}
         self._arrived = threading.Condition()
-        self._number = 0
+        self._number, self._ended = 0, False
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, **message: Any) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+            self.process.stdin.flush()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -123,6 +145,9 @@ class Host:
             with self._arrived:
                 self._answers[message["id"]] = message
                 self._arrived.notify_all()
+        with self._arrived:
+            self._ended = True
+            self._arrived.notify_all()
 
     def begin(self, method: str, **params: Any) -> int:
         self._number += 1
@@ -131,7 +156,7 @@ class Host:
 
     def end(self, number: int, patience: float = PATIENCE) -> dict[str, Any]:
         with self._arrived:
-            self._arrived.wait_for(lambda: number in self._answers, patience)
+            self._arrived.wait_for(lambda: number in self._answers or self._ended, patience)
             return self._answers.pop(number, {"error": {"message": "no answer"}})
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
@@ -141,14 +166,18 @@ class Host:
         return self.ask("tools/call", name=name, arguments=arguments, **params)
 
     def open(self) -> None:
-        capabilities: dict[str, Any] = {"roots": {}, "sampling": {}, "elicitation": {"form": {}}}
+        page = {"io.modelcontextprotocol/ui": {"mimeTypes": ["text/html;profile=mcp-app"]}}
+        capabilities: dict[str, Any] = {
+            "roots": {}, "sampling": {}, "elicitation": {"form": {}}, "extensions": page,
+        }  # fmt: skip
         self.ask("initialize", protocolVersion="2025-11-25", capabilities=capabilities,
                  clientInfo={"name": "tasks", "version": "1"})  # fmt: skip
         self.send(method="notifications/initialized")
 
     def close(self) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         try:
             self.process.wait(15)
         except subprocess.TimeoutExpired:
@@ -185,6 +214,17 @@ def processes(program: str) -> Iterator[int]:
                 yield int(entry.name)
         except OSError:
             continue
+
+
+def memory(process: int, programs: Iterable[str]) -> float:
+    """Return the MiB (PSS) of a process and its children, without the servers and theirs."""
+    entry = Path("/proc") / str(process)
+    started = (entry / "cmdline").read_text(errors="replace")
+    if any(program in started for program in programs):
+        return 0
+    kib = re.search(r"^Pss: +(\d+)", (entry / "smaps_rollup").read_text(), re.MULTILINE)
+    children = [child for task in entry.glob("task/*/children") for child in task.read_text().split()]
+    return int(kib[1] if kib else 0) / 1024 + sum(memory(int(child), programs) for child in children)
 
 
 def servers(folder: Path, home: Path) -> dict[str, dict[str, Any]]:
@@ -248,13 +288,15 @@ def tried(peer: str, folder: Path, home: Path) -> dict[str, str]:
     listed = host.ask("tools/list")["result"]["tools"]
     found["first list, s"] = f"{time.monotonic() - host.started:.1f}"
     found["standing list, tokens"] = f"{tokens(listed):,}"
+    query, right_tool = next(iter(SEARCHES.items()))
+    found["first search, s after the start"] = "no search"
+    if peer in SEARCH:
+        answer = text(host.call(SEARCH[peer], {"query": query}))
+        miss = "" if right_tool in answer else ", not the right tool"
+        found["first search, s after the start"] = f"{time.monotonic() - host.started:.1f}{miss}"
     time.sleep(5)
     for server in entries:
-        # Without this, these two know nothing of a server.
-        if peer == "pmcp":
-            host.call("gateway.connect_server", {"server_name": server})
-        elif peer == "lazy-mcp":
-            host.call("list_commands", {"server": server})
+        connect(peer, host, server)
     if peer in SEARCH:
         answers = {tool: text(host.call(SEARCH[peer], {"query": query})) for query, tool in SEARCHES.items()}
         right = sum(tool in answer for tool, answer in answers.items())
@@ -262,6 +304,9 @@ def tried(peer: str, folder: Path, home: Path) -> dict[str, str]:
         found["search: tokens"] = f"{sum(map(tokens, answers.values())) // len(answers):,}"
     else:
         found["search: right tool in the answer"] = found["search: tokens"] = "no search"
+    found["memory without the servers, MiB"] = (
+        f"{memory(host.process.pid, {entry['command'] for entry in entries.values()}):,.0f}"
+    )
     name, given = DESCRIBE[peer]
     found["one definition, tokens"] = f"{tokens(text(host.call(name, given))):,}"
     log = call("git", "git_log", {"repo_path": str(repo)})
@@ -294,6 +339,8 @@ def tried(peer: str, folder: Path, home: Path) -> dict[str, str]:
     found["questions to the person and to the model"] = yes(
         {"elicitation/create", "sampling/createMessage"} <= {*host.told}
     )
+    task = text(call("everything", "simulate-research-query", {"topic": "tea"}))
+    found["a tool that runs as a task only"] = yes("Research Report" in task)
     found["roots"] = yes("/srv/project" in text(call("everything", "get-roots-list", {})))
     found["logging level"] = yes("result" in host.ask("logging/setLevel", level="debug"))
     for process in processes(entries["time"]["command"]):
@@ -308,7 +355,46 @@ def tried(peer: str, folder: Path, home: Path) -> dict[str, str]:
         not failed(call("clock", "get_current_time", {"timezone": "UTC"}))
     )
     host.close()
+    ended = tried_beside(peer, folder, home, {"command": sys.executable, "args": ["-c", BROKEN]})
+    absent = tried_beside(peer, folder, home, {"command": "/srv/no-such-program", "args": []})
+    healthy = tried_beside(peer, folder, home, entries["thinking"])
+    found["a server ends at its start: others work"] = ended["others work"]
+    found["its error is said"] = ended["said"]
+    found["the program of a server is missing: others work"] = absent["others work"]
+    found["a page of a server (MCP Apps)"] = healthy["a page"]
     return found
+
+
+def connect(peer: str, host: Host, server: str) -> str:
+    """Have a proxy look at a server that it would otherwise know nothing of; return what it says."""
+    if peer == "pmcp":
+        return text(host.call("gateway.connect_server", {"server_name": server}))
+    if peer == "lazy-mcp":
+        return text(host.call("list_commands", {"server": server}))
+    return ""
+
+
+def tried_beside(peer: str, folder: Path, home: Path, broken: dict[str, Any]) -> dict[str, str]:
+    """Return what came of a server that does not start, and of a page, beside a server that works."""
+    config, entries = home / "three.json", {
+        "time": servers(folder, home)["time"],
+        "dice": {"command": sys.executable, "args": ["-c", PAGES]},
+        "broken": broken,
+    }  # fmt: skip
+    write(peer, config, entries)
+    host = Host(command(peer, folder, home, config), home)
+    host.open()
+    listed = host.ask("tools/list").get("result", {}).get("tools", [])
+    said = "".join(connect(peer, host, server) for server in entries)
+    listed += host.ask("tools/list").get("result", {}).get("tools", [])
+    call = CALLS[peer]
+    said += text(host.call(*call("broken", "read_rows", {})))
+    works = not failed(host.call(*call("time", "get_current_time", {"timezone": "UTC"})))
+    pages = {each.get("_meta", {}).get("ui", {}).get("resourceUri") for each in listed} - {None}
+    read = [host.ask("resources/read", uri=page).get("result", {}).get("contents", []) for page in pages]
+    host.close()
+    tried = {"others work": works, "said": REASON in said, "a page": "<p>dice</p>" in json.dumps(read)}
+    return {name: "yes" if is_so else "**no**" for name, is_so in tried.items()}
 
 
 def main() -> None:

@@ -161,10 +161,13 @@ class CatalogRefresh:
         """Wait up to `seconds` for documents and for servers that start and of which nothing is known.
 
         Afterwards the catalog has them, if there was time for that. All searches together wait for a server
-        no longer than `seconds`: one that hangs or is downloaded delays the first, and not the rest.
+        no longer than `seconds`: one that hangs or is downloaded delays the first, and not the rest, nor the
+        first of the next proxy.
         """
         now = anyio.current_time()
-        starting = self._fleet.awaited()
+        starting = (
+            client for client in self._fleet.awaited() if client in self._awaited or not client.was_late
+        )
         until = {client: self._awaited.setdefault(client, now + seconds) for client in starting}
         until = {client: end for client, end in until.items() if end > now}
         if not until and self._documents_read.is_set():
@@ -174,6 +177,8 @@ class CatalogRefresh:
         with anyio.move_on_after(seconds):
             await self._documents_read.wait()
             await self._wait_for(until, on_wait)
+        for client in until:
+            await client.note_late()
 
     async def wait_for_first_lists(self, hides_tools: Callable[[], bool] | None = None) -> None:
         """Wait for servers of which nothing is known, up to ``first_list_seconds`` for all lists together.

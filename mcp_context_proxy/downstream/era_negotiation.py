@@ -56,8 +56,11 @@ request for roots on connecting, when there is no client yet, is answered with n
 UNPROBED_KEY = ":unprobed"
 """Appended to the key of a server in the store where it is remembered as not to be probed."""
 
-UNPROBED_SECONDS = 24 * 3600.0
-"""Time for which a server is remembered as not to be probed."""
+LATE_KEY = ":late"
+"""Appended to the key of a server for which searches have waited in vain."""
+
+REMEMBERED_SECONDS = 24 * 3600.0
+"""Time for which either is remembered of a server."""
 
 
 class Introduction(Struct, frozen=True):
@@ -286,52 +289,53 @@ def _introduction(spoken: Era, version: str, info: JSON, result: Mapping[str, JS
     )
 
 
-class Unprobed:
-    """Servers that are not to be probed, with their names and versions, in the store and in memory."""
+class ServerMemory:
+    """A text about each of some servers, in the store and in memory, for a day."""
 
-    def __init__(self, store: ListingStore) -> None:
-        self._store = store
+    def __init__(self, store: ListingStore, suffix: str) -> None:
+        """Take the store, and what its keys of these texts end with."""
+        self._store, self._suffix = store, suffix
         self._known: dict[str, tuple[float, bytes]] = {}
 
     async def load(self) -> None:
         """Read the remembered servers from the store, once, before any server is started."""
         try:
-            self._known = await in_thread(self._store.ending_with, UNPROBED_KEY)
+            self._known = await in_thread(self._store.ending_with, self._suffix)
         except StoreError as error:
             logger.debug("no server is remembered: %s", error)
 
-    def version_of(self, config: ServerConfig) -> str | None:
-        """Return name and version of a server that is not to be probed; None for any other."""
-        found = self._known.get(_key(config))
-        if found is None or not 0 <= time_of_day() - found[0] < UNPROBED_SECONDS:
+    def get(self, config: ServerConfig) -> str | None:
+        """Return the text about a server; None if there is none."""
+        found = self._known.get(self._key(config))
+        if found is None or not 0 <= time_of_day() - found[0] < REMEMBERED_SECONDS:
             return None
         return found[1].decode("utf-8", "replace")
 
-    async def add(self, config: ServerConfig, version: str) -> None:
-        key, entry = _key(config), (time_of_day(), version.encode("utf-8", "replace"))
+    async def put(self, config: ServerConfig, text: str = "") -> None:
+        key, entry = self._key(config), (time_of_day(), text.encode("utf-8", "replace"))
         self._known[key] = entry
         await self._try(config, self._store.put, key, *entry)
 
     async def discard(self, config: ServerConfig) -> None:
-        self._known.pop(_key(config), None)
-        await self._try(config, self._store.forget, _key(config))
+        if self._known.pop(self._key(config), None) is not None:
+            await self._try(config, self._store.forget, self._key(config))
+
+    def _key(self, config: ServerConfig) -> str:
+        return connection_key(config) + self._suffix
 
     async def _try(self, config: ServerConfig, write: Callable[..., None], *arguments: Any) -> None:
-        """Write to the store; if that fails, the server is only probed once more than needed."""
+        """Write to the store; if that fails, the next start only takes longer than needed."""
         try:
             await in_thread(write, *arguments)
         except StoreError as error:
             logger.debug("server %s: the store cannot be written: %s", config.name, error)
 
 
-def _key(config: ServerConfig) -> str:
-    return connection_key(config) + UNPROBED_KEY
-
-
 class EraMemory:
     """Remembers about one server whether to probe it."""
 
-    def __init__(self, config: ServerConfig, unprobed: Unprobed) -> None:
+    def __init__(self, config: ServerConfig, unprobed: ServerMemory) -> None:
+        """Take the names and versions of the servers that are not to be probed."""
         self._config, self._unprobed = config, unprobed
         self._era: Era | None = None
         """The era to connect in; None to probe."""
@@ -342,7 +346,7 @@ class EraMemory:
     def load(self) -> None:
         """Begin with the findings of an earlier connection."""
         if self._config.era == "auto" and self._era is None:
-            self._version = self._unprobed.version_of(self._config)
+            self._version = self._unprobed.get(self._config)
             self._stored = self._version is not None
             self._era = Era.HANDSHAKE if self._stored else None
 
@@ -374,5 +378,5 @@ class EraMemory:
                 await self._unprobed.discard(self._config)
         elif self._config.era == "auto" and (self._died or introduction.ignores_probe):
             self._stored = True
-            await self._unprobed.add(self._config, self._version)
+            await self._unprobed.put(self._config, self._version)
         self._died = False

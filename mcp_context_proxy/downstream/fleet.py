@@ -22,7 +22,7 @@ from mcp_context_proxy.config.secrets import Redactor, secret_arguments
 from mcp_context_proxy.config.settings import LAUNCH, SERVER_NAME
 from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.era_negotiation import Unprobed
+from mcp_context_proxy.downstream.era_negotiation import LATE_KEY, UNPROBED_KEY, ServerMemory
 from mcp_context_proxy.downstream.inbound import OnEvent
 from mcp_context_proxy.downstream.lifecycle import ServerState, Shared
 from mcp_context_proxy.downstream.listing import CachedListing
@@ -89,7 +89,8 @@ class Fleet:
             on_state=self._state_changed,
             on_event=on_event,
             store=store,
-            unprobed=Unprobed(store),
+            unprobed=ServerMemory(store, UNPROBED_KEY),
+            late=ServerMemory(store, LATE_KEY),
             known=known,
             logins=logins,
             keep_line=keep_line,
@@ -194,6 +195,7 @@ class Fleet:
     async def load_listings(self) -> None:
         """Restore the servers' listings from the store, before any is started."""
         await self.shared.unprobed.load()
+        await self.shared.late.load()
         clients = tuple(self.clients.values())
 
         def cached() -> list[CachedListing | None]:
@@ -491,6 +493,12 @@ def last_output(client: DownstreamClient) -> tuple[str, ...]:
         earlier = next(filter(_STATES_ERROR.search, lines[STDERR_SHOWN:]), None)
         shown = shown if earlier is None else [*shown[:-1], earlier]
     return tuple(shown[::-1])
+
+
+def error_line(client: DownstreamClient) -> str:
+    """Return the last line of a server's output that states an error, or its last one; empty if none."""
+    lines = last_output(client)
+    return next(filter(_STATES_ERROR.search, reversed(lines)), "".join(lines[-1:]))
 
 
 _FRAME: Final = pattern(r' *File "[^"]+", line \d+')

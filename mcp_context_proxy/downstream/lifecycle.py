@@ -27,7 +27,7 @@ from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.programs import broken_npx_cache, downloads, package_version, secrets_of
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.connections import connect, describe, fault_of, remedy_for_output
-from mcp_context_proxy.downstream.era_negotiation import Connected, EraMemory, Introduction, Unprobed
+from mcp_context_proxy.downstream.era_negotiation import Connected, EraMemory, Introduction, ServerMemory
 from mcp_context_proxy.downstream.inbound import ClientSubscriptions, OnEvent
 from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import CachedListing, ListingCache, Lists
@@ -78,7 +78,9 @@ class Shared(Struct, kw_only=True, eq=False):
     """Takes notifications that belong to no request, such as an updated resource."""
     store: ListingStore
     """Remembers listings."""
-    unprobed: Unprobed
+    unprobed: ServerMemory
+    late: ServerMemory
+    """Servers for which searches have waited in vain."""
     known: KnownSecrets
     """Secrets of all servers, none of which another one is told."""
     logins: Logins
@@ -270,6 +272,7 @@ class ServerLifecycle:
                     config, self.limits, self.output, self.redact, self._inbound, self._shared.logins
                 ) as connected:
                     await self._era_memory.succeeded(connected.introduction)
+                    await self._shared.late.discard(self.config)
                     version = await in_thread(package_version, config, connected.process_group)
                     connected = replace(connected, version=version)  # noqa: PLW2901 - the same connection
                     await self.lists.fetch_first(connected)
@@ -428,6 +431,16 @@ class ServerLifecycle:
     async def wait_first_connect(self) -> None:
         """Wait until the first attempt to connect has succeeded or failed, or is not made."""
         await self._first_attempt_over.wait()
+
+    @property
+    def was_late(self) -> bool:
+        """True if searches have waited for the server in vain, also those of an earlier proxy."""
+        return self._shared.late.get(self.config) is not None
+
+    async def note_late(self) -> None:
+        """Remember, unless the server is ready, that a search has waited for it in vain."""
+        if self.state is ServerState.STARTING and self.introduction is None:
+            await self._shared.late.put(self.config)
 
     async def _wait_lost(self, connected: Connected) -> None:
         """Wait until this connection is no longer the current one."""

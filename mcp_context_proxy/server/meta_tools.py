@@ -81,7 +81,6 @@ from mcp_context_proxy.server.search_answers import (
     Note,
     answer_tokens,
     current_name,
-    instructions_by_server,
     note_of_pages,
     said_later,
     search_notes,
@@ -302,9 +301,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             shown = dict.fromkeys(tool.server for tool in tools)
             clients = filter(None, map(self.fleet.clients.get, shown))
-            notes += map(
-                Note, said_later(instructions_by_server(clients, self.redact), caller.session.introduced)
-            )
+            notes += map(Note, said_later(clients, self.redact, caller.session.introduced))
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret

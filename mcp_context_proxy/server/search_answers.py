@@ -8,7 +8,7 @@ told whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import cache
 from typing import Final
 
@@ -20,7 +20,7 @@ from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Requ
 from mcp_context_proxy.context.search import Found, server_asked_for
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.fleet import Fleet, error_line
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.errors import some_of
 from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
@@ -219,14 +219,18 @@ def _is_named(server: str, asked: Set[str]) -> bool:
 
 
 def _standing(client: DownstreamClient, *, whole: bool = False) -> str:
-    """Return the state of a server that is not connected, with the reason; if `whole`, with its remedy."""
+    """Return the state of a server that is not connected, with the reason; if `whole`, with its remedy.
+
+    Where no remedy is known, the server's own error stands there instead.
+    """
     if not client.cause:
         return client.standing
     again = " again; before that" if client.state is ServerState.STARTING else ""
     # After the first clause there is advice for a person, who may ask what became of a server.
-    cause = "; ".join(filter(None, (client.cause, client.remedy)))
-    if not whole:
-        cause = cause.partition("; ")[0]
+    cause = client.cause.partition("; ")[0]
+    if whole:
+        said = "" if client.remedy else error_line(client)
+        cause = ": ".join(filter(None, ("; ".join(filter(None, (client.cause, client.remedy))), said)))
     return f"{client.standing}{again}: {one_line(cause, REMEDY_CHARACTERS if whole else CAUSE_CHARACTERS)}"
 
 
@@ -240,15 +244,17 @@ def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor
     return {server: words for server, words in said.items() if sign_in(words) is None}
 
 
-def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
+def said_later(clients: Iterable[DownstreamClient], redact: Redactor, introduced: set[str]) -> list[str]:
     """Return a line for each server that connected after a session had begun, once in the session.
 
     Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows,
     the best first. Servers that are told now are added to those `introduced` before.
     """
-    left, told = SAID_LATER_BYTES, []
-    for server, words in said.items():
-        line = "" if server in introduced else server_line(server, words)
+    left, told = SAID_LATER_BYTES, list[str]()
+    # Those of a server take up to a millisecond to examine.
+    new = [client for client in clients if client.name not in introduced]
+    for server, words in instructions_by_server(new, redact).items():
+        line = server_line(server, words)
         left -= len(line.encode())
         if line and left >= 0:
             introduced.add(server)

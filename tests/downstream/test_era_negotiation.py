@@ -10,7 +10,7 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.downstream.era_negotiation import UNPROBED_SECONDS
+from mcp_context_proxy.downstream.era_negotiation import REMEMBERED_SECONDS
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.protocol.eras import Era
 
@@ -182,7 +182,7 @@ async def test_a_server_that_ignores_the_probe_is_probed_again_after_a_day(
 ) -> None:
     await served(workshop, old, QUICK)
     with closing(sqlite3.connect(workshop.folder / "store.db")) as database, database:
-        database.execute("UPDATE listings SET time = time - ?", (UNPROBED_SECONDS + 1,))
+        database.execute("UPDATE listings SET time = time - ?", (REMEMBERED_SECONDS + 1,))
     await served(workshop, old, QUICK)
 
     assert probes(old) == 2

@@ -83,6 +83,24 @@ async def test_where_nothing_fits_a_server_that_the_query_names_comes_with_its_r
     assert "it exited (code 1); set CHAT_TOKEN, CHAT_TEAM in env under servers.chat)" in texts[1]
 
 
+@pytest.mark.parametrize("query", ["zyxgh qwvut records", "say something again in records"])
+async def test_a_search_that_names_a_server_says_what_it_wrote_before_it_ended(
+    workshop: Workshop, query: str, era: str
+) -> None:
+    workshop.server("good", tools=[tool("echo", "Say something again")])
+    key = "hx8-w0rd-2291-qpl"
+    said = f"Error: no database at /srv/none for {key}\n    at start (index.js:3)\n\nNode.js v24\n"
+    settings = {"env": {"DATABASE_KEY": key}}
+    workshop.server("records", settings=settings, at_start=[{"stderr": said}, {"exit": 1}])
+    async with host_of(workshop.config(), era) as host:
+        text = text_of(await host.call("search_available_tools", {"query": query}))
+        other = text_of(await host.call("search_available_tools", {"query": "zyxgh qwvut"}))
+
+    assert "Not searched: records (" in text
+    assert "it exited (code 1): Error: no database at /srv/none for [redacted DATABASE_KEY])." in text
+    assert "no database" not in other
+
+
 async def test_where_each_server_is_off_the_instructions_say_so_and_who_names_the_mistakes(
     workshop: Workshop,
 ) -> None:

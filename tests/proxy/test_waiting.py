@@ -172,6 +172,30 @@ async def test_all_searches_together_wait_for_a_server_that_hangs_only_once(work
         assert waits == [True, False]
 
 
+async def test_the_next_proxy_waits_no_more_for_a_server_that_hangs_and_finds_it_when_it_is_ready(
+    workshop: Workshop,
+) -> None:
+    late(workshop)
+    workshop.server("good", tools=[tool("fine", "Say that all is fine")])
+    store = {"path": str(workshop.folder / "store.sqlite3")}
+    config, waits = workshop.config(limits={"start_wait_seconds": 0.5}, store=store), list[bool]()
+
+    async def search(host: Host) -> None:
+        told = len(host.notifications)
+        await host.data("search_available_tools", {"query": "all is fine"}, progressToken="t")
+        waits.append(any("late" in params["message"] for _, params in host.notifications[told:]))
+
+    for _ in range(2):
+        async with host_of(config, "modern", settled=False) as host:
+            await search(host)
+    workshop.flag("ready").touch()
+    async with inside(config) as proxy:
+        found = await Host(proxy, "modern").data("search_available_tools", {"query": "coffee"})
+
+    assert waits == [True, False]
+    assert best_of(found) == "late__brew"
+
+
 # Lists
 
 

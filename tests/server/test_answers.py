@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from support.servers import TOOLS, Workshop, real_lists, tool
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.host_profiles import HOSTS, room_given
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Result
-from mcp_context_proxy.server.search_answers import Fitting
+from mcp_context_proxy.server.search_answers import Fitting, said_later
 
 SEARCH = "search_available_tools"
 LISTS = ("excel", "firecrawl", "github", "notion", "slack")
@@ -97,6 +99,16 @@ async def test_that_nothing_fits_costs_80_tokens_at_most_whatever_is_to_be_noted
         assert tokens(text) <= 80
         assert "Not searched: github-enterprise, customer-relations and 1 more." in text
         assert "\n- accounting-reports__" in text
+
+
+def test_the_instructions_of_a_server_that_a_session_knows_are_not_examined_again() -> None:
+    words = SimpleNamespace(instructions="Grind the beans first.")
+    clients: list[Any] = [SimpleNamespace(name="known"), SimpleNamespace(name="late", introduction=words)]
+    known = {"known"}
+
+    assert said_later(clients, Redactor(()), known) == ["[server 'late' says] Grind the beans first."]
+    assert known == {"known", "late"}
+    assert said_later(clients, Redactor(()), known) == []
 
 
 async def test_a_search_in_a_server_that_is_off_says_why_it_found_nothing(workshop: Workshop) -> None:
