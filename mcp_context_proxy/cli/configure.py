@@ -33,6 +33,7 @@ from mcp_context_proxy.cli import (
     open_group,
     run,
     shown,
+    written_config_option,
 )
 from mcp_context_proxy.cli.install import (
     HOSTS_KNOWN,
@@ -53,7 +54,13 @@ from mcp_context_proxy.config.source import parse, plain
 from mcp_context_proxy.installation import HOST_PLACES, read_text
 from mcp_context_proxy.installation.editing import EditError, entries
 from mcp_context_proxy.installation.journal import write
-from mcp_context_proxy.installation.plan import FileChange, read_configuration, rules_of, servers_in
+from mcp_context_proxy.installation.plan import (
+    Configuration,
+    FileChange,
+    read_configuration,
+    rules_of,
+    servers_in,
+)
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.system import APP, BEGINNING
 from mcp_context_proxy.trust.audit import note_now
@@ -384,7 +391,7 @@ _FORMS: Final[dict[str, Form]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yam
 
 @click.command("import", epilog=HOSTS_KNOWN)
 @click.argument("source", metavar="FILE|HOST")
-@config_option
+@written_config_option
 @project_option
 @dry_option
 @click.pass_context
@@ -443,7 +450,7 @@ def _place_in(file: Path, text: str) -> Place:
 @click.command("add", context_settings={"ignore_unknown_options": True})
 @click.argument("name")
 @click.argument("command", metavar="-- COMMAND... | URL", nargs=-1, required=True, type=click.UNPROCESSED)
-@config_option
+@written_config_option
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Variable of the program.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header for a URL.")
 @no_check_option
@@ -545,7 +552,7 @@ def _pairs(texts: Iterable[str], option: str) -> dict[str, str]:
 
 @click.command("remove")
 @click.argument("name")
-@config_option
+@written_config_option
 @click.pass_context
 def remove_command(ctx: click.Context, name: str, config_path: Path | None) -> None:
     """Remove a server from the configuration. A running proxy notices it."""
@@ -559,12 +566,13 @@ def remove_command(ctx: click.Context, name: str, config_path: Path | None) -> N
 
 
 @click.command("init")
-@config_option
+@written_config_option
 @click.pass_context
 def init_command(ctx: click.Context, config_path: Path | None) -> None:
     """Write a first configuration, unless there is one."""
     file = configuration_file(ctx, config_path)
     if file.exists():
         raise InstallError(f"{file} is there already")
+    Configuration(file, None)
     write(FileChange(file, None, BEGINNING))
     results().say(Text(f"Written: {file}", style="green"))

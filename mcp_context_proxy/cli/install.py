@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import CommandGroup, config_option, named_path, shown
+from mcp_context_proxy.cli import CommandGroup, config_option, named_path, shown, written_config_option
 from mcp_context_proxy.cli.terminal import Terminal, counted, results
 from mcp_context_proxy.config import default_path, find, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
@@ -117,7 +117,7 @@ def own_command(file: Path) -> list[str]:
 
 @click.command("install", epilog=HOSTS_KNOWN)
 @hosts_argument
-@config_option
+@written_config_option
 @project_option
 @dry_option
 @yes_option

@@ -13,29 +13,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import ALLOWED_SERVERS
 from mcp_context_proxy.config.source import MAX_BYTES
 from mcp_context_proxy.installation.editing import EditError, Form, Place, entries
 
+_WORDS: Final = "{words}"
+_PROGRAM: Final = "{program}"
+_ARGS: Final = "{args}"
+"""Stand in the entry of a host for the words of a command, for its first word, and for all others."""
 
-def _common(command: Sequence[str]) -> dict[str, Any]:
-    return {"command": command[0], "args": list(command[1:])}
-
-
-def _stdio(command: Sequence[str]) -> dict[str, Any]:
-    return {"type": "stdio", **_common(command)}
-
-
-def _claude_code(command: Sequence[str]) -> dict[str, Any]:
-    # Without the last key the model would have to search twice: with the host's own search, then with ours.
-    return {**_stdio(command), "alwaysLoad": True}
-
-
-def _zed(command: Sequence[str]) -> dict[str, Any]:
-    return {"source": "custom", **_common(command), "env": {}}
+_COMMON: Final[dict[str, Any]] = {"command": _PROGRAM, "args": _ARGS}
 
 
 def _named_for_codex(entry: Mapping[str, Any], variables: Mapping[str, bool]) -> dict[str, Any]:
@@ -51,25 +41,6 @@ def _named_for_gemini(entry: Mapping[str, Any], variables: Mapping[str, bool]) -
     known = dict(env) if isinstance(env, dict) else {}
     more = {name: f"${name}" for name, is_set in variables.items() if is_set and name not in known}
     return {**entry, "env": {**known, **more}} if more else dict(entry)
-
-
-def _opencode(command: Sequence[str]) -> dict[str, Any]:
-    return {"type": "local", "command": list(command)}
-
-
-def _copilot(command: Sequence[str]) -> dict[str, Any]:
-    return {"type": "local", **_common(command), "tools": ["*"]}
-
-
-def _goose(command: Sequence[str]) -> dict[str, Any]:
-    return {
-        "name": SERVER,
-        "type": "stdio",
-        "cmd": command[0],
-        "args": list(command[1:]),
-        "enabled": True,
-        "timeout": 300,
-    }
 
 
 class HostPlace(Struct, frozen=True, kw_only=True):
@@ -101,8 +72,8 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     """True if the servers are a list of entries that have names, instead of a table."""
     new_text: str = ""
     """Beginning of a file that does not exist yet, where the host demands more than servers."""
-    entry: Callable[[Sequence[str]], dict[str, Any]] = _common
-    """Returns the entry that starts a command."""
+    entry: Mapping[str, Any] = field(default_factory=_COMMON.copy)
+    """The entry that starts a command."""
     named: Callable[[Mapping[str, Any], Mapping[str, bool]], dict[str, Any]] | None = None
     """Adds variables, each with True if it is set here, to an entry of a host that hands over only those
     which an entry names. None for a host that hands over all."""
@@ -136,6 +107,11 @@ class HostPlace(Struct, frozen=True, kw_only=True):
             if self.newer and (found := entries(self.form, text, self.newer)):
                 return self.newer if all(isinstance(one, dict) for one in found.values()) else self.place
         return self.place
+
+    def entry_for(self, command: Sequence[str]) -> dict[str, Any]:
+        """Return the entry that starts a command."""
+        words = {_WORDS: list(command), _PROGRAM: command[0], _ARGS: list(command[1:])}
+        return {key: words.get(one, one) if isinstance(one, str) else one for key, one in self.entry.items()}
 
     def is_here(self, environ: Mapping[str, str]) -> bool:
         """Return True if there are settings of this host, or the folder for them."""
@@ -178,7 +154,8 @@ _HOSTS: Final = (
         files={"any": ("~/.claude.json",)},
         rules="~/.claude/settings.json",
         folder_variable="CLAUDE_CONFIG_DIR",
-        entry=_claude_code,
+        # Without the last key the model would search twice: with the host's own search, then with ours.
+        entry={"type": "stdio", **_COMMON, "alwaysLoad": True},
         signs=("~/.claude",),
     ),
     HostPlace(
@@ -193,7 +170,7 @@ _HOSTS: Final = (
         files={"any": tuple(f"{{config}}/{name}/User/mcp.json" for name in _VSCODES)},
         profiles=tuple(f"{{config}}/{name}/User/profiles/*/mcp.json" for name in _VSCODES),
         place=("servers",),
-        entry=_stdio,
+        entry={"type": "stdio", **_COMMON},
         restart="run 'Developer: Reload Window'",
     ),
     HostPlace(
@@ -229,7 +206,7 @@ _HOSTS: Final = (
             "win32": ("{config}/Zed/settings.json",),
         },
         place=("context_servers",),
-        entry=_zed,
+        entry={"source": "custom", **_COMMON, "env": {}},
         restart="nothing to do: it notices the change",
     ),
     HostPlace(
@@ -238,7 +215,7 @@ _HOSTS: Final = (
         files={"any": ("~/.config/opencode/opencode.json", "~/.config/opencode/opencode.jsonc")},
         place=("mcp",),
         newer=("mcp", "servers"),
-        entry=_opencode,
+        entry={"type": "local", "command": _WORDS},
     ),
     HostPlace(
         name="cline",
@@ -255,7 +232,14 @@ _HOSTS: Final = (
         },
         place=("extensions",),
         form="yaml",
-        entry=_goose,
+        entry={
+            "name": SERVER,
+            "type": "stdio",
+            "cmd": _PROGRAM,
+            "args": _ARGS,
+            "enabled": True,
+            "timeout": 300,
+        },
     ),
     HostPlace(
         name="lm-studio",
@@ -280,7 +264,7 @@ _HOSTS: Final = (
         files={"any": ("~/.copilot/mcp-config.json",)},
         rules="~/.copilot/settings.json",
         folder_variable="COPILOT_HOME",
-        entry=_copilot,
+        entry={"type": "local", **_COMMON, "tools": ["*"]},
     ),
     HostPlace(
         name="jetbrains",
@@ -290,7 +274,7 @@ _HOSTS: Final = (
             "win32": ("~/AppData/Local/github-copilot/intellij/mcp.json",),
         },
         place=("servers",),
-        entry=_stdio,
+        entry={"type": "stdio", **_COMMON},
         restart="restart the IDE",
     ),
     HostPlace(

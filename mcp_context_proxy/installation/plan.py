@@ -377,7 +377,7 @@ def plan(
     if entry_name in found.staying:
         raise EditError(f"{entry_name} is the name of another server there; rename that one first")
     written = entries(host.form, text or "", place)
-    entry = dict(written[entry_name]) if before else host.entry(command)
+    entry = dict(written[entry_name]) if before else host.entry_for(command)
     if before and own and _is_gone(str(found.ours[before].get("command"))):
         # That of a version before, which a person has removed with its folder.
         entry = _with_program(entry, command[: command.index("serve")])
