@@ -35,16 +35,14 @@ from msgspec.structs import asdict
 from mcp_context_proxy.catalog.names import turned_off_by
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.hosts import servers_place
-from mcp_context_proxy.config.source import parse, toml_lines
+from mcp_context_proxy.config.source import ROW, parse, toml_statements
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HOST_PLACES, read_text
 from mcp_context_proxy.installation.editing import (
-    ROW,
     EditError,
     Form,
     edited,
     entries,
-    toml_header,
     toml_table,
     unified,
 )
@@ -536,14 +534,14 @@ def _in_toml(text: str, tables: Any, server: str, tool: str | None, enabled: boo
 
 def _with_key(text: str, path: tuple[str, ...], value: str) -> str:
     """Return a TOML text with ``enabled`` in the table at a path."""
-    lines, rows = toml_lines(text), ROW.findall(text)
-    line = lines.get((*path, "enabled"))
-    if line is not None:
-        rows[line - 1] = _KEY.sub(rf"\g<1>{value}", rows[line - 1])
+    rows, statements = ROW.findall(text), [*toml_statements(text)]
+    key = next((one for one in statements if one.table == path and "enabled" in one.value), None)
+    header = next((one for one in statements if one.opens and one.table == path), None)
+    if key is not None:
+        rows[key.begin] = _KEY.sub(rf"\g<1>{value}", rows[key.begin])
         return "".join(rows)
-    header = next((number for number, row in enumerate(rows) if toml_header(row) == path), None)
-    if header is not None and lines.get(path) is not None:
-        rows[header] = rows[header].rstrip("\n") + f"\nenabled = {value}\n"
+    if header is not None:
+        rows[header.begin] = rows[header.begin].rstrip("\n") + f"\nenabled = {value}\n"
         return "".join(rows)
     return text.rstrip("\n") + "\n\n" + toml_table(path, {"enabled": value == "true"})
 

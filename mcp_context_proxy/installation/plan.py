@@ -35,7 +35,7 @@ from mcp_context_proxy.config.hosts import (
 from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.programs import PROGRAM_ALONE
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
-from mcp_context_proxy.config.source import Mistake, dotted, parse, plain, read_toml
+from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, parts_of, plain, read_toml
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HostPlace, read_text
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
@@ -254,7 +254,7 @@ def _needs_host(
     table: Mapping[str, Any], environ: Mapping[str, str], notes: list[str], name: str
 ) -> Iterator[str]:
     """Yield why a server needs its host; note the variables that are not set here."""
-    for path, text in _texts((), table):
+    for path, text in _texts(table):
         if (known := _ONLY_HOST.search(text)) is not None:
             yield f"{dotted(path)}: only its host knows {known[0]}; write the value, or ${{VARIABLE}}"
             continue
@@ -272,12 +272,8 @@ _ONLY_HOST: Final = re.compile(r"\$\{\{[^}]*\}\}|\{file:[^}]*\}|\$\{file:[^}]*\}
 """A value that a host looks up: a secret of Continue, or a file of opencode or Windsurf."""
 
 
-def _texts(path: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _texts((*path, key), inner)
+def _texts(table: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    return ((path, one) for path, one in parts_of(table) if isinstance(one, str))
 
 
 class Configuration:
@@ -323,7 +319,7 @@ class Configuration:
     def variables(self, environ: Mapping[str, str]) -> dict[str, bool]:
         """Return the variables that the configuration refers to, each with True if it is set."""
         found: dict[str, bool] = {}
-        for _, text in _texts((), entries("toml", self.text, ())):
+        for _, text in _texts(entries("toml", self.text, ())):
             value = expand(text, environ)
             found |= {name: True for name, _ in value.variables}
             found |= {problem.variable: False for problem in value.problems if problem.variable}

@@ -62,7 +62,6 @@ def test_install_then_uninstall_changes_nothing(host: str, form: str, put: Place
 
 
 REFUSED = {
-    ("codex", "inline tables"),
     ("cursor", "control characters in text"),
     ("cursor", "duplicate mcpServers"),
     ("cursor", "list servers"),
