@@ -51,11 +51,10 @@ from mcp_context_proxy.config import Config, ServerConfig, load
 from mcp_context_proxy.config.hosts import names_for, servers_place
 from mcp_context_proxy.config.settings import SERVER_NAME
 from mcp_context_proxy.config.source import parse, plain
-from mcp_context_proxy.installation import HOST_PLACES, read_text
-from mcp_context_proxy.installation.editing import EditError, entries
+from mcp_context_proxy.installation import HOST_PLACES, about, read_text
+from mcp_context_proxy.installation.editing import entries
 from mcp_context_proxy.installation.journal import write
 from mcp_context_proxy.installation.plan import (
-    Configuration,
     FileChange,
     read_configuration,
     rules_of,
@@ -406,17 +405,15 @@ def import_command(
     configuration = read_configuration(configuration_file(ctx, config_path))
     host = HOST_PLACES.get(source)
     file = host.file(os.environ) if host else Path(source)
-    text = read_text(file)
-    if text is None:
-        raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(HOST_PLACES)}")
-    form = host.form if host else _FORMS.get(file.suffix.lower(), "json")
-    origin = source if host else file.stem.lstrip(".")
-    try:
+    with about(file):
+        text = read_text(file)
+        if text is None:
+            raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(HOST_PLACES)}")
+        form = host.form if host else _FORMS.get(file.suffix.lower(), "json")
+        origin = source if host else file.stem.lstrip(".")
         rules = rules_of(host, text, os.environ) if host else {}
         places: list[Place | None] = [host.place_in(text) if host else _place_in(file, text)]
         has_projects = form == "json" and isinstance(entries("json", text, ()).get("projects"), dict)
-    except EditError as error:
-        raise InstallError(f"{file}: {error}") from None
     if has_projects:
         places += project_places(console, text, projects)
     for place in places:
@@ -573,6 +570,6 @@ def init_command(ctx: click.Context, config_path: Path | None) -> None:
     file = configuration_file(ctx, config_path)
     if file.exists():
         raise InstallError(f"{file} is there already")
-    Configuration(file, None)
+    read_configuration(file)
     write(FileChange(file, None, BEGINNING))
     results().say(Text(f"Written: {file}", style="green"))

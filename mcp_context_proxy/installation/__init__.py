@@ -8,8 +8,8 @@ project, too; that one belongs to the project and is never changed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -309,10 +309,20 @@ def read_text(file: Path) -> str | None:
     if not file.exists():
         return None
     if not file.is_file():
-        raise EditError(f"{file} is not a regular file")
+        raise EditError("it is not a regular file")
     if file.stat().st_size > MAX_BYTES:
-        raise EditError(f"{file} is larger than {MAX_BYTES >> 20} MiB")
+        raise EditError(f"it is larger than {MAX_BYTES >> 20} MiB")
     try:
         return file.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
-        raise EditError(f"{file} is not UTF-8 text") from None
+        raise EditError("it is not UTF-8 text") from None
+
+
+@contextmanager
+def about(file: Path) -> Iterator[None]:
+    """Name a file in the `EditError` that says why it cannot be read or edited."""
+    try:
+        yield
+    except (OSError, EditError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise EditError(f"{file}: {reason or error}") from None

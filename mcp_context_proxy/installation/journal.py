@@ -37,7 +37,7 @@ from mcp_context_proxy.config import load
 from mcp_context_proxy.config.hosts import servers_place
 from mcp_context_proxy.config.source import ROW, parse, toml_statements
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.installation import HOST_PLACES, read_text
+from mcp_context_proxy.installation import HOST_PLACES, about, read_text
 from mcp_context_proxy.installation.editing import (
     EditError,
     Form,
@@ -183,13 +183,14 @@ class Undone(Struct, frozen=True):
         return FileChange(self.file, now, after or "").difference()
 
     def carry_out(self) -> None:
-        """Write the file, and forget the installation; raises `OSError` or `EditError`."""
+        """Write or remove the file, and forget the installation; raises `EditError` as `write` does."""
         if self.now != self.after:
-            if self.after is None:
-                _unchanged(self.file, self.now)
-                self.file.unlink(missing_ok=True)
-            else:
-                _replace(self.file, self.now, self.after)
+            with _writing(self.file):
+                if self.after is None:
+                    _unchanged(self.file, self.now)
+                    self.file.unlink(missing_ok=True)
+                else:
+                    _replace(self.file, self.now, self.after)
         for path in self.records:
             path.unlink(missing_ok=True)
 
@@ -201,10 +202,16 @@ def write(change: FileChange, *, private: bool = False) -> None:
     if the file or its folder cannot be written, or the file has changed since it was read.
     """
     before = None if change.before is None else change.before.encode("utf-8")
-    try:
+    with _writing(change.file):
         _replace(change.file, before, change.after.encode("utf-8"), private=private)
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise EditError(f"{change.file} cannot be written: {error.strerror or error}") from None
+        raise EditError(f"{file} cannot be written: {error.strerror or error}") from None
 
 
 def _replace(file: Path, before: bytes | None, after: bytes, *, private: bool = False) -> None:
@@ -368,17 +375,17 @@ HOOK_PLACES: Final[Mapping[str, HookPlace]] = {
 def planned(place: HookPlace, file: Path, command: Sequence[str] | None) -> FileChange | None:
     """Return the change that adds our hook, which starts a command, to a file, or with None removes it.
 
-    None is returned if nothing changes. Raises `EditError` if the file cannot be edited in place, and
-    `OSError` if it cannot be read.
+    None is returned if nothing changes. Raises `EditError` if the file cannot be read or edited in place.
     """
-    before = read_text(file)
-    after = _with_hook(place, before, command)
-    kept = read_text(kept_copy(file))
-    if command is None and kept is not None and before is not None and after != before:
-        ours = _command_in(place, before)
-        if ours is not None and _with_hook(place, kept, ours) == before:
-            after = kept  # nothing else has changed since: back to the same bytes
-    return None if after in (before, None) or after is None else FileChange(file, before, after)
+    with about(file):
+        before = read_text(file)
+        after = _with_hook(place, before, command)
+        kept = read_text(kept_copy(file))
+        if command is None and kept is not None and before is not None and after != before:
+            ours = _command_in(place, before)
+            if ours is not None and _with_hook(place, kept, ours) == before:
+                after = kept  # nothing else has changed since: back to the same bytes
+    return None if after is None or after == before else FileChange(file, before, after)
 
 
 def is_ours_alone(place: HookPlace, text: str) -> bool:
@@ -452,7 +459,7 @@ def switch(file: Path, server: str, tool: str | None, enabled: bool) -> Switched
     """Turn a server, or one of its tools by its own name, on or off.
 
     Raises `EditError` if the file cannot be edited in place, or has no such server; it is then as before, and
-    `OSError` if it cannot be read or written.
+    `OSError` if it cannot be written.
     """
     with _alone():
         return _switch(file, server, tool, enabled)
@@ -470,7 +477,8 @@ def _alone() -> Iterator[None]:
 
 
 def _switch(file: Path, server: str, tool: str | None, enabled: bool) -> Switched:
-    text = read_text(file)
+    with about(file):
+        text = read_text(file)
     if text is None:
         raise EditError(f"{file} does not exist")
     kept = file.with_name(file.name + KEPT_OF_SWITCHES)

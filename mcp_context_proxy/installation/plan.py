@@ -35,9 +35,9 @@ from mcp_context_proxy.config.hosts import (
 from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.programs import PROGRAM_ALONE
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
-from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, parts_of, plain, read_toml
+from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, parts_of
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.installation import HostPlace, read_text
+from mcp_context_proxy.installation import HostPlace, about, read_text
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
 
 CARRIED: Final = frozenset(
@@ -118,14 +118,8 @@ def rules_of(host: HostPlace, text: str, environ: Mapping[str, str]) -> dict[str
 
 
 def _tables_in(file: Path) -> dict[str, Any]:
-    try:
-        text = read_text(file) or ""
-    except OSError as error:
-        raise EditError(f"{file}: {error.strerror or error}") from None
-    try:
-        return entries("json", text, ())
-    except EditError as error:
-        raise EditError(f"{file}: {error}") from None
+    with about(file):
+        return entries("json", read_text(file) or "", ())
 
 
 def servers_in(
@@ -286,7 +280,7 @@ class Configuration:
         """
         self.file, self.before, self.text = file, text, text or ""
         if file.suffix.lower() != ".toml":
-            raise EditError(f"{file} is not a config.toml, and servers are only written into one")
+            raise EditError("it is not a config.toml, and servers are only written into one")
         self.servers: dict[str, Any] = entries("toml", self.text, ("servers",))
 
     def add(self, name: str, table: Mapping[str, Any], host: str) -> str:
@@ -461,11 +455,5 @@ def _with_program(entry: Mapping[str, Any], program: Sequence[str]) -> dict[str,
 
 def read_configuration(file: Path) -> Configuration:
     """Read our own configuration; raises `EditError` if it cannot be read, or is not valid."""
-    try:
-        text = file.read_bytes().decode("utf-8") if file.exists() else None
-        if text is not None:
-            read_toml(plain(text))
-        return Configuration(file, text)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise EditError(f"{file}: {reason}") from None
+    with about(file):
+        return Configuration(file, read_text(file))

@@ -207,11 +207,11 @@ def test_without_a_terminal_nothing_is_changed_unasked(run: Run, cursor: Path) -
 def test_damaged_host_does_not_keep_others_from_being_connected(run: Run, home: Path, cursor: Path) -> None:
     codex = home / ".codex" / "config.toml"
     codex.parent.mkdir()
-    codex.write_text("= broken", "utf-8")
+    codex.write_bytes(b"a = '\xff'")
     done = run("install", "--yes", "--no-check")
     assert done.returncode == 1
-    assert "Codex" in done.stdout
-    assert codex.read_text("utf-8") == "= broken"
+    assert f"Codex: {codex}: it is not UTF-8 text" in " ".join(done.stdout.split())
+    assert codex.read_bytes() == b"a = '\xff'"
     assert "context-proxy" in json.loads(cursor.read_bytes())["mcpServers"]
 
 
