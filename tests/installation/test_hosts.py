@@ -440,7 +440,7 @@ def test_rules_that_cannot_be_read_leave_the_host_alone(put: Place, machine: Mac
         machine.install("claude-code")
     (file.parent / ".claude" / "settings.json").unlink()
     os.mkfifo(file.parent / ".claude" / "settings.json")
-    with pytest.raises(EditError, match=r"settings\.json : it is not a regular file"):
+    with pytest.raises(EditError, match=r"settings\.json: it is not a regular file"):
         machine.install("claude-code")
 
 
