@@ -70,14 +70,14 @@ def converted(dialect: Dialect, entry: Mapping[str, Any]) -> Converted:
     return _CONVERTERS[dialect](_each_text(dict(entry), known))
 
 
-def dialect_of(place: tuple[str, ...], file: Path, servers: Any) -> Dialect:
-    if isinstance(servers, list):
+def dialect_of(place: KeyPath, source: ConfigSource) -> Dialect:
+    if isinstance(_at(source.tables, place), list):
         return "continue"
-    if file.parent.name == ".gemini":
+    if source.file.parent.name == ".gemini":
         return "gemini"
-    if file.stem == "opencode":
+    if source.file.stem == "opencode":
         return "opencode"
-    return next(dialect for known, dialect in PLACES if known == place)
+    return next(dialect for known, dialect in PLACES if known in (place, place[-1:]))
 
 
 def _common(entry: dict[str, Any]) -> Converted:
@@ -260,27 +260,28 @@ _OURSELVES: Final = pattern(
 a file in a folder that happens to have our name."""
 
 
-def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mistake]]:
+def from_host(
+    source: ConfigSource, warn: Warn, place: KeyPath | None = None
+) -> tuple[ConfigSource, list[Mistake]]:
     """Convert the servers of a host's file to our tables; also return the mistakes in their shape.
 
-    Raises `ConfigError` if the file has no server entries, or has them twice.
+    They are those at the `place`, or else where it has some. Raises `ConfigError` if the file has no server
+    entries, or has them twice.
     """
-    place = servers_place(source.tables)
+    place = place or servers_place(source.tables)
     if place is None:
         message = 'has neither "mcpServers" nor "servers"; it must be a host\'s MCP settings, or config.toml'
         raise ConfigError([source.problem(Mistake((), message))])
     entries = _at(source.tables, place)
-    dialect = dialect_of(place, source.file, entries)
-    written_at = {name: (*place, name) for name in entries} if isinstance(entries, dict) else {}
-    if isinstance(entries, list):
-        named = [(_name_in_list(entry, at), at) for at, entry in enumerate(entries)]
-        written_at = {name: (*place, at) for name, at in named}
-        entries = {name: entries[at] for name, at in named}
-    names = names_for(entries)
+    dialect = dialect_of(place, source)
+    keys: dict[str, Any] = {}
+    for at, entry in enumerate(entries):
+        keys |= {name_in_list(entry, at): at} if isinstance(entries, list) else {entry: entry}
+    names = names_for(keys)
     mistakes = [*_given_twice(source, place, names), *_unreadable_lists(source.tables)]
     servers: dict[str, Any] = {}
-    for written, entry in entries.items():
-        name, path = names[written], written_at[written]
+    for written, key in keys.items():
+        entry, name, path = entries[key], names[written], (*place, key)
         source.origins["servers", name] = path
         if not isinstance(entry, dict):
             mistakes.append(Mistake(("servers", name), "must be an object with a command or a url"))
@@ -292,9 +293,9 @@ def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mist
             warn(f"{source.file}: server {written!r} is this proxy itself and is skipped")
         else:
             servers[name] = _entry(source, ("servers", name), path, common.entry, mistakes)
-            if (key := _switched_off(source.tables, written)) is not None:
+            if (by := _switched_off(source.tables, written)) is not None:
                 servers[name]["enabled"] = False
-                source.origins["servers", name, "enabled"] = key
+                source.origins["servers", name, "enabled"] = by
             source.remarks[name] = (
                 *_remarks(source, path, common.entry),
                 *_with_rules(
@@ -318,9 +319,10 @@ def _all_tables(entries: Any) -> bool:
     return isinstance(entries, dict) and all(isinstance(entry, dict) for entry in entries.values())
 
 
-def _name_in_list(entry: Any, at: int) -> str:
+def name_in_list(entry: Any, at: int) -> str:
+    """Return the name of a server in a list, or its number."""
     name = entry.get("name") if isinstance(entry, dict) else None
-    return name if isinstance(name, str) and name else f"server {at + 1}"
+    return str(name) if name else f"server {at + 1}"
 
 
 def _given_twice(source: ConfigSource, place: KeyPath, names: Mapping[str, str]) -> list[Mistake]:

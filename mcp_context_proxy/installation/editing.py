@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
+from mcp_context_proxy.config.hosts import name_in_list
 from mcp_context_proxy.config.source import (
     ROW,
     parts_of,
@@ -65,7 +66,7 @@ def entries(form: Form, text: str, place: Place) -> dict[str, Any]:
     if found is None:
         return {}
     if isinstance(found, list) and form == "yaml":
-        names = [_name_in_list(one, at) for at, one in enumerate(found)]
+        names = [name_in_list(one, at) for at, one in enumerate(found)]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise EditError(f"two servers there are called {twice}; rename one of them first")
         return dict(zip(names, found, strict=True))
@@ -74,11 +75,6 @@ def entries(form: Form, text: str, place: Place) -> dict[str, Any]:
     if (odd := next((name for name in found if not isinstance(name, str)), None)) is not None:
         raise EditError(f"the name {odd!r} there is not a text; put it into quotes")
     return found
-
-
-def _name_in_list(entry: Any, at: int) -> str:
-    name = entry.get("name") if isinstance(entry, dict) else None
-    return str(name) if name else f"server {at + 1}"
 
 
 def edited(

@@ -35,7 +35,7 @@ from mcp_context_proxy.config.hosts import (
 from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.programs import PROGRAM_ALONE
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
-from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, parts_of
+from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, parts_of, plain
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HostPlace, about, read_text
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
@@ -135,23 +135,19 @@ def servers_in(
     Tools that the rules of the host deny are turned off; a server of which no tool is left stays.
     """
     found = Servers()
-    written = entries(form, text, place)
-    if not written:
+    if not (written := entries(form, text, place)):
         return found
-    listed: Any = [] if form == "yaml" and place == ("mcpServers",) else {}
-    dialect = dialect_of(place[-1:], file, listed)
-    whole = text.removeprefix("\ufeff").replace("\r\n", "\n")
     try:
-        source = parse(file, whole if place == place[-1:] else json.dumps({place[-1]: written}))
+        source = parse(file, plain(text))
         source = replace(source, tables={**rules, **source.tables})
-        source, found_wrong = from_host(source, lambda _warning: None)
+        projects, dialect = source.tables.get("projects"), dialect_of(place, source)
+        source, found_wrong = from_host(source, lambda _warning: None, place)
     except ConfigError as error:
         raise EditError("; ".join(problem.message for problem in error.problems)) from None
-    ours = {source.written(("servers", name)): name for name in source.tables["servers"]}
     project = place[1] if place[:1] == ("projects",) else None
-    turned_off = () if project is None else entries(form, text, place[:2]).get("disabledMcpServers") or ()
-    projects = entries(form, text, ()).get("projects") if place == ("mcpServers",) else None
-    for at, (name, entry) in enumerate(written.items()):
+    off_in = {path: _turned_off(one) for path, one in projects.items()} if isinstance(projects, dict) else {}
+    for name, key in names_for(written).items():
+        entry = written[name]
         common = converted(dialect, entry) if isinstance(entry, dict) else None
         if common is None:
             found.staying[name] = "it is no table with a command or a url"
@@ -160,7 +156,6 @@ def servers_in(
         elif is_ourselves(common.entry):
             found.ours[name] = common.entry
         else:
-            key = ours.get((*place[-1:], name)) or ours.get((*place[-1:], at), "")
             wrong = [
                 f"{dotted(one.path[2:])}: {one.message}" if one.path[2:] else one.message
                 for one in found_wrong
@@ -170,7 +165,7 @@ def servers_in(
             if project is not None and table.get("command"):
                 # Claude Code starts it there.
                 table.setdefault("cwd", project)
-            if name in turned_off:
+            if project is not None and name in off_in[project]:
                 table["enabled"] = False
             wrong += _needs_host(table, environ, found.notes, name)
             wrong += (reason for one, reason in _ONLY_THERE.items() if entry.get(one) not in _NOTHING)
@@ -179,24 +174,28 @@ def servers_in(
             if "*" in table.get("deny", ()):
                 wrong.append("its host turns off all its tools")
             wrong += _mistakes(table)
-            if form == "yaml" and isinstance(entry, dict) and listed == [] and not entry.get("name"):
+            if dialect == "continue" and not entry.get("name"):
                 wrong.append("it has no name")
             if wrong:
                 found.staying[name] = "; ".join(wrong)
                 continue
             found.moving[name] = table
-            found.notes += (f"{name}: {remark}" for remark in source.remarks.get(key, ()))
+            found.notes += (f"{name}: {remark}" for remark in source.remarks[key])
             found.notes += (
                 f"{name}: turned off in the project {path}, and on there behind the proxy"
-                for path, settings in (projects.items() if isinstance(projects, dict) else ())
-                if isinstance(settings, dict)
-                and isinstance(off := settings.get("disabledMcpServers"), list)
-                and name in off
+                for path, off in off_in.items()
+                if project is None and name in off
             )
             carried = CARRIED | ({"timeout"} if dialect in {"goose", "opencode"} else set())
             if left := [one for one in entry if one not in carried]:
                 found.notes.append(f"{name}: not carried over: {', '.join(left)}")
     return found
+
+
+def _turned_off(project: Any) -> list[Any]:
+    """Return the servers that Claude Code has turned off in a project."""
+    off = project.get("disabledMcpServers") if isinstance(project, dict) else None
+    return off if isinstance(off, list) else []
 
 
 _ONLY_THERE: Final = {

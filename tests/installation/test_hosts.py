@@ -432,6 +432,11 @@ def test_settings_of_another_host_that_look_like_rules_are_none(put: Place, mach
     assert machine.install("kiro").names == {"lamp": "lamp"}
 
 
+def test_another_place_for_servers_in_the_file_hides_none_of_them(put: Place, machine: Machine) -> None:
+    put("vscode", b'{"mcpServers": {}, "servers": {"desk": {"command": "/bin/desk"}}}')
+    assert machine.install("vscode").names == {"desk": "desk"}
+
+
 def test_rules_that_cannot_be_read_leave_the_host_alone(put: Place, machine: Machine) -> None:
     file = put("claude-code", b'{"mcpServers": {"desk": {"command": "/bin/desk"}}}')
     (file.parent / ".claude").mkdir()
