@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from mcp_context_proxy.config.host_profiles import SERVER
+from mcp_context_proxy.config.host_profiles import HOSTS, SERVER
 from mcp_context_proxy.config.hosts import ALLOWED_SERVERS
 from mcp_context_proxy.config.source import MAX_BYTES
 from mcp_context_proxy.installation.editing import EditError, Form, Place, entries
@@ -48,8 +49,8 @@ class HostPlace(Struct, frozen=True, kw_only=True):
 
     name: str
     """Name on our command line."""
-    title: str
-    """Name that people know."""
+    title: str = ""
+    """Name that people know; without one, it is that of its profile."""
     files: Mapping[str, tuple[str, ...]]
     """Paths by platform (``linux``, ``darwin``, ``win32``, or ``any``): the first that exists is used, else
     the first whose folder exists, else the first. ``~`` is the home folder, ``{config}`` the folder of
@@ -144,13 +145,11 @@ _VSCODES: Final = ("Code", "Code - Insiders", "VSCodium")
 _HOSTS: Final = (
     HostPlace(
         name="claude-desktop",
-        title="Claude Desktop",
         files={"any": ("{config}/Claude/claude_desktop_config.json",)},
         restart="quit it and open it again",
     ),
     HostPlace(
         name="claude-code",
-        title="Claude Code",
         files={"any": ("~/.claude.json",)},
         rules="~/.claude/settings.json",
         folder_variable="CLAUDE_CONFIG_DIR",
@@ -160,13 +159,11 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="cursor",
-        title="Cursor",
         files={"any": ("~/.cursor/mcp.json",)},
         restart="restart it, or turn the server on under Settings, MCP",
     ),
     HostPlace(
         name="vscode",
-        title="VS Code",
         files={"any": tuple(f"{{config}}/{name}/User/mcp.json" for name in _VSCODES)},
         profiles=tuple(f"{{config}}/{name}/User/profiles/*/mcp.json" for name in _VSCODES),
         place=("servers",),
@@ -181,7 +178,6 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="codex",
-        title="Codex",
         files={"any": ("~/.codex/config.toml",)},
         folder_variable="CODEX_HOME",
         place=("mcp_servers",),
@@ -190,7 +186,6 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="gemini-cli",
-        title="Gemini CLI",
         files={"any": ("~/.gemini/settings.json",)},
         switches="~/.gemini/mcp-server-enablement.json",
         allowed=ALLOWED_SERVERS,
@@ -211,7 +206,6 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="opencode",
-        title="opencode",
         files={"any": ("~/.config/opencode/opencode.json", "~/.config/opencode/opencode.jsonc")},
         place=("mcp",),
         newer=("mcp", "servers"),
@@ -219,7 +213,6 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="cline",
-        title="Cline",
         files={"any": (_CLINE, "~/.cline/data/settings/cline_mcp_settings.json")},
         restart="nothing to do: it notices the change",
     ),
@@ -249,7 +242,6 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="continue",
-        title="Continue",
         files={"any": ("~/.continue/config.yaml",)},
         form="yaml",
         listed=True,
@@ -260,7 +252,6 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="copilot-cli",
-        title="Copilot CLI",
         files={"any": ("~/.copilot/mcp-config.json",)},
         rules="~/.copilot/settings.json",
         folder_variable="COPILOT_HOME",
@@ -268,7 +259,6 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="jetbrains",
-        title="Copilot in JetBrains IDEs",
         files={
             "any": ("~/.config/github-copilot/intellij/mcp.json",),
             "win32": ("~/AppData/Local/github-copilot/intellij/mcp.json",),
@@ -292,12 +282,14 @@ _HOSTS: Final = (
     ),
 )
 
-HOST_PLACES: Final[Mapping[str, HostPlace]] = {host.name: host for host in _HOSTS}
+HOST_PLACES: Final[Mapping[str, HostPlace]] = {
+    host.name: replace(host, title=host.title or HOSTS[host.name].title) for host in _HOSTS
+}
 """All hosts by name."""
 
 
 def hosts_here(environ: Mapping[str, str]) -> list[HostPlace]:
-    return [host for host in _HOSTS if host.is_here(environ)]
+    return [host for host in HOST_PLACES.values() if host.is_here(environ)]
 
 
 def read_text(file: Path) -> str | None:

@@ -324,8 +324,6 @@ class HookPlace(Struct, frozen=True, kw_only=True):
     file: str
     """Path below the home folder."""
     event: str
-    folder_variable: str = ""
-    """Variable with another folder for the file, if the host has one."""
     grouped: bool = True
     """True if a hook stands in a group of hooks with one matcher."""
     timeout: int = SECONDS
@@ -335,9 +333,7 @@ class HookPlace(Struct, frozen=True, kw_only=True):
     """Sentence about something that a person has to do."""
 
     def path(self, environ: Mapping[str, str]) -> Path:
-        if folder := environ.get(self.folder_variable):
-            return Path(folder) / Path(self.file).name
-        return Path.home() / self.file
+        return HOST_PLACES[self.host].file(environ, path=f"~/{self.file}")
 
 
 HOOK_PLACES: Final[Mapping[str, HookPlace]] = {
@@ -346,13 +342,11 @@ HOOK_PLACES: Final[Mapping[str, HookPlace]] = {
         HookPlace(
             host="claude-code",
             file=".claude/settings.json",
-            folder_variable="CLAUDE_CONFIG_DIR",
             event="UserPromptSubmit",
         ),
         HookPlace(
             host="codex",
             file=".codex/hooks.json",
-            folder_variable="CODEX_HOME",
             event="UserPromptSubmit",
             note="Codex skips a new hook until you trust it: start codex, open /hooks, and trust this one. "
             "Older versions also need codex_hooks = true under [features] in config.toml.",
