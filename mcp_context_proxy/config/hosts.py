@@ -89,20 +89,13 @@ def _common(entry: dict[str, Any]) -> Converted:
 
 def _codex(entry: dict[str, Any]) -> Converted:
     # Codex passes texts on as they are.
-    entry = _each_text(entry, lambda text: _LITERAL.sub("$$", text))
-    env, headers = dict(_table(entry, "env")), dict(_table(entry, "http_headers"))
-    named = entry.pop("env_vars", None)
-    for one in named if isinstance(named, list) else ():
-        name = one.get("name") if isinstance(one, dict) else one
-        env.setdefault(str(name), f"${{{name}}}")
-    for header, name in _table(entry, "env_http_headers").items():
-        headers[header] = f"${{{name}}}"
+    entry = _handing_over("env_vars", _each_text(entry, lambda text: _LITERAL.sub("$$", text)))
+    headers = dict(_table(entry, "http_headers"))
+    headers |= {header: f"${{{name}}}" for header, name in _table(entry, "env_http_headers").items()}
     if token := entry.pop("bearer_token_env_var", None):
         headers["Authorization"] = f"Bearer ${{{token}}}"
     if "http_headers" in entry or headers:
         entry["headers"] = headers
-    if "env" in entry or env:
-        entry["env"] = env
     return _renamed(entry, {"startup_timeout_sec": "connect_timeout", "tool_timeout_sec": "call_timeout"})
 
 
@@ -130,12 +123,9 @@ def _goose(entry: dict[str, Any]) -> Converted:
         entry = {**inner, **{key: value for key, value in entry.items() if key != "config"}}
     if entry.get("type") in _BUILT_IN:
         return Converted(entry, "is a part of Goose")
-    env = dict(_table(entry, "envs") or _table(entry, "env"))
-    keys = entry.pop("env_keys", None)
-    for name in keys if isinstance(keys, list) else ():
-        env.setdefault(str(name), f"${{{name}}}")
-    if env:
-        entry["env"] = env
+    if envs := _table(entry, "envs"):
+        entry["env"] = envs
+    entry = _handing_over("env_keys", entry)
     if not entry.get("available_tools"):
         entry.pop("available_tools", None)
     names = {"cmd": "command", "uri": "url", "timeout": "call_timeout", "available_tools": "includeTools"}
@@ -167,6 +157,15 @@ _CONVERTERS: Final[Mapping[Dialect, Callable[[dict[str, Any]], Converted]]] = {
     "continue": _continue,
     "gemini": _gemini,
 }
+
+
+def _handing_over(listed: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry that has in its ``env`` the variables that a list in it names."""
+    names, env = entry.pop(listed, None), dict(_table(entry, "env"))
+    for one in names if isinstance(names, list) else ():
+        name = one.get("name") if isinstance(one, dict) else one
+        env.setdefault(str(name), f"${{{name}}}")
+    return {**entry, "env": env} if env else entry
 
 
 def _renamed(entry: dict[str, Any], names: Mapping[str, str]) -> Converted:
@@ -296,11 +295,11 @@ def from_host(
             if (by := _switched_off(source.tables, written)) is not None:
                 servers[name]["enabled"] = False
                 source.origins["servers", name, "enabled"] = by
+            ruled = _ruled(source.tables, dialect, written)
             source.remarks[name] = (
-                *_remarks(source, path, common.entry),
-                *_with_rules(
-                    source, ("servers", name), _ruled(source.tables, dialect, written), servers[name]
-                ),
+                *_tool_lists(source, ("servers", name), path, common.entry, servers[name], mistakes),
+                *_approvals(source, path, common.entry),
+                *_with_rules(source, ("servers", name), ruled, servers[name]),
             )
             if "envFile" in entry:
                 warn(f"{source.file}: server {written!r}: envFile is not read; name its variables in env")
@@ -378,7 +377,6 @@ def _entry(
         if isinstance(entry.get(key), bool) and server.get("enabled") is not False:
             server["enabled"] = entry[key] is (key == "enabled")
             source.origins[*path, "enabled"] = (*place, key)
-    _tool_lists(source, path, place, entry, server, mistakes)
     # Hosts spell the name of the transport in many ways, or leave it out.
     if (written := server.pop("transport", None)) is not None:
         spelt = re.sub(r"[^a-z]", "", written.lower()) if isinstance(written, str) else ""
@@ -396,12 +394,17 @@ def _tool_lists(
     entry: Mapping[str, Any],
     server: dict[str, Any],
     mistakes: list[Mistake],
-) -> None:
-    """Carry over the tools that a host leaves out; a list that cannot be read is a mistake, not ignored."""
+) -> Iterator[str]:
+    """Carry over the tools that a host leaves out, and yield a remark for a person on each list of them.
+
+    A list that cannot be read is a mistake, not ignored.
+    """
     for key, ours in _TOOL_LISTS.items():
         value = entry.get(key)
         if value is None or _leaves_out_none(key, value) or (key == "tools" and not isinstance(value, list)):
             continue
+        if isinstance(value, list) and (value or ours == "allow"):
+            yield f"{source.place((*place, key))} is carried over as {ours}: {_listed(value)}"
         before = server.get(ours)
         if ours == "allow" and before is not None:
             other = dotted(source.written((*path, ours))[-1:])
@@ -490,12 +493,8 @@ def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:
             yield Mistake(place, "must be a list of names of servers")
 
 
-def _remarks(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield for a person which decisions of the host about tools were carried over, and which were not."""
-    for key, ours in _TOOL_LISTS.items():
-        value = entry.get(key)
-        if isinstance(value, list) and not _leaves_out_none(key, value) and (value or ours == "allow"):
-            yield f"{source.place((*place, key))} is carried over as {ours}: {_listed(value)}"
+def _approvals(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield for a person which tools a host calls without asking, which is not carried over."""
     for key in _APPROVALS:
         value = entry.get(key)
         if key == "tools":  # a list of them says what is allowed, as above
