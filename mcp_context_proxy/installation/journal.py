@@ -35,7 +35,7 @@ from msgspec.structs import asdict
 from mcp_context_proxy.catalog.names import turned_off_by
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.hosts import servers_place
-from mcp_context_proxy.config.source import ROW, parse, toml_statements
+from mcp_context_proxy.config.source import ROW, parse, plain, toml_statements
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HOST_PLACES, about, read_text
 from mcp_context_proxy.installation.editing import (
@@ -487,7 +487,7 @@ def _switch(file: Path, server: str, tool: str | None, enabled: bool) -> Switche
 
 
 def _switched(file: Path, text: str, server: str, tool: str | None, enabled: bool) -> str:
-    source = parse(file, text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    source = parse(file, plain(text))
     if source.of_host:
         return _in_host_file(file, text, source.tables, server, tool, enabled)
     return _in_toml(text, source.tables, server, tool, enabled)
