@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
 
 REDACTOR: Final = "mcp_context_proxy.redactor"
 """Key of the redactor of the loaded configuration among the facts of a call of the command line."""
@@ -54,13 +55,13 @@ STOPPED_BY: Final = () if sys.platform == "win32" else (signal.SIGINT, signal.SI
 asyncio cancels for it only once, and code that swallows that cancellation lets the command go on."""
 
 
-config_option = click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help="A config.toml, or a host's JSON file with mcpServers.",
-)
-"""Accepted after a command, too, where it overrides the one before the command."""
+def _config_option(text: str) -> Callable[[FC], FC]:
+    """Return the option, which is accepted after a command, too, and overrides the one before it."""
+    return click.option("--config", "config_path", type=click.Path(path_type=Path), help=text)
+
+
+config_option = _config_option("A config.toml, or a host's JSON file with mcpServers.")
+written_config_option = _config_option("The config.toml to write; a file of a host is refused.")
 
 
 class Number(click.ParamType[float]):

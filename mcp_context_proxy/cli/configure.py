@@ -33,6 +33,7 @@ from mcp_context_proxy.cli import (
     open_group,
     run,
     shown,
+    written_config_option,
 )
 from mcp_context_proxy.cli.install import (
     HOSTS_KNOWN,
@@ -50,10 +51,15 @@ from mcp_context_proxy.config import Config, ServerConfig, load
 from mcp_context_proxy.config.hosts import names_for, servers_place
 from mcp_context_proxy.config.settings import SERVER_NAME
 from mcp_context_proxy.config.source import parse, plain
-from mcp_context_proxy.installation import HOST_PLACES, read_text
-from mcp_context_proxy.installation.editing import EditError, entries
+from mcp_context_proxy.installation import HOST_PLACES, about, read_text
+from mcp_context_proxy.installation.editing import entries
 from mcp_context_proxy.installation.journal import write
-from mcp_context_proxy.installation.plan import FileChange, read_configuration, rules_of, servers_in
+from mcp_context_proxy.installation.plan import (
+    FileChange,
+    read_configuration,
+    rules_of,
+    servers_in,
+)
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.system import APP, BEGINNING
 from mcp_context_proxy.trust.audit import note_now
@@ -384,7 +390,7 @@ _FORMS: Final[dict[str, Form]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yam
 
 @click.command("import", epilog=HOSTS_KNOWN)
 @click.argument("source", metavar="FILE|HOST")
-@config_option
+@written_config_option
 @project_option
 @dry_option
 @click.pass_context
@@ -399,17 +405,15 @@ def import_command(
     configuration = read_configuration(configuration_file(ctx, config_path))
     host = HOST_PLACES.get(source)
     file = host.file(os.environ) if host else Path(source)
-    text = read_text(file)
-    if text is None:
-        raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(HOST_PLACES)}")
-    form = host.form if host else _FORMS.get(file.suffix.lower(), "json")
-    origin = source if host else file.stem.lstrip(".")
-    try:
+    with about(file):
+        text = read_text(file)
+        if text is None:
+            raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(HOST_PLACES)}")
+        form = host.form if host else _FORMS.get(file.suffix.lower(), "json")
+        origin = source if host else file.stem.lstrip(".")
         rules = rules_of(host, text, os.environ) if host else {}
         places: list[Place | None] = [host.place_in(text) if host else _place_in(file, text)]
         has_projects = form == "json" and isinstance(entries("json", text, ()).get("projects"), dict)
-    except EditError as error:
-        raise InstallError(f"{file}: {error}") from None
     if has_projects:
         places += project_places(console, text, projects)
     for place in places:
@@ -443,7 +447,7 @@ def _place_in(file: Path, text: str) -> Place:
 @click.command("add", context_settings={"ignore_unknown_options": True})
 @click.argument("name")
 @click.argument("command", metavar="-- COMMAND... | URL", nargs=-1, required=True, type=click.UNPROCESSED)
-@config_option
+@written_config_option
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Variable of the program.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header for a URL.")
 @no_check_option
@@ -545,7 +549,7 @@ def _pairs(texts: Iterable[str], option: str) -> dict[str, str]:
 
 @click.command("remove")
 @click.argument("name")
-@config_option
+@written_config_option
 @click.pass_context
 def remove_command(ctx: click.Context, name: str, config_path: Path | None) -> None:
     """Remove a server from the configuration. A running proxy notices it."""
@@ -559,12 +563,13 @@ def remove_command(ctx: click.Context, name: str, config_path: Path | None) -> N
 
 
 @click.command("init")
-@config_option
+@written_config_option
 @click.pass_context
 def init_command(ctx: click.Context, config_path: Path | None) -> None:
     """Write a first configuration, unless there is one."""
     file = configuration_file(ctx, config_path)
     if file.exists():
         raise InstallError(f"{file} is there already")
+    read_configuration(file)
     write(FileChange(file, None, BEGINNING))
     results().say(Text(f"Written: {file}", style="green"))

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import CommandGroup, config_option, named_path, shown
+from mcp_context_proxy.cli import CommandGroup, config_option, named_path, shown, written_config_option
 from mcp_context_proxy.cli.terminal import Terminal, counted, results
 from mcp_context_proxy.config import default_path, find, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
 from mcp_context_proxy.errors import ContextProxyError
-from mcp_context_proxy.installation import HOST_PLACES, HostPlace, hosts_here, read_text
+from mcp_context_proxy.installation import HOST_PLACES, HostPlace, about, hosts_here, read_text
 from mcp_context_proxy.installation.editing import EditError, entries
 from mcp_context_proxy.installation.journal import (
     HOOK_PLACES,
@@ -117,7 +117,7 @@ def own_command(file: Path) -> list[str]:
 
 @click.command("install", epilog=HOSTS_KNOWN)
 @hosts_argument
-@config_option
+@written_config_option
 @project_option
 @dry_option
 @yes_option
@@ -214,21 +214,21 @@ def _plans(
         file = host.file(os.environ)
         console.section(host.title)
         try:
-            text = read_text(file)
-            steps: list[Place | None] = [None]
-            if host.name == "claude-code":
-                steps += project_places(console, text or "", projects)
-            for place in steps:
-                one = plan(host, file, text, configuration, command, os.environ, place, variables)
-                plans.append(one)
-                text = one.change.after if one.change else text
-                _show_plan(console, one)
-            for other in host.others(os.environ):
-                console.note(f"{shown(str(other))}: its servers stay; '{APP} import FILE' copies them")
-        except (OSError, EditError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            failed.append(f"{host.title}: {file}: {reason}")
-            console.note(f"{file}: {reason}", style="bold red")
+            with about(file):
+                text = read_text(file)
+                steps: list[Place | None] = [None]
+                if host.name == "claude-code":
+                    steps += project_places(console, text or "", projects)
+                for place in steps:
+                    one = plan(host, file, text, configuration, command, os.environ, place, variables)
+                    plans.append(one)
+                    text = one.change.after if one.change else text
+                    _show_plan(console, one)
+                for other in host.others(os.environ):
+                    console.note(f"{shown(str(other))}: its servers stay; '{APP} import FILE' copies them")
+        except EditError as error:
+            failed.append(f"{host.title}: {error}")
+            console.note(f"{error}", style="bold red")
     return plans, failed
 
 
@@ -366,35 +366,30 @@ def uninstall_command(
         console.say("Nothing to undo: no host was connected with 'install'.")
         return
     failed = False
-    agreed = yes or dry_run
     # The latest first: each step leads to the text that the one before it has left.
     for record, installation in records:
-        title = (
-            HOST_PLACES[installation.host].title if installation.host in HOST_PLACES else installation.host
-        )
-        console.section(title)
+        host = HOST_PLACES.get(installation.host)
+        console.section(host.title if host else installation.host)
         try:
-            undone = journal.undo(record, installation)
-            _show_difference(console, undone.difference(), secrets_of(installation.moved.values()))
-            if not undone.whole:
-                console.note(
-                    "The file has changed since: our entry is removed, and the moved servers are put back."
-                )
+            with about(Path(installation.file)):
+                undone = journal.undo(record, installation)
+                _show_difference(console, undone.difference(), secrets_of(installation.moved.values()))
+                if not undone.whole:
+                    change = "our entry is removed, and the moved servers are put back."
+                    console.note(f"The file has changed since: {change}")
             if dry_run:
                 continue
-            if not agreed:
+            if not yes:
                 _agree(console, yes, 1)
             undone.carry_out()
             console.say(
                 Text(f"{undone.file}: as it was" if undone.whole else str(undone.file), style="green")
             )
-        except (OSError, EditError) as error:
+        except EditError as error:
             failed = True
-            console.note(
-                f"{installation.file}: {getattr(error, 'strerror', None) or error}", style="bold red"
-            )
+            console.note(f"{error}", style="bold red")
     for name, place in HOOK_PLACES.items():
-        with suppress(OSError, EditError):
+        with suppress(EditError):
             if (not wanted or name in wanted) and planned_hook(place, place.path(os.environ), None):
                 removes = f"{APP} hook uninstall {name}"
                 console.note(f"The prompt hook of {HOST_PLACES[name].title} stays; '{removes}' removes it.")

@@ -258,7 +258,9 @@ def chosen_session(source: AnswerSource, wanted: str | None) -> ChosenSession:
     if len(fitting) == 1:
         return fitting[0]
     if not found:
-        raise click.UsageError("no session is open: a host of the handshake era opens one when it connects")
+        raise click.UsageError(
+            "no session is open: older clients open one as they connect, newer ones as they call set_context"
+        )
     known = ", ".join(f"{one.id} ({_host(one.facts)})" for one in fitting or found)
     if wanted is None:
         raise click.UsageError(f"there are {len(found)} sessions; choose one with --session: {known}")

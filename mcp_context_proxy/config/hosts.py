@@ -70,14 +70,14 @@ def converted(dialect: Dialect, entry: Mapping[str, Any]) -> Converted:
     return _CONVERTERS[dialect](_each_text(dict(entry), known))
 
 
-def dialect_of(place: tuple[str, ...], file: Path, servers: Any) -> Dialect:
-    if isinstance(servers, list):
+def dialect_of(place: KeyPath, source: ConfigSource) -> Dialect:
+    if isinstance(_at(source.tables, place), list):
         return "continue"
-    if file.parent.name == ".gemini":
+    if source.file.parent.name == ".gemini":
         return "gemini"
-    if file.stem == "opencode":
+    if source.file.stem == "opencode":
         return "opencode"
-    return next(dialect for known, dialect in PLACES if known == place)
+    return next(dialect for known, dialect in PLACES if known in (place, place[-1:]))
 
 
 def _common(entry: dict[str, Any]) -> Converted:
@@ -89,20 +89,13 @@ def _common(entry: dict[str, Any]) -> Converted:
 
 def _codex(entry: dict[str, Any]) -> Converted:
     # Codex passes texts on as they are.
-    entry = _each_text(entry, lambda text: _LITERAL.sub("$$", text))
-    env, headers = dict(_table(entry, "env")), dict(_table(entry, "http_headers"))
-    named = entry.pop("env_vars", None)
-    for one in named if isinstance(named, list) else ():
-        name = one.get("name") if isinstance(one, dict) else one
-        env.setdefault(str(name), f"${{{name}}}")
-    for header, name in _table(entry, "env_http_headers").items():
-        headers[header] = f"${{{name}}}"
+    entry = _handing_over("env_vars", _each_text(entry, lambda text: _LITERAL.sub("$$", text)))
+    headers = dict(_table(entry, "http_headers"))
+    headers |= {header: f"${{{name}}}" for header, name in _table(entry, "env_http_headers").items()}
     if token := entry.pop("bearer_token_env_var", None):
         headers["Authorization"] = f"Bearer ${{{token}}}"
     if "http_headers" in entry or headers:
         entry["headers"] = headers
-    if "env" in entry or env:
-        entry["env"] = env
     return _renamed(entry, {"startup_timeout_sec": "connect_timeout", "tool_timeout_sec": "call_timeout"})
 
 
@@ -130,12 +123,9 @@ def _goose(entry: dict[str, Any]) -> Converted:
         entry = {**inner, **{key: value for key, value in entry.items() if key != "config"}}
     if entry.get("type") in _BUILT_IN:
         return Converted(entry, "is a part of Goose")
-    env = dict(_table(entry, "envs") or _table(entry, "env"))
-    keys = entry.pop("env_keys", None)
-    for name in keys if isinstance(keys, list) else ():
-        env.setdefault(str(name), f"${{{name}}}")
-    if env:
-        entry["env"] = env
+    if envs := _table(entry, "envs"):
+        entry["env"] = envs
+    entry = _handing_over("env_keys", entry)
     if not entry.get("available_tools"):
         entry.pop("available_tools", None)
     names = {"cmd": "command", "uri": "url", "timeout": "call_timeout", "available_tools": "includeTools"}
@@ -167,6 +157,15 @@ _CONVERTERS: Final[Mapping[Dialect, Callable[[dict[str, Any]], Converted]]] = {
     "continue": _continue,
     "gemini": _gemini,
 }
+
+
+def _handing_over(listed: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry that has in its ``env`` the variables that a list in it names."""
+    names, env = entry.pop(listed, None), dict(_table(entry, "env"))
+    for one in names if isinstance(names, list) else ():
+        name = one.get("name") if isinstance(one, dict) else one
+        env.setdefault(str(name), f"${{{name}}}")
+    return {**entry, "env": env} if env else entry
 
 
 def _renamed(entry: dict[str, Any], names: Mapping[str, str]) -> Converted:
@@ -260,27 +259,28 @@ _OURSELVES: Final = pattern(
 a file in a folder that happens to have our name."""
 
 
-def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mistake]]:
+def from_host(
+    source: ConfigSource, warn: Warn, place: KeyPath | None = None
+) -> tuple[ConfigSource, list[Mistake]]:
     """Convert the servers of a host's file to our tables; also return the mistakes in their shape.
 
-    Raises `ConfigError` if the file has no server entries, or has them twice.
+    They are those at the `place`, or else where it has some. Raises `ConfigError` if the file has no server
+    entries, or has them twice.
     """
-    place = servers_place(source.tables)
+    place = place or servers_place(source.tables)
     if place is None:
         message = 'has neither "mcpServers" nor "servers"; it must be a host\'s MCP settings, or config.toml'
         raise ConfigError([source.problem(Mistake((), message))])
     entries = _at(source.tables, place)
-    dialect = dialect_of(place, source.file, entries)
-    written_at = {name: (*place, name) for name in entries} if isinstance(entries, dict) else {}
-    if isinstance(entries, list):
-        named = [(_name_in_list(entry, at), at) for at, entry in enumerate(entries)]
-        written_at = {name: (*place, at) for name, at in named}
-        entries = {name: entries[at] for name, at in named}
-    names = names_for(entries)
+    dialect = dialect_of(place, source)
+    keys: dict[str, Any] = {}
+    for at, entry in enumerate(entries):
+        keys |= {name_in_list(entry, at): at} if isinstance(entries, list) else {entry: entry}
+    names = names_for(keys)
     mistakes = [*_given_twice(source, place, names), *_unreadable_lists(source.tables)]
     servers: dict[str, Any] = {}
-    for written, entry in entries.items():
-        name, path = names[written], written_at[written]
+    for written, key in keys.items():
+        entry, name, path = entries[key], names[written], (*place, key)
         source.origins["servers", name] = path
         if not isinstance(entry, dict):
             mistakes.append(Mistake(("servers", name), "must be an object with a command or a url"))
@@ -292,14 +292,14 @@ def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mist
             warn(f"{source.file}: server {written!r} is this proxy itself and is skipped")
         else:
             servers[name] = _entry(source, ("servers", name), path, common.entry, mistakes)
-            if (key := _switched_off(source.tables, written)) is not None:
+            if (by := _switched_off(source.tables, written)) is not None:
                 servers[name]["enabled"] = False
-                source.origins["servers", name, "enabled"] = key
+                source.origins["servers", name, "enabled"] = by
+            ruled = _ruled(source.tables, dialect, written)
             source.remarks[name] = (
-                *_remarks(source, path, common.entry),
-                *_with_rules(
-                    source, ("servers", name), _ruled(source.tables, dialect, written), servers[name]
-                ),
+                *_tool_lists(source, ("servers", name), path, common.entry, servers[name], mistakes),
+                *_approvals(source, path, common.entry),
+                *_with_rules(source, ("servers", name), ruled, servers[name]),
             )
             if "envFile" in entry:
                 warn(f"{source.file}: server {written!r}: envFile is not read; name its variables in env")
@@ -318,9 +318,10 @@ def _all_tables(entries: Any) -> bool:
     return isinstance(entries, dict) and all(isinstance(entry, dict) for entry in entries.values())
 
 
-def _name_in_list(entry: Any, at: int) -> str:
+def name_in_list(entry: Any, at: int) -> str:
+    """Return the name of a server in a list, or its number."""
     name = entry.get("name") if isinstance(entry, dict) else None
-    return name if isinstance(name, str) and name else f"server {at + 1}"
+    return str(name) if name else f"server {at + 1}"
 
 
 def _given_twice(source: ConfigSource, place: KeyPath, names: Mapping[str, str]) -> list[Mistake]:
@@ -376,7 +377,6 @@ def _entry(
         if isinstance(entry.get(key), bool) and server.get("enabled") is not False:
             server["enabled"] = entry[key] is (key == "enabled")
             source.origins[*path, "enabled"] = (*place, key)
-    _tool_lists(source, path, place, entry, server, mistakes)
     # Hosts spell the name of the transport in many ways, or leave it out.
     if (written := server.pop("transport", None)) is not None:
         spelt = re.sub(r"[^a-z]", "", written.lower()) if isinstance(written, str) else ""
@@ -394,12 +394,17 @@ def _tool_lists(
     entry: Mapping[str, Any],
     server: dict[str, Any],
     mistakes: list[Mistake],
-) -> None:
-    """Carry over the tools that a host leaves out; a list that cannot be read is a mistake, not ignored."""
+) -> Iterator[str]:
+    """Carry over the tools that a host leaves out, and yield a remark for a person on each list of them.
+
+    A list that cannot be read is a mistake, not ignored.
+    """
     for key, ours in _TOOL_LISTS.items():
         value = entry.get(key)
         if value is None or _leaves_out_none(key, value) or (key == "tools" and not isinstance(value, list)):
             continue
+        if isinstance(value, list) and (value or ours == "allow"):
+            yield f"{source.place((*place, key))} is carried over as {ours}: {_listed(value)}"
         before = server.get(ours)
         if ours == "allow" and before is not None:
             other = dotted(source.written((*path, ours))[-1:])
@@ -488,12 +493,8 @@ def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:
             yield Mistake(place, "must be a list of names of servers")
 
 
-def _remarks(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield for a person which decisions of the host about tools were carried over, and which were not."""
-    for key, ours in _TOOL_LISTS.items():
-        value = entry.get(key)
-        if isinstance(value, list) and not _leaves_out_none(key, value) and (value or ours == "allow"):
-            yield f"{source.place((*place, key))} is carried over as {ours}: {_listed(value)}"
+def _approvals(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield for a person which tools a host calls without asking, which is not carried over."""
     for key in _APPROVALS:
         value = entry.get(key)
         if key == "tools":  # a list of them says what is allowed, as above

@@ -26,67 +26,103 @@ from mcp_context_proxy.system.later import pattern
 KeyPath: TypeAlias = tuple[str | int, ...]
 """``("servers", "github", "args", 0)``."""
 
+ROW: Final = pattern(r"[^\n]*\n|[^\n]+")
+"""A line with its end; `str.splitlines` also divides at characters that may stand in texts."""
 MOST_ROWS: Final = 100
 """Rows of one TOML statement, such as an array, that are searched: each takes a parse of all before it."""
-_LAST_ROW: Final = pattern(r"]|\"{3}|'{3}")
-"""Part of the last row of each statement that has several."""
 _ENDS: Final = ("", "]", "]}", "]]", "]}]", "]}}")
 """Ends that complete a statement of which only the first rows are known."""
+_TOML_TOKEN: Final = pattern(
+    r""""{3}[^"\\]*(?:(?:\\.|"{1,2}(?!"))[^"\\]*)*"{3,5}|'{3}[^']*(?:'{1,2}(?!')[^']*)*'{3,5}|"""
+    r""""(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*|[][{}\n]""",
+    re.DOTALL,
+)
+"""A text, a comment, a bracket or the end of a row: by them one sees where a statement ends."""
+
+
+class Statement(Struct, frozen=True):
+    """One statement of a TOML text: the header of a table, a key with its value, or a row with neither."""
+
+    begin: int
+    """Its first row; the first of all is 0."""
+    end: int
+    """The row after its last one."""
+    opens: bool
+    """True for a header."""
+    table: KeyPath
+    """The table that it opens, or in which it stands. In an array of tables, the latest element is meant."""
+    value: Mapping[str, Any]
+    """The keys that it sets in that table."""
+
+
+def toml_statements(text: str) -> Iterator[Statement]:
+    """Yield the statements of a TOML text; those that are not valid are left out."""
+    rows, table, sizes = ROW.findall(text), KeyPath(), dict[KeyPath, int]()
+    for begin, end in _divided(text):
+        statement = "".join(rows[begin:end])
+        if (value := _parsed(statement)) is None:
+            continue
+        if opens := statement.lstrip().startswith("["):
+            table = ()
+            while value:
+                part, value = next(iter(value.items()))
+                table = (*table, part)
+                if isinstance(value, list):
+                    value, sizes[table] = {}, sizes.get(table, 0) + 1
+                if table in sizes:
+                    table = (*table, sizes[table] - 1)
+        yield Statement(begin, end, opens, table, value)
+
+
+def _divided(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the first row of each statement, and the row after its last one."""
+    begin = row = depth = 0
+    for token in _TOML_TOKEN.finditer(text):
+        found = token[0]
+        row += found.count("\n")
+        depth += (found in ("[", "{")) - (found in ("]", "}"))
+        if found == "\n" and not depth:
+            yield begin, row
+            begin = row
+    if not text.endswith("\n"):
+        yield begin, row + 1
 
 
 def toml_lines(text: str) -> dict[KeyPath, int]:
     """Return the 1-based line of each table, key and array element of a TOML text.
 
-    The text is parsed statement by statement, and a statement of several rows as if it ended with each of
-    them: the keys and elements that are new then stand on that row.
+    A statement of several rows is also parsed as if it ended with each of them: the keys and elements that
+    are new then stand on that row.
     """
     lines: dict[KeyPath, int] = {}
-    table: KeyPath = ()
-    sizes: dict[KeyPath, int] = {}
-    statement, rows, start = "", 0, 1
-    for number, row in enumerate(text.split("\n"), 1):
-        statement, rows = f"{statement}{row}\n", rows + 1
-        if rows > MOST_ROWS and not _LAST_ROW.search(row):
-            continue
-        parsed, end = _parsed(statement)
-        if parsed is None:
-            continue
-        if statement.lstrip().startswith("["):
-            table = ()
-            while parsed:
-                part, parsed = next(iter(parsed.items()))
-                table = (*table, part)
-                lines.setdefault(table, start)
-                if isinstance(parsed, list):
-                    parsed, sizes[table] = {}, sizes.get(table, 0) + 1
-                # In an array of tables, a name refers to its latest element.
-                if table in sizes:
-                    table = (*table, sizes[table] - 1)
-                    lines.setdefault(table, start)
-        for path in _paths(parsed):
-            lines.setdefault((*table, *path), start)
-        start = number + 1
-        if not end:
-            statement, rows = "", 0
+    rows = ROW.findall(text)
+    for one in toml_statements(text):
+        line = one.begin + 1
+        for size in range(1, len(one.table) + 1 if one.opens else 0):
+            lines.setdefault(one.table[:size], line)
+        for end in (*range(line, min(one.end, one.begin + MOST_ROWS)), one.end):
+            value = one.value if end == one.end else _parsed("".join(rows[one.begin : end]), _ENDS)
+            if value is not None:
+                for path, _ in parts_of(value):
+                    lines.setdefault((*one.table, *path), line)
+                line = end + 1
     return lines
 
 
-def _parsed(statement: str) -> tuple[Any, str]:
-    """Return a statement with the end that it lacks; None inside a text of several rows."""
-    for end in _ENDS:
+def _parsed(statement: str, ends: Iterable[str] = ("",)) -> Any:
+    """Return the tables of a statement, with the first end that completes it; None if there is none."""
+    for end in ends:
         with suppress(ValueError, RecursionError):
-            return tomllib.loads(statement + end), end
-    return None, ""
+            return tomllib.loads(statement + end)
+    return None
 
 
-def _paths(value: Any) -> Iterator[KeyPath]:
-    found: list[tuple[KeyPath, Any]] = [((), value)]
-    while found:
-        above, value = found.pop()
-        if isinstance(value, dict | list):
-            for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
-                yield (*above, part)
-                found.append(((*above, part), inner))
+def parts_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield everything in a table or a list, each with its path."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for part, inner in inside:
+        yield (*path, part), inner
+        yield from parts_of(inner, (*path, part))
 
 
 _COMMENT: Final = pattern(r'("(?:[^"\\\n]|\\.)*+"?)|//[^\n]*+|/\*.*?\*/', re.DOTALL)

@@ -8,34 +8,25 @@ project, too; that one belongs to the project and is never changed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
-from mcp_context_proxy.config.host_profiles import SERVER
+from mcp_context_proxy.config.host_profiles import HOSTS, SERVER
 from mcp_context_proxy.config.hosts import ALLOWED_SERVERS
 from mcp_context_proxy.config.source import MAX_BYTES
 from mcp_context_proxy.installation.editing import EditError, Form, Place, entries
 
+_WORDS: Final = "{words}"
+_PROGRAM: Final = "{program}"
+_ARGS: Final = "{args}"
+"""Stand in the entry of a host for the words of a command, for its first word, and for all others."""
 
-def _common(command: Sequence[str]) -> dict[str, Any]:
-    return {"command": command[0], "args": list(command[1:])}
-
-
-def _stdio(command: Sequence[str]) -> dict[str, Any]:
-    return {"type": "stdio", **_common(command)}
-
-
-def _claude_code(command: Sequence[str]) -> dict[str, Any]:
-    # Without the last key the model would have to search twice: with the host's own search, then with ours.
-    return {**_stdio(command), "alwaysLoad": True}
-
-
-def _zed(command: Sequence[str]) -> dict[str, Any]:
-    return {"source": "custom", **_common(command), "env": {}}
+_COMMON: Final[dict[str, Any]] = {"command": _PROGRAM, "args": _ARGS}
 
 
 def _named_for_codex(entry: Mapping[str, Any], variables: Mapping[str, bool]) -> dict[str, Any]:
@@ -53,32 +44,13 @@ def _named_for_gemini(entry: Mapping[str, Any], variables: Mapping[str, bool]) -
     return {**entry, "env": {**known, **more}} if more else dict(entry)
 
 
-def _opencode(command: Sequence[str]) -> dict[str, Any]:
-    return {"type": "local", "command": list(command)}
-
-
-def _copilot(command: Sequence[str]) -> dict[str, Any]:
-    return {"type": "local", **_common(command), "tools": ["*"]}
-
-
-def _goose(command: Sequence[str]) -> dict[str, Any]:
-    return {
-        "name": SERVER,
-        "type": "stdio",
-        "cmd": command[0],
-        "args": list(command[1:]),
-        "enabled": True,
-        "timeout": 300,
-    }
-
-
 class HostPlace(Struct, frozen=True, kw_only=True):
     """One host: where its servers stand, and how they are written there."""
 
     name: str
     """Name on our command line."""
-    title: str
-    """Name that people know."""
+    title: str = ""
+    """Name that people know; without one, it is that of its profile."""
     files: Mapping[str, tuple[str, ...]]
     """Paths by platform (``linux``, ``darwin``, ``win32``, or ``any``): the first that exists is used, else
     the first whose folder exists, else the first. ``~`` is the home folder, ``{config}`` the folder of
@@ -101,8 +73,8 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     """True if the servers are a list of entries that have names, instead of a table."""
     new_text: str = ""
     """Beginning of a file that does not exist yet, where the host demands more than servers."""
-    entry: Callable[[Sequence[str]], dict[str, Any]] = _common
-    """Returns the entry that starts a command."""
+    entry: Mapping[str, Any] = field(default_factory=_COMMON.copy)
+    """The entry that starts a command."""
     named: Callable[[Mapping[str, Any], Mapping[str, bool]], dict[str, Any]] | None = None
     """Adds variables, each with True if it is set here, to an entry of a host that hands over only those
     which an entry names. None for a host that hands over all."""
@@ -137,6 +109,11 @@ class HostPlace(Struct, frozen=True, kw_only=True):
                 return self.newer if all(isinstance(one, dict) for one in found.values()) else self.place
         return self.place
 
+    def entry_for(self, command: Sequence[str]) -> dict[str, Any]:
+        """Return the entry that starts a command."""
+        words = {_WORDS: list(command), _PROGRAM: command[0], _ARGS: list(command[1:])}
+        return {key: words.get(one, one) if isinstance(one, str) else one for key, one in self.entry.items()}
+
     def is_here(self, environ: Mapping[str, str]) -> bool:
         """Return True if there are settings of this host, or the folder for them."""
         file = self.file(environ)
@@ -168,32 +145,29 @@ _VSCODES: Final = ("Code", "Code - Insiders", "VSCodium")
 _HOSTS: Final = (
     HostPlace(
         name="claude-desktop",
-        title="Claude Desktop",
         files={"any": ("{config}/Claude/claude_desktop_config.json",)},
         restart="quit it and open it again",
     ),
     HostPlace(
         name="claude-code",
-        title="Claude Code",
         files={"any": ("~/.claude.json",)},
         rules="~/.claude/settings.json",
         folder_variable="CLAUDE_CONFIG_DIR",
-        entry=_claude_code,
+        # Without the last key the model would search twice: with the host's own search, then with ours.
+        entry={"type": "stdio", **_COMMON, "alwaysLoad": True},
         signs=("~/.claude",),
     ),
     HostPlace(
         name="cursor",
-        title="Cursor",
         files={"any": ("~/.cursor/mcp.json",)},
         restart="restart it, or turn the server on under Settings, MCP",
     ),
     HostPlace(
         name="vscode",
-        title="VS Code",
         files={"any": tuple(f"{{config}}/{name}/User/mcp.json" for name in _VSCODES)},
         profiles=tuple(f"{{config}}/{name}/User/profiles/*/mcp.json" for name in _VSCODES),
         place=("servers",),
-        entry=_stdio,
+        entry={"type": "stdio", **_COMMON},
         restart="run 'Developer: Reload Window'",
     ),
     HostPlace(
@@ -204,7 +178,6 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="codex",
-        title="Codex",
         files={"any": ("~/.codex/config.toml",)},
         folder_variable="CODEX_HOME",
         place=("mcp_servers",),
@@ -213,7 +186,6 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="gemini-cli",
-        title="Gemini CLI",
         files={"any": ("~/.gemini/settings.json",)},
         switches="~/.gemini/mcp-server-enablement.json",
         allowed=ALLOWED_SERVERS,
@@ -229,20 +201,18 @@ _HOSTS: Final = (
             "win32": ("{config}/Zed/settings.json",),
         },
         place=("context_servers",),
-        entry=_zed,
+        entry={"source": "custom", **_COMMON, "env": {}},
         restart="nothing to do: it notices the change",
     ),
     HostPlace(
         name="opencode",
-        title="opencode",
         files={"any": ("~/.config/opencode/opencode.json", "~/.config/opencode/opencode.jsonc")},
         place=("mcp",),
         newer=("mcp", "servers"),
-        entry=_opencode,
+        entry={"type": "local", "command": _WORDS},
     ),
     HostPlace(
         name="cline",
-        title="Cline",
         files={"any": (_CLINE, "~/.cline/data/settings/cline_mcp_settings.json")},
         restart="nothing to do: it notices the change",
     ),
@@ -255,7 +225,14 @@ _HOSTS: Final = (
         },
         place=("extensions",),
         form="yaml",
-        entry=_goose,
+        entry={
+            "name": SERVER,
+            "type": "stdio",
+            "cmd": _PROGRAM,
+            "args": _ARGS,
+            "enabled": True,
+            "timeout": 300,
+        },
     ),
     HostPlace(
         name="lm-studio",
@@ -265,7 +242,6 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="continue",
-        title="Continue",
         files={"any": ("~/.continue/config.yaml",)},
         form="yaml",
         listed=True,
@@ -276,21 +252,19 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="copilot-cli",
-        title="Copilot CLI",
         files={"any": ("~/.copilot/mcp-config.json",)},
         rules="~/.copilot/settings.json",
         folder_variable="COPILOT_HOME",
-        entry=_copilot,
+        entry={"type": "local", **_COMMON, "tools": ["*"]},
     ),
     HostPlace(
         name="jetbrains",
-        title="Copilot in JetBrains IDEs",
         files={
             "any": ("~/.config/github-copilot/intellij/mcp.json",),
             "win32": ("~/AppData/Local/github-copilot/intellij/mcp.json",),
         },
         place=("servers",),
-        entry=_stdio,
+        entry={"type": "stdio", **_COMMON},
         restart="restart the IDE",
     ),
     HostPlace(
@@ -308,12 +282,14 @@ _HOSTS: Final = (
     ),
 )
 
-HOST_PLACES: Final[Mapping[str, HostPlace]] = {host.name: host for host in _HOSTS}
+HOST_PLACES: Final[Mapping[str, HostPlace]] = {
+    host.name: replace(host, title=host.title or HOSTS[host.name].title) for host in _HOSTS
+}
 """All hosts by name."""
 
 
 def hosts_here(environ: Mapping[str, str]) -> list[HostPlace]:
-    return [host for host in _HOSTS if host.is_here(environ)]
+    return [host for host in HOST_PLACES.values() if host.is_here(environ)]
 
 
 def read_text(file: Path) -> str | None:
@@ -325,10 +301,20 @@ def read_text(file: Path) -> str | None:
     if not file.exists():
         return None
     if not file.is_file():
-        raise EditError(f"{file} is not a regular file")
+        raise EditError("it is not a regular file")
     if file.stat().st_size > MAX_BYTES:
-        raise EditError(f"{file} is larger than {MAX_BYTES >> 20} MiB")
+        raise EditError(f"it is larger than {MAX_BYTES >> 20} MiB")
     try:
         return file.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
-        raise EditError(f"{file} is not UTF-8 text") from None
+        raise EditError("it is not UTF-8 text") from None
+
+
+@contextmanager
+def about(file: Path) -> Iterator[None]:
+    """Name a file in the `EditError` that says why it cannot be read or edited."""
+    try:
+        yield
+    except (OSError, EditError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise EditError(f"{file}: {reason or error}") from None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import date, time
@@ -20,27 +19,27 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from mcp_context_proxy.config.source import plain_json, read_toml, read_yaml, without_comments
+from mcp_context_proxy.config.hosts import name_in_list
+from mcp_context_proxy.config.source import (
+    ROW,
+    parts_of,
+    plain_json,
+    read_toml,
+    read_yaml,
+    toml_statements,
+    without_comments,
+)
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.system.later import yaml
 
 Form: TypeAlias = Literal["json", "toml", "yaml"]
 Place: TypeAlias = tuple[str, ...]
 """Keys that lead to the servers: ``("mcp", "servers")``."""
-Change: TypeAlias = Callable[[str, Place, Collection[str], Mapping[str, Any]], str]
 
 _BOM: Final = "\ufeff"
 _DECODER: Final = json.JSONDecoder(strict=False)
 _SPACE: Final = re.compile(r"\s*")
 _REST_OF_LINE: Final = re.compile(r"[ \t]*(?://[^\n]*|/\*[^\n]*?\*/[ \t]*)?(?=\r?\n)")
-ROW: Final = re.compile(r"[^\n]*\n|[^\n]+")
-"""A line with its end; `str.splitlines` also divides at characters that may stand in texts."""
-_TOML_TOKEN: Final = re.compile(
-    r""""{3}[^"\\]*(?:(?:\\.|"{1,2}(?!"))[^"\\]*)*"{3,5}|'{3}[^']*(?:'{1,2}(?!')[^']*)*'{3,5}|"""
-    r""""(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*|[][{}\n]""",
-    re.DOTALL,
-)
-"""A text, a comment, a bracket or the end of a row: by them one sees where a statement ends."""
 _NUMBER: Final = re.compile(r"[-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|0o[0-7]+)$")
 _INDENT: Final = re.compile(r"^([ \t]+)\S", re.MULTILINE)
 
@@ -67,7 +66,7 @@ def entries(form: Form, text: str, place: Place) -> dict[str, Any]:
     if found is None:
         return {}
     if isinstance(found, list) and form == "yaml":
-        names = [_name_in_list(one, at) for at, one in enumerate(found)]
+        names = [name_in_list(one, at) for at, one in enumerate(found)]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise EditError(f"two servers there are called {twice}; rename one of them first")
         return dict(zip(names, found, strict=True))
@@ -76,11 +75,6 @@ def entries(form: Form, text: str, place: Place) -> dict[str, Any]:
     if (odd := next((name for name in found if not isinstance(name, str)), None)) is not None:
         raise EditError(f"the name {odd!r} there is not a text; put it into quotes")
     return found
-
-
-def _name_in_list(entry: Any, at: int) -> str:
-    name = entry.get("name") if isinstance(entry, dict) else None
-    return str(name) if name else f"server {at + 1}"
 
 
 def edited(
@@ -307,83 +301,28 @@ def _indent_at(text: str, at: int) -> str:
 def _edit_toml(text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> str:
     rows = ROW.findall(text)
     runs: list[tuple[int, int]] = []
-    table: Place = ()
     goes_on = False
-    for begin, end in _toml_statements(text):
-        statement = "".join(rows[begin:end])
-        if not (key := _toml_key_of(statement)):
+    for one in toml_statements(text):
+        if not one.opens and not one.value:
             continue  # a comment, or nothing
-        is_header = statement.lstrip().startswith("[")
-        table = key if is_header else table
-        path = table if is_header else (*table, *key)
-        leaves = path[: len(place)] == place and len(path) > len(place) and path[len(place)] in remove
+        paths = [one.table] if one.opens else [(*one.table, *path) for path, _ in parts_of(one.value)]
+        below = [path[len(place)] for path in paths if path[: len(place)] == place != path]
+        leaves = bool(below) and all(name in remove for name in below)
         if leaves and goes_on:
-            runs[-1] = (runs[-1][0], end)
+            runs[-1] = (runs[-1][0], one.end)
         elif leaves:
-            first = begin
+            first = one.begin
             while first and rows[first - 1].lstrip().startswith("#"):
                 first -= 1
             # One of the empty rows around it leaves, too.
             first -= first > 0 and not rows[first - 1].strip()
-            runs.append((first, end))
+            runs.append((first, one.end))
         goes_on = leaves
     leaving = {row for begin, end in runs for row in range(begin, end)}
     result = "".join(row for number, row in enumerate(rows) if number not in leaving)
     for name, entry in insert.items():
         result = result.rstrip("\n") + ("\n\n" if result.strip() else "") + toml_table((*place, name), entry)
     return result
-
-
-def _toml_statements(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last row, exclusive, of each statement: a header, or a key with its value."""
-    begin = row = depth = 0
-    # A row of a text over several rows may look like a header, but no statement begins there.
-    for token in _TOML_TOKEN.finditer(text):
-        found = token[0]
-        row += found.count("\n")
-        if found in ("[", "{"):
-            depth += 1
-        elif found in ("]", "}"):
-            depth -= 1
-        elif found == "\n" and not depth:
-            yield begin, row
-            begin = row
-    if not text.endswith("\n"):
-        yield begin, row + 1
-
-
-def _toml_key_of(statement: str) -> Place:
-    """Return the path in a header, or that of a key with a value; empty for any other statement."""
-    head = statement.strip()
-    if head.startswith("[["):
-        # The element of an array is no table of ours, whatever its name.
-        return (*toml_header(head.partition("#")[0].strip()[1:-1] + "\n"), "[]")
-    if head.startswith("["):
-        return toml_header(statement)
-    before = ""
-    for part in head.split("=")[:-1]:
-        before += part
-        with suppress(tomllib.TOMLDecodeError):
-            return _path_to_value(tomllib.loads(f"{before} = 1"))
-        before += "="
-    return ()
-
-
-def _path_to_value(tables: Any) -> Place:
-    path: Place = ()
-    while isinstance(tables, dict) and tables:
-        key, tables = next(iter(tables.items()))
-        path = (*path, key)
-    return path
-
-
-def toml_header(row: str) -> Place:
-    """Return the path in the header of a table; empty for any other row."""
-    path: Place = ()
-    if row.lstrip().startswith("[") and not row.lstrip().startswith("[["):
-        with suppress(tomllib.TOMLDecodeError):
-            path = _path_to_value(tomllib.loads(row))
-    return path
 
 
 def toml_table(path: Place, entry: Mapping[str, Any]) -> str:

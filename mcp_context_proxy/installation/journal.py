@@ -35,16 +35,14 @@ from msgspec.structs import asdict
 from mcp_context_proxy.catalog.names import turned_off_by
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.hosts import servers_place
-from mcp_context_proxy.config.source import parse, toml_lines
+from mcp_context_proxy.config.source import ROW, parse, plain, toml_statements
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.installation import HOST_PLACES, read_text
+from mcp_context_proxy.installation import HOST_PLACES, about, read_text
 from mcp_context_proxy.installation.editing import (
-    ROW,
     EditError,
     Form,
     edited,
     entries,
-    toml_header,
     toml_table,
     unified,
 )
@@ -185,13 +183,14 @@ class Undone(Struct, frozen=True):
         return FileChange(self.file, now, after or "").difference()
 
     def carry_out(self) -> None:
-        """Write the file, and forget the installation; raises `OSError` or `EditError`."""
+        """Write or remove the file, and forget the installation; raises `EditError` as `write` does."""
         if self.now != self.after:
-            if self.after is None:
-                _unchanged(self.file, self.now)
-                self.file.unlink(missing_ok=True)
-            else:
-                _replace(self.file, self.now, self.after)
+            with _writing(self.file):
+                if self.after is None:
+                    _unchanged(self.file, self.now)
+                    self.file.unlink(missing_ok=True)
+                else:
+                    _replace(self.file, self.now, self.after)
         for path in self.records:
             path.unlink(missing_ok=True)
 
@@ -203,10 +202,16 @@ def write(change: FileChange, *, private: bool = False) -> None:
     if the file or its folder cannot be written, or the file has changed since it was read.
     """
     before = None if change.before is None else change.before.encode("utf-8")
-    try:
+    with _writing(change.file):
         _replace(change.file, before, change.after.encode("utf-8"), private=private)
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise EditError(f"{change.file} cannot be written: {error.strerror or error}") from None
+        raise EditError(f"{file} cannot be written: {error.strerror or error}") from None
 
 
 def _replace(file: Path, before: bytes | None, after: bytes, *, private: bool = False) -> None:
@@ -319,8 +324,6 @@ class HookPlace(Struct, frozen=True, kw_only=True):
     file: str
     """Path below the home folder."""
     event: str
-    folder_variable: str = ""
-    """Variable with another folder for the file, if the host has one."""
     grouped: bool = True
     """True if a hook stands in a group of hooks with one matcher."""
     timeout: int = SECONDS
@@ -330,9 +333,7 @@ class HookPlace(Struct, frozen=True, kw_only=True):
     """Sentence about something that a person has to do."""
 
     def path(self, environ: Mapping[str, str]) -> Path:
-        if folder := environ.get(self.folder_variable):
-            return Path(folder) / Path(self.file).name
-        return Path.home() / self.file
+        return HOST_PLACES[self.host].file(environ, path=f"~/{self.file}")
 
 
 HOOK_PLACES: Final[Mapping[str, HookPlace]] = {
@@ -341,13 +342,11 @@ HOOK_PLACES: Final[Mapping[str, HookPlace]] = {
         HookPlace(
             host="claude-code",
             file=".claude/settings.json",
-            folder_variable="CLAUDE_CONFIG_DIR",
             event="UserPromptSubmit",
         ),
         HookPlace(
             host="codex",
             file=".codex/hooks.json",
-            folder_variable="CODEX_HOME",
             event="UserPromptSubmit",
             note="Codex skips a new hook until you trust it: start codex, open /hooks, and trust this one. "
             "Older versions also need codex_hooks = true under [features] in config.toml.",
@@ -370,17 +369,17 @@ HOOK_PLACES: Final[Mapping[str, HookPlace]] = {
 def planned(place: HookPlace, file: Path, command: Sequence[str] | None) -> FileChange | None:
     """Return the change that adds our hook, which starts a command, to a file, or with None removes it.
 
-    None is returned if nothing changes. Raises `EditError` if the file cannot be edited in place, and
-    `OSError` if it cannot be read.
+    None is returned if nothing changes. Raises `EditError` if the file cannot be read or edited in place.
     """
-    before = read_text(file)
-    after = _with_hook(place, before, command)
-    kept = read_text(kept_copy(file))
-    if command is None and kept is not None and before is not None and after != before:
-        ours = _command_in(place, before)
-        if ours is not None and _with_hook(place, kept, ours) == before:
-            after = kept  # nothing else has changed since: back to the same bytes
-    return None if after in (before, None) or after is None else FileChange(file, before, after)
+    with about(file):
+        before = read_text(file)
+        after = _with_hook(place, before, command)
+        kept = read_text(kept_copy(file))
+        if command is None and kept is not None and before is not None and after != before:
+            ours = _command_in(place, before)
+            if ours is not None and _with_hook(place, kept, ours) == before:
+                after = kept  # nothing else has changed since: back to the same bytes
+    return None if after is None or after == before else FileChange(file, before, after)
 
 
 def is_ours_alone(place: HookPlace, text: str) -> bool:
@@ -454,7 +453,7 @@ def switch(file: Path, server: str, tool: str | None, enabled: bool) -> Switched
     """Turn a server, or one of its tools by its own name, on or off.
 
     Raises `EditError` if the file cannot be edited in place, or has no such server; it is then as before, and
-    `OSError` if it cannot be read or written.
+    `OSError` if it cannot be written.
     """
     with _alone():
         return _switch(file, server, tool, enabled)
@@ -472,7 +471,8 @@ def _alone() -> Iterator[None]:
 
 
 def _switch(file: Path, server: str, tool: str | None, enabled: bool) -> Switched:
-    text = read_text(file)
+    with about(file):
+        text = read_text(file)
     if text is None:
         raise EditError(f"{file} does not exist")
     kept = file.with_name(file.name + KEPT_OF_SWITCHES)
@@ -487,7 +487,7 @@ def _switch(file: Path, server: str, tool: str | None, enabled: bool) -> Switche
 
 
 def _switched(file: Path, text: str, server: str, tool: str | None, enabled: bool) -> str:
-    source = parse(file, text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    source = parse(file, plain(text))
     if source.of_host:
         return _in_host_file(file, text, source.tables, server, tool, enabled)
     return _in_toml(text, source.tables, server, tool, enabled)
@@ -536,14 +536,14 @@ def _in_toml(text: str, tables: Any, server: str, tool: str | None, enabled: boo
 
 def _with_key(text: str, path: tuple[str, ...], value: str) -> str:
     """Return a TOML text with ``enabled`` in the table at a path."""
-    lines, rows = toml_lines(text), ROW.findall(text)
-    line = lines.get((*path, "enabled"))
-    if line is not None:
-        rows[line - 1] = _KEY.sub(rf"\g<1>{value}", rows[line - 1])
+    rows, statements = ROW.findall(text), [*toml_statements(text)]
+    key = next((one for one in statements if one.table == path and "enabled" in one.value), None)
+    header = next((one for one in statements if one.opens and one.table == path), None)
+    if key is not None:
+        rows[key.begin] = _KEY.sub(rf"\g<1>{value}", rows[key.begin])
         return "".join(rows)
-    header = next((number for number, row in enumerate(rows) if toml_header(row) == path), None)
-    if header is not None and lines.get(path) is not None:
-        rows[header] = rows[header].rstrip("\n") + f"\nenabled = {value}\n"
+    if header is not None:
+        rows[header.begin] = rows[header.begin].rstrip("\n") + f"\nenabled = {value}\n"
         return "".join(rows)
     return text.rstrip("\n") + "\n\n" + toml_table(path, {"enabled": value == "true"})
 

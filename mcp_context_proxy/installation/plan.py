@@ -35,9 +35,9 @@ from mcp_context_proxy.config.hosts import (
 from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.programs import PROGRAM_ALONE
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
-from mcp_context_proxy.config.source import Mistake, dotted, parse, plain, read_toml
+from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, parts_of, plain
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.installation import HostPlace, read_text
+from mcp_context_proxy.installation import HostPlace, about, read_text
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
 
 CARRIED: Final = frozenset(
@@ -118,14 +118,8 @@ def rules_of(host: HostPlace, text: str, environ: Mapping[str, str]) -> dict[str
 
 
 def _tables_in(file: Path) -> dict[str, Any]:
-    try:
-        text = read_text(file) or ""
-    except OSError as error:
-        raise EditError(f"{file}: {error.strerror or error}") from None
-    try:
-        return entries("json", text, ())
-    except EditError as error:
-        raise EditError(f"{file}: {error}") from None
+    with about(file):
+        return entries("json", read_text(file) or "", ())
 
 
 def servers_in(
@@ -141,23 +135,19 @@ def servers_in(
     Tools that the rules of the host deny are turned off; a server of which no tool is left stays.
     """
     found = Servers()
-    written = entries(form, text, place)
-    if not written:
+    if not (written := entries(form, text, place)):
         return found
-    listed: Any = [] if form == "yaml" and place == ("mcpServers",) else {}
-    dialect = dialect_of(place[-1:], file, listed)
-    whole = text.removeprefix("\ufeff").replace("\r\n", "\n")
     try:
-        source = parse(file, whole if place == place[-1:] else json.dumps({place[-1]: written}))
+        source = parse(file, plain(text))
         source = replace(source, tables={**rules, **source.tables})
-        source, found_wrong = from_host(source, lambda _warning: None)
+        projects, dialect = source.tables.get("projects"), dialect_of(place, source)
+        source, found_wrong = from_host(source, lambda _warning: None, place)
     except ConfigError as error:
         raise EditError("; ".join(problem.message for problem in error.problems)) from None
-    ours = {source.written(("servers", name)): name for name in source.tables["servers"]}
     project = place[1] if place[:1] == ("projects",) else None
-    turned_off = () if project is None else entries(form, text, place[:2]).get("disabledMcpServers") or ()
-    projects = entries(form, text, ()).get("projects") if place == ("mcpServers",) else None
-    for at, (name, entry) in enumerate(written.items()):
+    off_in = {path: _turned_off(one) for path, one in projects.items()} if isinstance(projects, dict) else {}
+    for name, key in names_for(written).items():
+        entry = written[name]
         common = converted(dialect, entry) if isinstance(entry, dict) else None
         if common is None:
             found.staying[name] = "it is no table with a command or a url"
@@ -166,7 +156,6 @@ def servers_in(
         elif is_ourselves(common.entry):
             found.ours[name] = common.entry
         else:
-            key = ours.get((*place[-1:], name)) or ours.get((*place[-1:], at), "")
             wrong = [
                 f"{dotted(one.path[2:])}: {one.message}" if one.path[2:] else one.message
                 for one in found_wrong
@@ -176,7 +165,7 @@ def servers_in(
             if project is not None and table.get("command"):
                 # Claude Code starts it there.
                 table.setdefault("cwd", project)
-            if name in turned_off:
+            if project is not None and name in off_in[project]:
                 table["enabled"] = False
             wrong += _needs_host(table, environ, found.notes, name)
             wrong += (reason for one, reason in _ONLY_THERE.items() if entry.get(one) not in _NOTHING)
@@ -185,24 +174,28 @@ def servers_in(
             if "*" in table.get("deny", ()):
                 wrong.append("its host turns off all its tools")
             wrong += _mistakes(table)
-            if form == "yaml" and isinstance(entry, dict) and listed == [] and not entry.get("name"):
+            if dialect == "continue" and not entry.get("name"):
                 wrong.append("it has no name")
             if wrong:
                 found.staying[name] = "; ".join(wrong)
                 continue
             found.moving[name] = table
-            found.notes += (f"{name}: {remark}" for remark in source.remarks.get(key, ()))
+            found.notes += (f"{name}: {remark}" for remark in source.remarks[key])
             found.notes += (
                 f"{name}: turned off in the project {path}, and on there behind the proxy"
-                for path, settings in (projects.items() if isinstance(projects, dict) else ())
-                if isinstance(settings, dict)
-                and isinstance(off := settings.get("disabledMcpServers"), list)
-                and name in off
+                for path, off in off_in.items()
+                if project is None and name in off
             )
             carried = CARRIED | ({"timeout"} if dialect in {"goose", "opencode"} else set())
             if left := [one for one in entry if one not in carried]:
                 found.notes.append(f"{name}: not carried over: {', '.join(left)}")
     return found
+
+
+def _turned_off(project: Any) -> list[Any]:
+    """Return the servers that Claude Code has turned off in a project."""
+    off = project.get("disabledMcpServers") if isinstance(project, dict) else None
+    return off if isinstance(off, list) else []
 
 
 _ONLY_THERE: Final = {
@@ -254,7 +247,7 @@ def _needs_host(
     table: Mapping[str, Any], environ: Mapping[str, str], notes: list[str], name: str
 ) -> Iterator[str]:
     """Yield why a server needs its host; note the variables that are not set here."""
-    for path, text in _texts((), table):
+    for path, text in _texts(table):
         if (known := _ONLY_HOST.search(text)) is not None:
             yield f"{dotted(path)}: only its host knows {known[0]}; write the value, or ${{VARIABLE}}"
             continue
@@ -272,12 +265,8 @@ _ONLY_HOST: Final = re.compile(r"\$\{\{[^}]*\}\}|\{file:[^}]*\}|\$\{file:[^}]*\}
 """A value that a host looks up: a secret of Continue, or a file of opencode or Windsurf."""
 
 
-def _texts(path: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _texts((*path, key), inner)
+def _texts(table: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    return ((path, one) for path, one in parts_of(table) if isinstance(one, str))
 
 
 class Configuration:
@@ -290,7 +279,7 @@ class Configuration:
         """
         self.file, self.before, self.text = file, text, text or ""
         if file.suffix.lower() != ".toml":
-            raise EditError(f"{file} is not a config.toml, and servers are only written into one")
+            raise EditError("it is not a config.toml, and servers are only written into one")
         self.servers: dict[str, Any] = entries("toml", self.text, ("servers",))
 
     def add(self, name: str, table: Mapping[str, Any], host: str) -> str:
@@ -323,7 +312,7 @@ class Configuration:
     def variables(self, environ: Mapping[str, str]) -> dict[str, bool]:
         """Return the variables that the configuration refers to, each with True if it is set."""
         found: dict[str, bool] = {}
-        for _, text in _texts((), entries("toml", self.text, ())):
+        for _, text in _texts(entries("toml", self.text, ())):
             value = expand(text, environ)
             found |= {name: True for name, _ in value.variables}
             found |= {problem.variable: False for problem in value.problems if problem.variable}
@@ -377,7 +366,7 @@ def plan(
     if entry_name in found.staying:
         raise EditError(f"{entry_name} is the name of another server there; rename that one first")
     written = entries(host.form, text or "", place)
-    entry = dict(written[entry_name]) if before else host.entry(command)
+    entry = dict(written[entry_name]) if before else host.entry_for(command)
     if before and own and _is_gone(str(found.ours[before].get("command"))):
         # That of a version before, which a person has removed with its folder.
         entry = _with_program(entry, command[: command.index("serve")])
@@ -465,11 +454,5 @@ def _with_program(entry: Mapping[str, Any], program: Sequence[str]) -> dict[str,
 
 def read_configuration(file: Path) -> Configuration:
     """Read our own configuration; raises `EditError` if it cannot be read, or is not valid."""
-    try:
-        text = file.read_bytes().decode("utf-8") if file.exists() else None
-        if text is not None:
-            read_toml(plain(text))
-        return Configuration(file, text)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise EditError(f"{file}: {reason}") from None
+    with about(file):
+        return Configuration(file, read_text(file))

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.installation import HOST_PLACES
 from mcp_context_proxy.installation.journal import HOOK_PLACES
@@ -206,11 +207,11 @@ def test_without_a_terminal_nothing_is_changed_unasked(run: Run, cursor: Path) -
 def test_damaged_host_does_not_keep_others_from_being_connected(run: Run, home: Path, cursor: Path) -> None:
     codex = home / ".codex" / "config.toml"
     codex.parent.mkdir()
-    codex.write_text("= broken", "utf-8")
+    codex.write_bytes(b"a = '\xff'")
     done = run("install", "--yes", "--no-check")
     assert done.returncode == 1
-    assert "Codex" in done.stdout
-    assert codex.read_text("utf-8") == "= broken"
+    assert f"Codex: {codex}: it is not UTF-8 text" in " ".join(done.stdout.split())
+    assert codex.read_bytes() == b"a = '\xff'"
     assert "context-proxy" in json.loads(cursor.read_bytes())["mcpServers"]
 
 
@@ -349,6 +350,18 @@ def test_init_writes_a_configuration_once(run: Run, home: Path) -> None:
     assert run("init").returncode == 0
     assert configured(home) == {}
     assert "is there already" in run("init").stderr
+    refused = run("init", "--config", f"{home}/mcp.json")
+    assert (refused.returncode, "is not a config.toml" in refused.stderr) == (1, True)
+    assert not (home / "mcp.json").exists()
+
+
+@each("command", ["install", "import", "add", "remove", "init"])
+def test_help_of_a_command_that_writes_a_configuration_offers_no_file_of_a_host(
+    run: Run, command: str
+) -> None:
+    told = " ".join(run(command, "--help").stdout.split())
+    assert "The config.toml to write; a file of a host is refused." in told
+    assert "JSON file" not in told
 
 
 def test_purge_lists_and_removes_what_was_kept(run: Run, home: Path, cursor: Path) -> None:

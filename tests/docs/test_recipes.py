@@ -38,7 +38,7 @@ def test_a_recipe_has_the_hosts_files_and_the_entry_that_install_writes(host: Ho
     for key in host.place:
         found = found[key]
     (entry,) = found if isinstance(found, list) else found.values()
-    expected = host.entry(COMMAND)
+    expected = host.entry_for(COMMAND)
 
     assert f"\nmcp-context-proxy install {host.name}\n" in recipe
     assert entry == ({"name": SERVER, **expected} if isinstance(found, list) else expected)

@@ -129,7 +129,14 @@ def test_statement_of_toml_ends_where_its_value_ends(value: str) -> None:
     assert after == kept
 
 
-@pytest.mark.parametrize("text", ['mcp_servers = { docs = { command = "x" } }\n', "= nothing"])
+def test_toml_on_one_line_leaves_with_all_its_servers() -> None:
+    text = 'model = "o"\nmcp_servers = { docs = { command = "x" } }\n'
+    assert edited("toml", text, ("mcp_servers",), {"docs"}, {"b": {"url": "u"}}) == (
+        'model = "o"\n\n[mcp_servers.b]\nurl = "u"\n'
+    )
+
+
+@pytest.mark.parametrize("text", ['mcp_servers = { docs = { command = "x" }, b = {} }\n', "= nothing"])
 def test_toml_in_a_form_that_cannot_be_edited_is_refused(text: str) -> None:
     with pytest.raises(EditError):
         edited("toml", text, ("mcp_servers",), {"docs"}, OURS)

@@ -62,7 +62,6 @@ def test_install_then_uninstall_changes_nothing(host: str, form: str, put: Place
 
 
 REFUSED = {
-    ("codex", "inline tables"),
     ("cursor", "control characters in text"),
     ("cursor", "duplicate mcpServers"),
     ("cursor", "list servers"),
@@ -433,6 +432,11 @@ def test_settings_of_another_host_that_look_like_rules_are_none(put: Place, mach
     assert machine.install("kiro").names == {"lamp": "lamp"}
 
 
+def test_another_place_for_servers_in_the_file_hides_none_of_them(put: Place, machine: Machine) -> None:
+    put("vscode", b'{"mcpServers": {}, "servers": {"desk": {"command": "/bin/desk"}}}')
+    assert machine.install("vscode").names == {"desk": "desk"}
+
+
 def test_rules_that_cannot_be_read_leave_the_host_alone(put: Place, machine: Machine) -> None:
     file = put("claude-code", b'{"mcpServers": {"desk": {"command": "/bin/desk"}}}')
     (file.parent / ".claude").mkdir()
@@ -441,7 +445,7 @@ def test_rules_that_cannot_be_read_leave_the_host_alone(put: Place, machine: Mac
         machine.install("claude-code")
     (file.parent / ".claude" / "settings.json").unlink()
     os.mkfifo(file.parent / ".claude" / "settings.json")
-    with pytest.raises(EditError, match=r"settings\.json is not a regular file"):
+    with pytest.raises(EditError, match=r"settings\.json: it is not a regular file"):
         machine.install("claude-code")
 
 
