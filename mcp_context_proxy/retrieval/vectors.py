@@ -34,8 +34,8 @@ NOWHERE = 0
 """The row of a text that has no vector yet: it is zero, so its cosine with everything is."""
 
 EXACT_CHUNKS = 15_000
-"""Up to so many chunks nothing is estimated: above it, estimates are faster, by a fifth for 10,000 tools. Of 338
-requests to those, one is answered otherwise than without estimates."""
+"""Up to so many chunks nothing is estimated: above it, estimates are faster, by a fifth for 10,000 tools. Of
+338 requests to those, one is answered otherwise than without estimates."""
 
 CANDIDATES = 2_000
 """Items whose cosines are computed where others are only estimated. An item is lost only if 2,000 others have
