@@ -43,7 +43,7 @@ LOOK_FACTOR: Final = 200.0
 """Time between two looks at many files, times the processor time that a look takes."""
 
 SETTLE_SECONDS: Final = 0.1
-"""What is being written changes again within this time, so it is read when it no longer does."""
+"""A file that is being written changes again within this time, so it is read when it no longer does."""
 
 SETTLE_LOOKS: Final = 20
 """Looks after which a file is read although it still changes."""
@@ -58,7 +58,7 @@ SECOND_LOOKS: Final = 15
 """Such looks at a file that goes on changing, before it is left alone until its next change."""
 
 Mark: TypeAlias = tuple[int | str, ...] | None
-"""Identity of what is at a path; None if there is nothing."""
+"""Identity of the file or folder at a path; None if there is none."""
 
 
 async def changes(look: Callable[[], object], every: float = LOOK_SECONDS) -> AsyncIterator[None]:

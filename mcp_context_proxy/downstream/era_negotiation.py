@@ -293,7 +293,7 @@ class ServerMemory:
     """A text about each of some servers, in the store and in memory, for a day."""
 
     def __init__(self, store: ListingStore, suffix: str) -> None:
-        """Take the store, and what its keys of these texts end with."""
+        """Take the store, and the ending of its keys of these texts."""
         self._store, self._suffix = store, suffix
         self._known: dict[str, tuple[float, bytes]] = {}
 

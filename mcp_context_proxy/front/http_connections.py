@@ -56,7 +56,7 @@ CHUNKS_STEP = 1024
 """Bytes of a body in chunks given to the parser at a time; of chunks of one byte, 16 KiB take it 20 ms."""
 
 EVENT_BYTES = 64 * 1024
-"""Bytes beyond `limits.message_bytes` that the largest response may have around what a server has sent."""
+"""Bytes beyond `limits.message_bytes` that the largest response may have around a message of a server."""
 
 LARGEST_RESPONSES = 16
 """Responses of the largest size that may wait for clients that do read, if slowly."""

@@ -105,7 +105,7 @@ class HostPlan(Struct):
 def rules_of(host: HostPlace, text: str, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the tables of a host's settings, or of files beside them, that may turn tools or servers off.
 
-    Raises `EditError` if such a file cannot be read: what it turns off would be on.
+    Raises `EditError` if such a file cannot be read: servers that it turns off would be on.
     """
     tables = entries(host.form, text, ())
     if host.rules:

@@ -422,7 +422,7 @@ SECRET_FIELDS: Final = ("code", "code_verifier", "client_secret", "refresh_token
 
 
 def _unrepeated(request: httpx2.Request, refusal: bytes) -> bytes:
-    """Return a refusal without the secrets of its request: some servers repeat what they do not accept."""
+    """Return a refusal without the secrets of its request: some servers repeat it."""
     fields = [*parse_qsl(request.content.decode()), ("code", request.headers.get("authorization", "")[6:])]
     redact = Redactor((name.replace("_", " "), value) for name, value in fields if name in SECRET_FIELDS)
     return redact(refusal.decode(errors="replace")).encode()

@@ -181,7 +181,7 @@ class Background:
         elsewhere: NDArray[np.float32],
         unaided: NDArray[np.float32],
     ) -> None:
-        """Take vectors of general requests, of what other catalogs have, and of what a model does unaided."""
+        """Take vectors of general requests, items of other catalogs, and work that a model does unaided."""
         self.requests, self.elsewhere, self.unaided = requests, elsewhere, unaided
 
 
@@ -444,7 +444,7 @@ def evidence(
         general: Those of general requests with it.
         rivals: Those of the nearest elsewhere with it, the nearest last.
         counterparts: The highest cosine of any item with each of these.
-        unaided: That of the nearest text of what a model does unaided.
+        unaided: That of the nearest text of work that a model does unaided.
         coverage: The share of the highest possible BM25F that each item has, 0 to 1.
     """
     best = float(cosines.max())

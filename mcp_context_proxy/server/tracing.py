@@ -48,7 +48,7 @@ class Tracing:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self.redact: Callable[[str], str] = str
-        """Removes secrets from what clients and servers wrote: a collector keeps it elsewhere."""
+        """Removes secrets from words of clients and servers: a collector keeps it elsewhere."""
 
     @contextmanager
     def request(self, method: str, params: Members, era: eras.Era) -> Iterator[TracedRequest]:
