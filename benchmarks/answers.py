@@ -120,7 +120,7 @@ class Lists:
         def name_of(tool: Tool) -> str:
             return name_within(tool, room)
 
-        text = search_text(answer, (), self.counter.count, name_of=name_of)
+        text = search_text(answer, count=self.counter.count, name_of=name_of)
         needed = list(_required(answer, name_of))
         lines = text.splitlines()
         return Measured(
@@ -130,7 +130,7 @@ class Lists:
             len(answer.found.results),
             len(needed),
             sum(any(line.startswith(name) and one in line for line in lines) for name, one in needed),
-            self.tokens(search_text(answer, (), self.counter.count, whole=True, name_of=name_of)),
+            self.tokens(search_text(answer, count=self.counter.count, whole=True, name_of=name_of)),
         )
 
     def tokens(self, text: str) -> int:

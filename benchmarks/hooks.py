@@ -174,7 +174,7 @@ def _searching(engine: Engine, snapshot: Snapshot, count: Count) -> Callable[[st
         number = DomainOptions(20, top_n or 5, None, by_fit=top_n is None)
         selection = Selection(query=text, origin="search", options=ContextOptions(number, number))
         answer = SearchAnswer(selection.context(), Found(ranking, None, snapshot))
-        return search_text(answer, [], count, tokens=answer_tokens(top_n))
+        return search_text(answer, count=count, tokens=answer_tokens(top_n))
 
     return search
 

@@ -10,6 +10,7 @@ Compare ratios of one run, not figures of two. Linux only (it reads /proc).
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 from statistics import median
 
 import definitions
+from catalogs import LISTS, lists_in
 from figures import Figure, measured, percentile
 from raw_clients import FailureError, HttpClient, StdioClient, call_params, crowd, frame
 from subjects import (
@@ -35,6 +37,7 @@ from subjects import (
     listening,
     processor_seconds,
     proxy_command,
+    recorded,
     tool_name,
 )
 
@@ -44,6 +47,9 @@ MANY = definitions.MOST
 
 INDEXING_SECONDS = 0.1
 """Between two looks at how far indexing is."""
+
+WARM_UP = 20
+"""First searches that are not counted."""
 
 IN_FLIGHT = 32
 LEAST, LEAST_PROXY = "bare asyncio server", "bare asyncio proxy"
@@ -160,7 +166,12 @@ def search(bench: Workbench, rounds: int) -> list[Figure]:
             Figure(f"{total}: {name}", values[key], unit, bars.get(key))
             for key, (name, unit) in SEARCHED.items()
         ]
-    return found
+    values = _real_searches(bench, rounds)
+    return found + [
+        Figure(f"real tools: {name}", values[key], unit, 0.8 if key == "added" else None)
+        for key, (name, unit) in SEARCHED.items()
+        if key in values
+    ]
 
 
 def life(bench: Workbench, rounds: int) -> list[Figure]:
@@ -364,8 +375,33 @@ def _searches(bench: Workbench, count: int, rounds: int) -> Values:
             path.unlink()
         for state in ("cold", "warm"):
             _search_run(bench, config, state, values, count * SERVERS)
-        values.setdefault("in process", []).append(asyncio.run(_in_process(config)))
+        values.setdefault("in process", []).append(
+            asyncio.run(_in_process(config, islice(definitions.queries(), 200)))
+        )
         values.setdefault("added", []).append(values["p50"][-1] - values["in process"][-1])
+    return values
+
+
+def _real_searches(bench: Workbench, rounds: int) -> Values:
+    """Each round: searches over stdio, and as many through the engine's own interface."""
+    values: Values = {"p50": [], "p99": [], "in process": [], "added": []}
+    folder = bench.folder / "recorded"
+    folder.mkdir()
+    config = recorded(folder, folder / "store.sqlite3")
+    lines = (HERE / "requests.jsonl").read_text(encoding="utf-8").splitlines()
+    requests = [json.loads(line)["request"] for line in lines]
+    known = sum(map(len, lists_in(LISTS).values()))
+    for _ in range(rounds):
+        client = bench.proxy(config)
+        client.open()
+        while "indexed" in (data := client.data(SEARCH, query=requests[0])) or data["known"] < known:
+            time.sleep(INDEXING_SECONDS)
+        taken = [_search_time(client, query) for query in requests][WARM_UP:]
+        client.close()
+        values["p50"].append(median(taken) * 1e3)
+        values["p99"].append(percentile(taken, 0.99) * 1e3)
+        values["in process"].append(asyncio.run(_in_process(config, requests)))
+        values["added"].append(values["p50"][-1] - values["in process"][-1])
     return values
 
 
@@ -385,32 +421,29 @@ def _search_run(bench: Workbench, config: Path, state: str, values: Values, know
     client.close()
 
 
-def _search_time(client: StdioClient, query: str, known: int) -> float:
+def _search_time(client: StdioClient, query: str, known: int | None = None) -> float:
     """Seconds of one search, which has to be a whole one: by words alone or over less it would be faster."""
     started = time.perf_counter()
     (block,) = client.call(SEARCH, query=query)["content"]
     seconds = time.perf_counter() - started
-    # A note would say that it was by words alone.
-    if block["text"].startswith("Note: ") or f" of {known:,} tools" not in block["text"]:
-        raise FailureError(f"not a whole search of {known:,} tools: {block['text'][:200]}")
+    if "Note: Indexing" in block["text"] or (known and f" of {known:,} tools" not in block["text"]):
+        raise FailureError(f"not a whole search: {block['text'][:200]}")
     return seconds
 
 
-async def _in_process(config: Path) -> float:
+async def _in_process(config: Path, requests: Iterable[str]) -> float:
     """Median milliseconds of a search through the engine's own interface."""
     from mcp_context_proxy.app.serve import open_proxy
     from mcp_context_proxy.config import load
 
     async with open_proxy(load(config)) as proxy:
         await proxy.wait_first_connect()
-        words = definitions.queries()
-        await proxy.contexts.select(next(words), remember=False)
         taken = []
-        for query in islice(words, 200):
+        for query in requests:
             started = time.perf_counter()
             await proxy.contexts.select(query, remember=False)
             taken.append(time.perf_counter() - started)
-        return median(taken) * 1e3
+        return median(taken[WARM_UP:]) * 1e3
 
 
 if __name__ == "__main__":

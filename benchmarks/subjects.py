@@ -14,11 +14,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from catalogs import LISTS, lists_in
 from raw_clients import FailureError, StdioClient
 
 HERE = Path(__file__).parent
 SERVERS, TOOLS = 10, 50
 SUBJECTS = ("direct", "proxy", "bare SDK")
+
+LIST_SERVER = """
+import json, sys
+tools = json.load(open(sys.argv[1]))
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["method"] == "initialize":
+        version = request["params"]["protocolVersion"]
+        about = {"name": "recorded", "version": "1"}
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
+    else:
+        result = {"tools": tools}
+    if "id" in request:
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
+"""
+"""A server that has the tools of a recorded list, and no more."""
 
 # A measured session has a proxy of its own; `sharing.py` measures the shared one.
 os.environ["MCP_CONTEXT_PROXY_OWN"] = "1"
@@ -101,6 +118,27 @@ def child(number: int, tools: int, modern: bool = False, *flags: str) -> dict[st
     more = ["--modern"] if modern else []
     program = str(HERE / "tool_server.py")
     return {"command": sys.executable, "args": ["-S", "-E", program, str(number), str(tools), *more, *flags]}
+
+
+def recorded(folder: Path, store: Path, copies: int = 1, *, prefix: str = "") -> Path:
+    """Write the recorded lists, a server for each copy of one, and the configuration, whose path is returned.
+
+    Vectors come with the package for tools as they were published: not under other names of servers.
+    """
+    program = folder / "list_server.py"
+    program.write_text(LIST_SERVER, encoding="utf-8")
+    servers: dict[str, Any] = {}
+    for copy in range(copies):
+        for name, tools in lists_in(LISTS).items():
+            listed = folder / f"{name}-{copy}.json"
+            variant = f" Variant {copy}." if copy else ""
+            described = [{**tool, "description": f"{tool.get('description', '')}{variant}"} for tool in tools]
+            listed.write_text(json.dumps(described), encoding="utf-8")
+            key = f"{prefix}{name}-{copy}" if copies > 1 or prefix else name
+            servers[key] = {"command": sys.executable, "args": ["-S", "-E", str(program), str(listed)]}
+    path = folder / "recorded.toml"
+    path.write_text("\n".join(_toml({"store": {"path": str(store)}, "servers": servers})), encoding="utf-8")
+    return path
 
 
 def proxy_command(config: Path, python: str = sys.executable) -> list[str]:

@@ -10,7 +10,6 @@ of the package to start, this one by default. Linux only (it reads /proc).
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -18,9 +17,8 @@ import time
 from itertools import cycle
 from pathlib import Path
 
-from catalogs import LISTS, lists_in
 from raw_clients import StdioClient
-from subjects import processor_seconds
+from subjects import processor_seconds, recorded
 
 QUERIES = (
     "create a new issue in the repository for this bug",
@@ -28,20 +26,6 @@ QUERIES = (
     "which pods are running in the cluster",
     "send a message to a channel",
 )
-SERVER = """
-import json, sys
-tools = json.load(open(sys.argv[1]))
-for line in sys.stdin:
-    request = json.loads(line)
-    if request["method"] == "initialize":
-        version = request["params"]["protocolVersion"]
-        about = {"name": "unknown", "version": "1"}
-        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
-    else:
-        result = {"tools": tools}
-    if "id" in request:
-        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
-"""
 
 
 def main() -> None:
@@ -53,7 +37,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="after the first list")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        config = configured(Path(folder), arguments.copies)
+        config = str(recorded(Path(folder), Path(folder) / "store.sqlite3", arguments.copies, prefix="acme-"))
         os.environ |= {"HOME": folder, "PYTHONPATH": str(arguments.tree.resolve())}
         client = StdioClient(
             [sys.executable, "-m", "mcp_context_proxy", "serve", "--own", "--config", config]
@@ -80,23 +64,6 @@ def watched(client: StdioClient, seconds: float) -> None:
         note = next((line for line in text.splitlines() if "Indexing" in line), "")
         print(f"at {asked - began:5.2f} s: {took:.3f} s, {spent:.2f} s of a processor. {note}")
         time.sleep(max(0.0, 0.3 - took))
-
-
-def configured(folder: Path, copies: int) -> str:
-    """Write the servers and the configuration, and return its path."""
-    server, lines = folder / "server.py", [f'[store]\npath = "{folder}/store.sqlite3"']
-    server.write_text(SERVER, encoding="utf-8")
-    for copy in range(copies):
-        for name, tools in lists_in(LISTS).items():
-            listed = folder / f"{name}-{copy}.json"
-            variant = f" Variant {copy}." if copy else ""
-            described = [{**tool, "description": f"{tool.get('description', '')}{variant}"} for tool in tools]
-            listed.write_text(json.dumps(described), encoding="utf-8")
-            arguments = json.dumps(["-S", "-E", str(server), str(listed)])
-            lines.append(f"[servers.acme-{name}-{copy}]\ncommand = {json.dumps(sys.executable)}")
-            lines.append(f"args = {arguments}")
-    (folder / "config.toml").write_text("\n".join(lines), encoding="utf-8")
-    return str(folder / "config.toml")
 
 
 if __name__ == "__main__":

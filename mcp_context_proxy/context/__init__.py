@@ -35,7 +35,7 @@ from mcp_context_proxy.statistics.report import Arm
 from mcp_context_proxy.store.statistics import DocumentUsage, SearchRow
 from mcp_context_proxy.store.tables import RequestRow, RequestStore
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import BatchWriter, in_thread, keep_latest
+from mcp_context_proxy.system.threads import BatchWriter, in_thread
 from mcp_context_proxy.trust import ACTING
 
 Origin: TypeAlias = Literal["search", "set_context", "list", "context"]
@@ -357,6 +357,8 @@ class RequestRecords:
         self._store, self._keep, self._age = store, limits.requests_kept, limits.requests_age_seconds
         self._recent: OrderedDict[str, tuple[float, RequestContext]] = OrderedDict()
         """Each with the time at which it was added, on the clock that only goes forward."""
+        self._items = 0
+        """Items of all of these."""
         self._writer = BatchWriter(self._put, seconds=GATHERING_SECONDS, limit=UNWRITTEN)
         self._added: list[Callable[[RequestContext], None]] = []
         self.newest = -math.inf
@@ -369,11 +371,12 @@ class RequestRecords:
     def add(self, context: RequestContext) -> None:
         """Record a request context. Does not block."""
         self.newest = time.monotonic()
-        keep_latest(self._recent, context.id, (self.newest, context), min(IN_MEMORY, self._keep))
-        items = [size_of(one) for one in self.recent()]
-        while sum(items) > ITEMS_IN_MEMORY and len(items) > 1:
-            self._recent.popitem(last=False)
-            items.pop()
+        self._recent[context.id] = self.newest, context
+        self._items += size_of(context)
+        most = min(IN_MEMORY, self._keep)
+        while len(self._recent) > most or (self._items > ITEMS_IN_MEMORY and len(self._recent) > 1):
+            _, (_, oldest) = self._recent.popitem(last=False)
+            self._items -= size_of(oldest)
         waiting = self._writer.unwritten
         if self._store is not None and sum(map(size_of, waiting)) < UNWRITTEN_ITEMS:
             self._writer.add(context)

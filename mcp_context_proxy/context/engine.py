@@ -261,6 +261,7 @@ class ContextEngine:
         listed: Collection[str] | None = None,
         owner: str | None = None,
         deliver: Deliver = "nothing",
+        write: Callable[[SearchAnswer], str] | None = None,
         within: float = math.inf,
     ) -> SearchAnswer:
         """Return the context for a query, with the results of the search.
@@ -281,6 +282,7 @@ class ContextEngine:
             owner: Principal of the client.
             deliver: Amount that the caller gives to a model of the documents in the context. The record and
                 the session note it.
+            write: Writes the answer as a text, in the same thread: to begin another one takes time.
             within: Seconds for which the search waits at most for servers and for indexing.
 
         Raises:
@@ -314,6 +316,7 @@ class ContextEngine:
             owner=owner,
             arm=arm,
             deliver=deliver,
+            write=write,
         )
         try:
             catalog = self._catalog if ACTING.get().limited else self._catalog.whole

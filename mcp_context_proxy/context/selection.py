@@ -99,6 +99,8 @@ class Selection(Struct, kw_only=True):
     searched: tuple[int, int] | None = None
     deliver: Deliver = "nothing"
     """Amount that the answer tells of the documents."""
+    write: Callable[[SearchAnswer], str] | None = None
+    """Writes the answer as a text, in the thread of the search."""
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, items: Iterable[ContextItem]) -> None:
@@ -200,6 +202,8 @@ class SearchAnswer(Struct, frozen=True):
     """Remembered interactions in the context, a line each."""
     brought_by: Mapping[ItemKey, ItemKey] = field(default_factory=dict)
     """The item that brought each of those that came with another one."""
+    text: str | None = None
+    """The answer as the caller has it written; None where it asked for none."""
 
     @property
     def tool_names(self) -> list[str]:
@@ -286,7 +290,8 @@ class Selector:
         elif selection.deliver == "answer" and found.snapshot.documents:
             delivered = None if session.id is None else session.delivered
             context, told = deliver(context, found, delivered, self._costs.count)
-        return SearchAnswer(context, found, told, brought_by=selection.brought_by)
+        answer = SearchAnswer(context, found, told, brought_by=selection.brought_by)
+        return answer if selection.write is None else replace(answer, text=selection.write(answer))
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
         for item, mode in self._of_session(snapshot, session):

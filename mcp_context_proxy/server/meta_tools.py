@@ -261,6 +261,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         else:
             handle = handle or self._new_handle(caller)
             query = query if wanted.intent is None else f"{query}\n{wanted.intent}"
+        written = None if _wants_data(caller) else self._writer(wanted, caller)
         try:
             answer = await self.contexts.select(
                 query,
@@ -275,6 +276,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 listed=None if caller.session is None else tuple(caller.session.shown),
                 owner=caller.principal,
                 deliver="answer",
+                write=written,
             )
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
@@ -305,23 +307,26 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
-        if _wants_data(caller):
+        if written is None:
             data = await in_thread(search_data, answer, notes, caller.name_of, self._figures(caller))
             return _data(data, context_id)
+        if notes or answer.text is None:
+            return _text(await in_thread(partial(written, answer, notes)), context_id)
+        return _text(answer.text, context_id)
+
+    def _writer(self, wanted: SearchArguments | ContextArguments, caller: Caller) -> Callable[..., str]:
+        """Return a function that writes the answer to a search, with the notes if it is given any."""
         whole, tokens = False, ANSWER_TOKENS
         if isinstance(wanted, SearchArguments):
             whole, tokens = wanted.include_schema, answer_tokens(wanted.top_n)
-        written = partial(
+        return partial(
             search_text,
-            answer,
-            notes,
-            self.contexts.costs.count,
+            count=self.contexts.costs.count,
             whole=whole,
             tokens=tokens,
             name_of=caller.name_of,
             about=partial(figures_line, figures=self._figures(caller)) if whole else None,
         )
-        return _text(await in_thread(written), context_id)
 
     async def _overview(self, scope: Scope, caller: Caller, on_wait: OnWait) -> bytes:
         """Return an overview of the catalog. Nothing is chosen, so nothing is recorded or learned from."""

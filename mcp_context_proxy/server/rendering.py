@@ -59,7 +59,7 @@ from mcp_context_proxy.server.search_answers import (
     search_text,
     shown_name,
 )
-from mcp_context_proxy.server.signatures import Detail, ToolSignature, summary
+from mcp_context_proxy.server.signatures import Detail, ToldTool
 from mcp_context_proxy.store.tables import ApprovalStore
 from mcp_context_proxy.system.process import date_of, time_of_day
 from mcp_context_proxy.system.threads import assigned, in_thread
@@ -144,8 +144,9 @@ def tools_text(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EX
     tools = [snapshot.tools[item.name] for item in context.of(Kind.TOOL) if item.name in snapshot.tools]
     lines, asked = [], terms(context.query)
     for tool in tools:
-        signature = ToolSignature(tool, asked).text(name_of(tool), LISTED) + read_mark(tool)
-        description = summary(tool, snapshot, LISTED.characters)
+        told = ToldTool(tool, snapshot, asked)
+        signature = name_of(tool) + told.parameters(LISTED) + read_mark(tool)
+        description = told.description(LISTED.characters)
         lines.append(f"- {signature}: {description}" if description else f"- {signature}")
     return "\n".join([f"Tools that fit. {how_to_call(tools)}", *lines]) if lines else ""
 
@@ -422,7 +423,7 @@ class PastRequests(Struct, frozen=True):
         text = search_text(
             SearchAnswer(context, found, told),
             [*_notes(context, self._snapshot())],
-            self._contexts.costs.count,
+            count=self._contexts.costs.count,
             tokens=answer_tokens(context.options.tools.top_n if by_number else None),
             searched=context.searched,
         )

@@ -38,13 +38,7 @@ from mcp_context_proxy.server.meta_definitions import (
     no_servers,
     server_line,
 )
-from mcp_context_proxy.server.signatures import (
-    Detail,
-    ToolSignature,
-    cut_to_sentences,
-    plain_schema,
-    telling_sentences,
-)
+from mcp_context_proxy.server.signatures import Detail, ToldTool, plain_schema
 from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.fingerprints import sign_in, withheld
 
@@ -285,16 +279,16 @@ def note_of_pages(answer: SearchAnswer, name_of: NameOf, listed: Collection[str]
 
 def search_text(
     answer: SearchAnswer,
-    notes: Sequence[Note],
-    count: Callable[[str], int],
+    notes: Sequence[Note] = (),
     *,
+    count: Callable[[str], int],
     whole: bool = False,
     tokens: int = ANSWER_TOKENS,
     name_of: NameOf = EXPOSED,
     about: Callable[[Tool], str] | None = None,
     searched: tuple[int, int] | None = None,
 ) -> str:
-    """Return the answer to a search as a model reads it. Blocks for about half a millisecond.
+    """Return the answer to a search as a model reads it. Blocks for some tenths of a millisecond.
 
     With `whole` every tool is told whole, whatever it costs, with a line from `about`; else `tokens` is the
     budget, but for documents. `searched` is the number of tools and documents that were searched for an
@@ -414,10 +408,9 @@ class Fitting:
         self._results, self._name_of = results, name_of
         self._count = cache(count)
         """Counts each line once, though several levels have it."""
-        asked, most = terms(query), DETAILS[0].characters
-        tools = {at: one.item for at, one in enumerate(results) if isinstance(one.item, Tool)}
-        self._signatures = {at: ToolSignature(tool, asked) for at, tool in tools.items()}
-        self._sentences = {at: telling_sentences(tool, snapshot, most) for at, tool in tools.items()}
+        asked = terms(query)
+        tools = ((at, one.item) for at, one in enumerate(results) if isinstance(one.item, Tool))
+        self._tools = {at: ToldTool(tool, snapshot, asked) for at, tool in tools}
         self._made: dict[tuple[int, int], tuple[str, int]] = {}
         self._levels = [0 if place < SIGNED else LATER for place in range(len(results))]
         self._texts = [("", 0)] * len(results)
@@ -489,16 +482,17 @@ class Fitting:
         if isinstance(item, Document):
             told = _passage(item, result.chunk, 2 * detail.characters) if detail.characters else ""
             return [f"{item.uri} ({item.kind})", *told.splitlines()]
-        told = cut_to_sentences(self._sentences[place], detail.characters) if detail.characters else ""
+        tool = self._tools[place]
+        told = tool.description(detail.characters) if detail.characters else ""
         name = shown_name(item, self._name_of)
-        lines = [self._signatures[place].text(name, detail) + read_mark(item)]
+        lines = [name + tool.parameters(detail) + read_mark(item)]
         lines += [_also(result, self._name_of)] if result.twins else []
         lines += [told] if told else []
         return [*lines, *self._notes(place)] if detail.notes else lines
 
     def _notes(self, place: int) -> list[str]:
         """Return the notes about the parameters of a tool that no better one has, too."""
-        *before, own = (one.notes for at, one in self._signatures.items() if at <= place)
+        *before, own = (one.notes for at, one in self._tools.items() if at <= place)
         return [note for note in own if not any(note in notes for notes in before)]
 
 

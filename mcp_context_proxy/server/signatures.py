@@ -8,21 +8,24 @@ parameter says more than its name, such as the format of a time.
 from __future__ import annotations
 
 import json
+import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
-from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.items import Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.text import identifier_words, terms
 from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.threads import keep_latest
 
 COUNTED_NAMES: Final = 40
 """Required parameters that a signature names; the others are counted. No real tool has as many."""
@@ -88,6 +91,18 @@ SIBLINGS: Final = 8
 SHARED_BY: Final = 2
 """Siblings that have a sentence, too, from which on it tells nothing about a tool."""
 
+SENTENCES_KEPT: Final = 240
+"""Characters of a tool's sentences: the most that an answer tells of a tool."""
+
+TOOLS_KEPT: Final = 1_000
+"""Latest tools whose lines are kept, in some 2 MB."""
+
+KEPT_BYTES: Final = 8_192
+"""Size of a definition up to which they are; one of a thousand real tools is larger."""
+
+LINES_KEPT: Final = 32
+"""Lines of a tool that are kept: notes, and a few for each detail."""
+
 
 class Detail(Struct, frozen=True):
     """Amount that an answer tells about an item."""
@@ -102,40 +117,133 @@ class Detail(Struct, frozen=True):
     """True to note what parameters mean."""
 
 
-class ToolSignature:
-    """The parameters of one tool as text, in any detail."""
+Named: TypeAlias = tuple[tuple[str, bool], ...]
+"""Optional parameters that a signature names, each with whether its values are spelled out."""
 
-    def __init__(self, tool: Tool, query_terms: Sequence[str] = ()) -> None:
-        """Take a tool, and the terms of the query that it was found for."""
-        self._tool, self._root = tool, envelope.schema_of(tool.definition)
-        self.properties, self.needed, self._options = self._members(self._root)
-        self._spoken_of = self._found_in(query_terms)
-        self._written: dict[tuple[int, int], str] = {}
-        """Parameters as text, by the optional ones that are named and the depth."""
-        self._optional_named = 0
-        self._nested, self._steps = 0, 0
 
-    def text(self, name: str, detail: Detail) -> str:
-        # A schema that leaves open whether there are any parameters; the protocol demands at least its type.
-        if not isinstance(self._root, dict) or not self._root.keys() - {"$schema", "title", "description"}:
-            return f"{name}(parameters not told by its server)"
-        key = detail.optional, detail.depth
-        if key not in self._written:
-            self._optional_named, self._steps = detail.optional, 0
-            self._written[key] = ", ".join(self._parameters(self._root, detail.depth))
-        return f"{name}({self._written[key]})"
+class Lines(Struct, frozen=True, eq=False):
+    """Text about one tool that does not depend on a query; many answers tell the same tools."""
+
+    tool: Tool
+    source: Source | None
+    """Where the tool and its siblings are from."""
+    sentences: list[str]
+    required: list[str]
+    """Required parameters that may be noted."""
+    optional: list[tuple[str, str, str]]
+    """Optional parameters, each with the words of its name and values, and of its description."""
+    made: dict[tuple[object, ...], str] = field(default_factory=dict)
+    """Lines that an answer has made, by all that they depend on."""
+
+
+_latest: OrderedDict[ToolKey, Lines] = OrderedDict()
+"""The lines of the latest tools."""
+
+_keeping = threading.Lock()
+
+
+class ToldTool:
+    """One tool as the answer to a query tells it."""
+
+    def __init__(self, tool: Tool, snapshot: Snapshot, query_terms: Sequence[str]) -> None:
+        self.tool = tool
+        source, known = _sources(snapshot).get(tool.server), _latest.get(tool.key)
+        if known is None or known.tool is not tool or known.source is not source:
+            sentences = telling_sentences(tool, snapshot, SENTENCES_KEPT)
+            known = Lines(tool, source, sentences, *self._signature.names())
+        if len(tool.written) <= KEPT_BYTES:
+            with _keeping:
+                keep_latest(_latest, tool.key, known, TOOLS_KEPT)
+        self._lines = known
+        self._spoken_of = self._found_in(query_terms) if known.optional and query_terms else {}
+        by_name = [name for name, strength in self._spoken_of.items() if strength == 2]
+        self._by_name = by_name[:ALWAYS_NAMED]
+
+    @cached_property
+    def _signature(self) -> ToolSignature:
+        """The schema is decoded only where a line is made anew."""
+        return ToolSignature(self.tool)
+
+    def _found_in(self, query_terms: Sequence[str]) -> dict[str, int]:
+        """Return the optional parameters that the query speaks of: 2 by name or value, 1 by description."""
+        own = {*terms(identifier_words(self.tool.name)), *terms(identifier_words(self.tool.server))}
+        asked = [f" {term}" for term in query_terms if len(term) > 2 and term not in own]
+        found: dict[str, int] = {}
+        for name, named, described in self._lines.optional if asked else ():
+            if strength := 2 if _speaks_of(asked, named) else int(_speaks_of(asked, described)):
+                found[name] = strength
+        return found
+
+    def parameters(self, detail: Detail) -> str:
+        """Return the parameters in brackets, as they stand after the name."""
+        spoken_of, names = self._spoken_of, [name for name, *_ in self._lines.optional]
+        if spoken_of:
+            names.sort(key=lambda name: -spoken_of.get(name, 0))
+        named = _named(names, max(detail.optional, len(self._by_name)))
+        first = tuple((name, spoken_of.get(name) == 2) for name in named)
+        # Within objects, as many are named as in any signature of this detail.
+        key = detail.optional, detail.depth, first
+        return self._line(key, lambda: self._signature.text("", detail, first))
+
+    def description(self, characters: int) -> str:
+        """Return as many sentences as there is room for."""
+        return self._line((characters,), lambda: cut_to_sentences(self._lines.sentences, characters))
 
     @cached_property
     def notes(self) -> list[str]:
         """A line for each parameter whose description says more than its name, the required ones first."""
-        told = [name for name in self.properties if name in self.needed]
-        told += [name for name, strength in self._spoken_of.items() if strength == 2][:ALWAYS_NAMED]
-        notes = list[str]()
-        for name in told[:NOTES]:
-            schema = self.properties[name]
-            if note := self._note(name, {**_dict(self._resolved(schema)), **_dict(schema)}):
-                notes.append(f"{_word(name)}: {note}")
-        return notes
+        named = [*self._lines.required, *self._by_name][:NOTES]
+        notes = (self._line(("note", name), partial(self._noted, name)) for name in named)
+        return [note for note in notes if note]
+
+    def _noted(self, name: str) -> str:
+        return self._signature.note(name)
+
+    def _line(self, key: tuple[object, ...], make: Callable[[], str]) -> str:
+        made = self._lines.made
+        if (known := made.get(key)) is None:
+            if len(made) >= LINES_KEPT:
+                made.clear()
+            known = made[key] = make()
+        return known
+
+
+class ToolSignature:
+    """The parameters of one tool as text, in any detail."""
+
+    def __init__(self, tool: Tool) -> None:
+        self._tool, self._root = tool, envelope.schema_of(tool.definition)
+        self.properties, self.needed, self._options = self._members(self._root)
+        self._first: Named | None = None
+        self._optional_named = 0
+        self._nested, self._steps = 0, 0
+
+    def text(self, name: str, detail: Detail, first: Named | None = None) -> str:
+        """Return a signature; `first` has the optional parameters that it names, else the first are."""
+        # A schema that leaves open whether there are any parameters; the protocol demands at least its type.
+        if not isinstance(self._root, dict) or not self._root.keys() - {"$schema", "title", "description"}:
+            return f"{name}(parameters not told by its server)"
+        self._first, self._optional_named, self._steps = first, detail.optional, 0
+        return f"{name}({', '.join(self._parameters(self._root, detail.depth))})"
+
+    def names(self) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Return the required and the optional parameters, as `Lines` has them."""
+        required, optional = list[str](), list[tuple[str, str, str]]()
+        for name, schema in self.properties.items():
+            if name in self.needed:
+                required.append(name)
+                continue
+            values = [value.lower() for value in _list(schema, "enum") if isinstance(value, str)]
+            described = _dict(schema).get("description")
+            told = described[:DESCRIBED_CHARACTERS].lower() if isinstance(described, str) else ""
+            optional.append((name, " ".join([identifier_words(name), *values]), told))
+        return required[:NOTES], optional
+
+    def note(self, name: str) -> str:
+        """Return a line about a parameter whose description says more than its name; empty for another."""
+        schema = self.properties[name]
+        note = self._note(name, {**_dict(self._resolved(schema)), **_dict(schema)})
+        return note and f"{_word(name)}: {note}"
 
     def _note(self, name: str, schema: Mapping[str, Any]) -> str:
         """Return the part of a parameter's description that goes beyond its name; empty if none does."""
@@ -156,24 +264,6 @@ class ToolSignature:
         """Terms of the name and the first sentence of the tool."""
         return {*terms(identifier_words(self._tool.name)), *terms(_first_sentence(self._tool.description))}
 
-    def _found_in(self, query_terms: Sequence[str]) -> dict[str, int]:
-        """Return the optional parameters that the query speaks of: 2 by name or value, 1 by description."""
-        found: dict[str, int] = {}
-        if not query_terms or self.properties.keys() <= self.needed:
-            return found
-        own = {*terms(identifier_words(self._tool.name)), *terms(identifier_words(self._tool.server))}
-        asked = [f" {term}" for term in query_terms if len(term) > 2 and term not in own]
-        for name, schema in self.properties.items() if asked else ():
-            if name in self.needed:
-                continue
-            values = [value.lower() for value in _list(schema, "enum") if isinstance(value, str)]
-            described = _dict(schema).get("description")
-            if _speaks_of(asked, " ".join([identifier_words(name), *values])):
-                found[name] = 2
-            elif isinstance(described, str) and _speaks_of(asked, described[:DESCRIBED_CHARACTERS].lower()):
-                found[name] = 1
-        return found
-
     def _parameters(self, schema: Any, depth: int) -> Iterator[str]:
         """Yield the required parameters of an object with their types, then optional ones, then choices."""
         properties, needed, options = self.properties, self.needed, self._options
@@ -185,17 +275,13 @@ class ToolSignature:
         if (more := len(required) - COUNTED_NAMES) > 0:
             yield f"... {more} more"
         optional = [name for name in properties if name not in needed]
-        most, spoken_of = self._optional_named, dict[str, int]()
-        if schema is self._root:
-            spoken_of = self._spoken_of
-            optional.sort(key=lambda name: -spoken_of.get(name, 0))
-            most = max(most, min(ALWAYS_NAMED, list(spoken_of.values()).count(2)))
-        # To count a single one costs as much as to name it.
-        most += most > 0 and len(optional) == most + 1
-        for name in optional[:most]:
+        first = self._first if schema is self._root else None
+        if first is None:
+            first = tuple((name, False) for name in _named(optional, self._optional_named))
+        for name, spelled in first:
             given = _without_null(self._resolved(properties[name]))
-            yield f"{_word(name)}?: {self._type(given, depth, spoken_of.get(name) == 2)}"
-        if (more := len(optional) - most) > 0:
+            yield f"{_word(name)}?: {self._type(given, depth, spelled)}"
+        if (more := len(optional) - len(first)) > 0:
             yield f"... {more} optional"
         if depth > 0:
             told = (", ".join(self._parameters(option, depth - 1)) for option in options)
@@ -279,6 +365,11 @@ class ToolSignature:
     def _one_of(self, options: list[Any], depth: int, spelled: bool) -> str:
         told = (self._type(option, depth, spelled) for option in options[:OPTIONS])
         return " | ".join(dict.fromkeys(told)) or "any"
+
+
+def _named(optional: Sequence[str], most: int) -> Sequence[str]:
+    """Return the optional parameters that a signature names; to count a single one costs as much."""
+    return optional[: most + (most > 0 and len(optional) == most + 1)]
 
 
 def _is_choice(kind: str) -> bool:
@@ -387,11 +478,6 @@ def plain_schema(schema: Any) -> Any:
     return found
 
 
-def summary(tool: Tool, snapshot: Snapshot, characters: int) -> str:
-    """Return the first sentences of a description that tell a tool from its siblings, on one line."""
-    return cut_to_sentences(telling_sentences(tool, snapshot, characters), characters)
-
-
 def telling_sentences(tool: Tool, snapshot: Snapshot, characters: int) -> list[str]:
     """Return the first sentences that tell a tool from its siblings, until they have so many characters."""
     siblings = [sibling.description[:SENTENCES_FROM] for sibling in _siblings(tool, snapshot)]
@@ -472,13 +558,18 @@ def _goes_on(line: str, following: str) -> bool:
 
 def _siblings(tool: Tool, snapshot: Snapshot) -> Iterator[Tool]:
     """Yield the tools that stand next to a tool in the list of its server."""
-    for source in snapshot.sources:
-        items = source.items if source.key == tool.server else ()
-        if items and isinstance(items[0], Tool):
-            place = bisect_left(items, tool.exposed_name, key=attrgetter("exposed_name"))
-            for one in items[max(0, place - SIBLINGS) : place + SIBLINGS + 1]:
-                if isinstance(one, Tool) and one.name != tool.name:
-                    yield one
+    source = _sources(snapshot).get(tool.server)
+    items = () if source is None else source.items
+    place = bisect_left(items, tool.exposed_name, key=attrgetter("exposed_name"))
+    for one in items[max(0, place - SIBLINGS) : place + SIBLINGS + 1]:
+        if isinstance(one, Tool) and one.name != tool.name:
+            yield one
+
+
+@lru_cache(2)
+def _sources(snapshot: Snapshot) -> dict[str, Source]:
+    """Return the sources with tools, by server; of thousands, each answer would look through all."""
+    return {one.key: one for one in snapshot.sources if one.items and isinstance(one.items[0], Tool)}
 
 
 def _dict(schema: Any) -> dict[str, Any]:

@@ -243,7 +243,7 @@ async def look(
     context, found, rerank = answer.context, answer.found, answer.context.rerank
     figures, quoting = _figures(usage, asked_by), asked_by.may(Role.VIEW)
     count, budget = contexts.costs.count, search_answers.answer_tokens(wanted.top)
-    written = partial(search_answers.search_text, answer, notes, count, tokens=budget)
+    written = partial(search_answers.search_text, answer, notes, count=count, tokens=budget)
     if asks_for_all(context.query, found.snapshot.tools.values()):
         written = partial(rendering.overview_text, found.snapshot, scope, figures, notes, count)
     text = await in_thread(written)

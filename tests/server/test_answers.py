@@ -326,6 +326,35 @@ def test_each_line_of_an_answer_is_counted_once_whatever_was_tried_to_make_it_fi
         counted.clear()
 
 
+def test_a_tool_is_told_for_each_query_and_list_anew_whatever_earlier_answers_told_of_it() -> None:
+    def made(name: str, description: str, **properties: Any) -> Tool:
+        definition = tool(name, description, inputSchema={"type": "object", "properties": properties})
+        return Tool("desk", name, name, json.dumps(definition).encode(), description)
+
+    def told(query: str, *tools: Tool) -> str:
+        results = [Result(tools[0], 1.0, None, 0.0, 0.0, "", (), "")]
+        snapshot = Snapshot(1, (Source("desk", tools),))
+        return "\n".join(Fitting(results, snapshot, COUNTER.count, EXPOSED, query=query).fit([], 400))
+
+    colours = {
+        name: {"type": "string"}
+        for name in ("red", "green", "blue", "grey", "black", "white", "pink", "teal")
+    }
+    paint = made("paint", "Paints a wall. Ask the owner before.", **colours)
+    others = [made(f"other_{n}", "Does more. Ask the owner before.") for n in range(2)]
+
+    alone, of_teal, again = (
+        told(query, paint) for query in ("paint a wall", "paint it teal", "paint a wall")
+    )
+    assert "red?: string" in alone
+    assert "teal" not in alone
+    assert "(teal?: string, red?: string" in of_teal
+    assert again == alone
+    assert "Ask the owner before." in alone
+    assert "Ask the owner before." not in told("paint a wall", paint, *others)
+    assert "Scrapes a wall" in told("paint a wall", made("paint", "Scrapes a wall."))
+
+
 async def test_a_tool_with_hundreds_of_required_parameters_cannot_make_an_answer_long(
     workshop: Workshop,
 ) -> None:
