@@ -257,6 +257,7 @@ TOOLS_COMPARED = 3
 
 EXCLUDED_NAMED = 3
 """Items named in the note about those that the filters left out."""
+
 TOOL_ONLY = frozenset({Kind.TOOL})
 
 T = TypeVar("T")
@@ -578,8 +579,7 @@ def asks_for_all(query: str, tools: Iterable[Tool]) -> bool:
 def server_asked_for(query: str, servers: Iterable[str]) -> str | None:
     """Return the server whose tools a query such as "all tools of git" asks for; None if it does not."""
     asked = _query_words(query)
-    # Each answer asks, mostly in vain, and there may be thousands of servers.
-    telling = next(iter(asked - _GENERAL), "")
+    telling = next(iter(asked - _GENERAL), "")  # by which most of many servers need no look
     for server in (server for server in servers if telling in server.casefold()):
         name = _query_words(server)
         if name == asked or (name <= asked and asked - name <= _GENERAL and not name <= _GENERAL):
