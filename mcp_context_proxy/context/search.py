@@ -424,10 +424,9 @@ class Searcher:
         tools = TOOL_ONLY & (filters.kinds or TOOL_ONLY)
 
         def ranked(kinds: frozenset[Kind], options: SearchOptions) -> Ranking:
-            of_kinds = replace(filters, kinds=kinds)
-            return self._engine.search(
-                query, snapshot, of_kinds, options, wait=False, history=history, ahead=EMBEDDING_SECONDS
-            )
+            of_kinds, ahead = replace(filters, kinds=kinds), EMBEDDING_SECONDS
+            search = self._engine.search
+            return search(query, snapshot, of_kinds, options, wait=False, history=history, ahead=ahead)
 
         wanted = replace(tool_search(options.tools), depth=depth, explore=explore, learned=options.learned)
         found, meant = ranked(tools, wanted), None
