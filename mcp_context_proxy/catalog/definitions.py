@@ -82,7 +82,7 @@ _BLANK = b" " * (BLANK_LINES + 1)
 
 _VALUE = pattern(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[,\[{]', re.DOTALL)
 _VALID_NAME = pattern(r"[a-zA-Z_][a-zA-Z0-9_-]*")
-_INVALID_IN_NAME = pattern(r"[^a-zA-Z0-9_-]")
+INVALID_IN_NAME = pattern(r"[^a-zA-Z0-9_-]")
 _SEEMS_SEPARATOR = pattern(r"[-_./ ]{2}")
 """The separator, or two characters that a person takes for it."""
 
@@ -398,7 +398,7 @@ def is_altered_name(name: str, server: str, own: str) -> bool:
 
 
 def _valid(name: str) -> str:
-    cleaned = _INVALID_IN_NAME.sub("_", name)
+    cleaned = INVALID_IN_NAME.sub("_", name)
     return cleaned if _VALID_NAME.match(cleaned) else f"_{cleaned}"
 
 

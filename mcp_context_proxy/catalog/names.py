@@ -31,6 +31,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.definitions import (
     HASH_LENGTH,
+    INVALID_IN_NAME,
     OWN_NAME_CHARACTERS,
     SEPARATOR,
     UnfitError,
@@ -335,8 +336,10 @@ def turned_off_by(config: ServerConfig, tool: str, danger: Danger | None) -> str
     for key, own in settings_of(config, tool):
         if not own.enabled:
             return f"by {_place(config, ('tools', key, 'enabled'))}"
+    # As hosts write the name: their rules have become globs.
+    written = INVALID_IN_NAME.sub("_", tool) if config.deny else tool
     for index, glob in enumerate(config.deny):
-        if matches(glob, tool):
+        if matches(glob, tool) or matches(glob, written):
             return f"by {_place(config, ('deny', index))}"
     if config.allow is not None and not any(matches(glob, tool) for glob in config.allow):
         return f"by {_place(config, ('allow',))}, which does not name it"
@@ -370,6 +373,7 @@ def without_effect(config: ServerConfig, tools: Iterable[str]) -> Iterator[str]:
     ``tools`` has the own names of everything that the server offers, turned off or not.
     """
     offered = frozenset(tools)
+    written = offered.union(INVALID_IN_NAME.sub("_", tool) for tool in offered) if config.deny else offered
     globs: list[tuple[KeyPath, str]] = [(("allow",), glob) for glob in config.allow or ()]
     globs += [(("deny", index), glob) for index, glob in enumerate(config.deny)]
     globs += [
@@ -379,7 +383,8 @@ def without_effect(config: ServerConfig, tools: Iterable[str]) -> Iterator[str]:
         if getattr(tool, key) not in (True, None)
     ]
     for key, glob in globs:
-        if glob in offered or any(matches(glob, tool) for tool in offered):
+        known = written if key[0] == "deny" else offered
+        if glob in known or any(matches(glob, tool) for tool in known):
             continue
         own = glob.removeprefix(f"{config.name}__")
         hint = "" if own == glob else f"; write the name that the server itself uses: {own}"

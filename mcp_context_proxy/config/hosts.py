@@ -462,7 +462,7 @@ def _ruled(tables: Mapping[str, Any], dialect: Dialect, written: str) -> dict[st
             decision = given.get("default", given.get("*")) if isinstance(given, dict) else given
             decision = _DECISIONS.get(decision, decision) if isinstance(decision, str | bool) else None
             # Some hosts replace what may not stand in the name of a tool.
-            for name in dict.fromkeys((written, re.sub(r"[^\w-]", "_", written))):
+            for name in dict.fromkeys((written, re.sub(r"[^\w-]", "_", written, flags=re.ASCII))):
                 for tools in _tools_of(rule, form.format(name)):
                     found = {one: made for one, made in found.items() if not fnmatchcase(one, tools)}
                     if rule != "*" or decision == "deny":

@@ -32,6 +32,7 @@ from mcp_context_proxy.config.programs import folder_of, secrets_of
 from mcp_context_proxy.config.secrets import SHORTEST
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, first_told
+from mcp_context_proxy.system import open_regular
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -121,12 +122,17 @@ def _mark(file: Path) -> Mark:
 
 
 def _end(file: Path) -> tuple[Mark, bool]:
-    """Return the identity of a file, and whether its last line is whole."""
-    with suppress(OSError), file.open("rb") as opened:
-        mark = _mark(file)
-        opened.seek(max(os.fstat(opened.fileno()).st_size - 1, 0))
-        return mark, opened.read(1) in b"\n"
-    return None, True
+    """Return the identity of a file, and whether its last line is whole.
+
+    Raises `ConfigError` if it cannot be opened, or is a pipe, of which the other end may never come.
+    """
+    try:
+        with open_regular(file) as opened:
+            mark = _mark(file)
+            opened.seek(max(os.fstat(opened.fileno()).st_size - 1, 0))
+            return mark, opened.read(1) in b"\n"
+    except OSError as error:
+        raise ConfigError([ConfigProblem(file, None, "", f"cannot be read: {error.strerror}")]) from None
 
 
 def _lacks(old: object, new: object, keys: Iterable[str] = ()) -> bool:
@@ -276,7 +282,8 @@ class Reloader:
         Changes since the file was loaded are found as well.
         """
         await wait()
-        if self._started.path is not None:
+        # A pipe has been read once and for all.
+        if self._started.path is not None and not await in_thread(self._started.path.is_fifo):
             async for _ in changes(partial(_mark, self._started.path)):
                 self.ask()
 

@@ -409,13 +409,16 @@ class DownstreamClient(ServerLifecycle):
         return shown_params(self.name, "tasks/get", said, self.redact) | own
 
     def _shown_failure(self, result: bytes) -> bytes:
-        """Remove secrets, hidden characters and marks of servers from a result that reports an error.
+        """Remove secrets, hidden characters and words for others from a result that reports an error.
 
         Any other result is left alone: a proxy that edits data gets it wrong sooner or later.
         """
         if bytes(envelope.members(result).get("isError", b"false")) in (b"false", b"null"):
             return result
-        return stranger_json(result, self.redact.json)
+        parts = envelope.members(stranger_json(result, self.redact.json))
+        if "_meta" in parts:
+            parts["_meta"] = envelope.raw(eras.own_words(eras.meta_of(parts)))
+        return envelope.encode(parts)
 
     def can_watch(self, uri: str) -> bool:
         """Return whether a subscription may be passed on: there is room, and the URI has no secret in it."""

@@ -130,7 +130,8 @@ async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | Non
         return await latest.ask(method, params)
 
 
-_NUMBERS = frozenset({"progress", "total"})
+_KINDS = {"progress": int | float, "total": int | float, "message": str, "statusMessage": str}
+"""Kinds of params which many hosts demand: some do not read on after another one."""
 _EXACT = frozenset({"uri", eras.ELICITATION_ID})
 """Params that a client compares with what it knows already. Only secrets are removed from them."""
 
@@ -147,7 +148,7 @@ def shown_params(server: str, method: str, params: Members, redact: Redactor) ->
         )
         for name, value in params.items()
         if envelope.misread((clean(name),)) is None
-        and not (name in _NUMBERS and envelope.overflows(bytes(value)))
+        and isinstance(envelope.value_or_none(value), _KINDS.get(clean(name), object))
     }
     if (given := shown.pop("_meta", None)) is not None:
         # Cleaned first: a key is what it is for its reader.

@@ -327,7 +327,7 @@ class Conversation:
         request_id = envelope.salvage_id(head, tail)
         if self._complaints.take():
             logger.warning("the host sent a %s", why)
-        self._channel.send_nowait(envelope.error_reply(request_id, code, why))
+        self._reply_now(envelope.error_reply(request_id, code, why))
 
     def _receive_request(self, message: Envelope, frame: bytes, release: Callable[[], None] | None) -> bool:
         request_id, method = message.id, message.method

@@ -53,28 +53,30 @@ BLANKS: Final = 60
 _SPACE: Final = pattern(rf"\s{{{BLANK_LINES + 1},}}")
 
 _ALIKE: Final = {
-    "A": "ΑАᎪᗅꓮ", "B": "ΒВᏴᗷꓐꞴ", "C": "СϹᏟꓚⲤ", "D": "ᎠᗞꓓĐÐ", "E": "ΕЕᎬⴹꓰⲈ℮", "F": "ϜᖴꓝꞘ",
-    "G": "ԌᏀꓖ", "H": "ΗНᎻᕼꓧⲎ", "I": "ΙІⲒӀᏆꓲ", "J": "ЈͿᎫꓙꞲ", "K": "ΚКᏦꓗⲔ", "L": "ᏞᒪꓡⳐŁ",
-    "M": "ΜМϺᎷᗰꓟⲘ", "N": "ΝꓠⲚ", "O": "ΟОՕꓳⲞØ", "P": "ΡРᏢᑭꓑⲢ", "Q": "ԚⵕႳ", "R": "ᎡᏒᖇꓣ", "S": "ЅՏᏕᏚꓢ",
-    "T": "ΤТᎢꓔⲦ", "U": "Սሀᑌꓴ", "V": "ѴᏙᐯꓦⴸ", "W": "ԜᎳᏔꓪ", "X": "ΧХ᙭ꓫⲬꞳ", "Y": "ΥҮУᎩᎽꓬⲨ", "Z": "ΖᏃꓜ",
-    "a": "аαɑᴀꭺ", "b": "ЬьƄᏏᑲᖯʙ", "c": "сϲⲥᴄꮯ", "d": "ԁᏧᑯꓒᴅđð", "e": "еҽεєɛᴇꭼⲉ", "f": "ꞙꬵꜰ",
-    "g": "ɡցᶃɢԍ", "h": "һհᏂʜнꮋ", "i": "іιıɩꙇᎥꭵɪ", "j": "јϳᴊ", "k": "кκᴋ", "l": "ӏƖǀʟłꮮ", "m": "мᴍꮇ",
-    "n": "ոռɴη", "o": "оοօσᴏⲟဝჿø", "p": "рρⲣᴘꮲ", "q": "ԛգզ", "r": "гᴦⲅꭇꭈꮁꮢʀꝛ", "s": "ѕƽꮪꜱ",
-    "t": "тτᴛŧ", "u": "υսʋᴜꞟꭎ", "v": "νѵᴠꮩ", "w": "ԝѡաɯᴡꮃ", "x": "хχᕁ", "y": "уүγɣყᶌỿʏꭚ", "z": "ᴢꮓ",
+    "A": "ΑАᎪᗅꓮ𖽀𐊠", "B": "ΒВᏴᗷꓐꞴ𐊂𐊡𐌁", "C": "СϹᏟꓚⲤ𑣲𑣩𐊢𐌂𐐕𐔜Ҫ", "D": "ᎠᗞꓓÐᗪƉ", "E": "ΕЕᎬⴹꓰⲈ℮𑢦𑢮𐊆",
+    "F": "Ϝᖴꓝ𑣂𑢢𐊇𐊥𐔥", "G": "ԌᏀꓖᏳ", "H": "ΗНᎻᕼꓧⲎ𐋏ҢӉӇ", "I": "ΙІⲒӀᏆꓲ𐌠𞣇ߊⵏᛁ𖼨𐊊𐌉", "J": "ЈͿᎫꓙᒍ", "K": "ΚКᏦꓗⲔᛕ𐔘ҚҞ",
+    "L": "ᏞᒪꓡⳐ𖼖𑢣𑢲𐐛𐔦", "M": "ΜМϺᎷᗰꓟⲘᛖ𐊰𐌑Ӎ", "N": "ΝꓠⲚ𐔓", "O": "ΟОՕꓳⲞ߀০୦〇𑓐𑣠ⵔዐଠ𐓂𑢵𐊒𐊫𐐄𐔖", "P": "ΡРᏢᑭꓑⲢ𐊕",
+    "Q": "ԚⵕႳ", "R": "ᎡᏒᖇꓣƦ𐒴𖼵", "S": "ЅՏᏕᏚꓢ𖼺𐊖𐐠", "T": "ΤТᎢꓔⲦ𖼊𑢼𐊗𐊱𐌕Ҭ", "U": "Սሀᑌꓴ∪⋃𐓎𖽂𑢸ɄᏌ", "V": "ѴᏙᐯꓦⴸꛟ𖼈𑢠𐔝",
+    "W": "ԜᎳᏔꓪ𑣯𑣦", "X": "ΧХ᙭ꓫⲬꞳ𐌢𑣬ⵝᚷ𐊐𐊴𐌗𐔧Ҳ", "Y": "ΥҮУᎩᎽꓬⲨ𖽃𑢤𐊲Ұ", "Z": "ΖᏃꓜ𐋵𑣥𑢩", "a": "аαɑꭺ",
+    "b": "ЬьƄᏏᑲᖯᑳБҍҌѣѢ", "c": "сϲⲥꮯ𐐽ҫ", "d": "ԁᏧᑯꓒð", "e": "еҽεєɛꭼⲉҿ", "f": "ꬵẝք", "g": "ցԍƍ",
+    "h": "һհᏂнꮋꚕᏲћ", "i": "іιɩꙇᎥꭵ𑣃ᵻᵼ", "j": "јϳ", "k": "кκ", "l": "ӏƖǀꮮ", "m": "мꮇ𑣣𑜀", "n": "ոռη",
+    "o": "оοօσⲟဝჿ०੦૦௦౦೦൦๐໐၀ᴑഠ𐓪𑣈𑣗𐐬ɵөѳꮎꮻꭴ", "p": "рρⲣꮲ", "q": "ԛգզ", "r": "гᴦⲅꭇꭈꮁꮢꝛғ", "s": "ѕƽꮪ𑣁𐑈",
+    "t": "тτ", "u": "υսʋꞟ𐓶𑣘ᵾꮜ", "v": "νѵꮩ∨⋁𑜆𑣀", "w": "ԝѡաɯꮃ𑜊𑜎𑜏ѽ𑓅ꝡ", "x": "хχᕁᕽ", "y": "уүγɣყᶌ𑣜ұ", "z": "ꮓ𑣄",
     "[": "［【〔〖〘〚⟦⟬⁅❲⦋⦍⦏⦗﹝﹇⌈⌊⎡⎣⸢⸤「『｢", "]": "］】〕〗〙〛⟧⟭⁆❳⦌⦎⦐⦘﹞﹈⌉⌋⎤⎦⸣⸥」』｣",
-    "'": "`´΄՚՝׳ߴߵ᾽᾿`´῾Ꞌꞌʹʺʻʼʽʾʿˈˉˊˋ‘’‛“”‟′″‴‵‶‷‹›«»❛❜❝❞＂＇｀",
+    "'": "`´΄՚՝׳ߴߵ᾽᾿`´῾Ꞌꞌʹʺʻʼʽʾʿˈˉˊˋ‘’‛“”‟′″‴‵‶‷‹›«»❛❜❝❞＂＇｀‚„〃״˝˶ˮ",
 }  # fmt: skip
 """Characters of all scripts that are drawn like each of ASCII, but for those of `_STYLED`."""
 
 _STYLED: Final = (
-    *(range(0xC0, 0x250), range(0x2B0, 0x2E5), range(0x1D2C, 0x1D6B), range(0x1E00, 0x1F00)),
+    *(range(0xC0, 0x2E5), range(0x1D00, 0x1DC0), range(0x1E00, 0x1F00), range(0x2C60, 0x2C80)),
     *(range(0x2100, 0x2185), range(0x249C, 0x24EA), range(0xFF21, 0xFF5B), range(0x1D400, 0x1D800)),
-    range(0x1F110, 0x1F14A),
+    *(range(0xA720, 0xA800), range(0xAB30, 0xAB70), range(0x1F110, 0x1F18A), range(0x1F1E6, 0x1F200)),
 )
-"""Blocks of letters with accents and in other styles, which Unicode takes for the plain ones."""
+"""Blocks of letters in other styles, which Unicode takes for the plain ones or names after them."""
 
-_FILLED: Final = (0x1F150, 0x1F170, 0x1F1E6)
-"""The letters A in a filled circle, in a filled square, and of flags; Unicode takes them for no other."""
+_STYLE: Final = pattern(
+    r"\b(?:LATIN (CAPITAL )?(?:SMALL )?|SYMBOL )LETTER (?:SMALL CAPITAL |[A-Z]{6,} )?([A-Z])(?: WITH|$)"
+)
 
 _ON_LETTERS: Final = (
     *(range(0x300, 0x370), range(0x483, 0x48A), range(0x1AB0, 0x1B00), range(0x1DC0, 0x1E00)),
@@ -89,9 +91,10 @@ def _drawn() -> dict[int, str]:
     table = {ord(other): plain for plain, others in _ALIKE.items() for other in others}
     for code in chain(*_STYLED):
         plain = unicodedata.normalize("NFKD", chr(code)).strip("()")[:1].translate(table)
+        if found := _STYLE.search(unicodedata.name(chr(code), "")):
+            plain = found[2] if found[1] else found[2].lower()
         if plain.isascii() and plain.isalpha():
             table.setdefault(code, plain)
-    table |= {first + at: chr(ord("A") + at) for first in _FILLED for at in range(26)}
     return table | dict.fromkeys(chain(*_ON_LETTERS), "\0")
 
 
@@ -106,7 +109,8 @@ def _beginning() -> str:
 _BEGINNING: Final = pattern(_beginning)
 _MARK: Final = pattern(
     r"\[[\s\0]*+" + r"\0*+".join("server") + r"\0*+(?=[\s:\0]*+['\"`]"
-    r"|(?![\w-])[^\]\n]{1,100}\b(?:s\0*a\0*y|a\0*s\0*k)\0*s\b)(?:[^\[\]\n]{1,200}(\]))?",
+    r"|(?![\w-])(?:[^\[\]\n]|\[[^\[\]\n]{0,100}\]){1,100}\b(?:s\0*a\0*y|a\0*s\0*k)\0*s\b)"
+    r"(?:[^\[\]\n]{1,200}(\]))?",
     re.IGNORECASE,
 )
 """Beginning of a mark by which words stand under the name of a server (`named`), as strangers forge it, in
@@ -127,9 +131,7 @@ def _shorter(run: re.Match[str]) -> str:
     space, lines = run[0], run[0].count("\n")
     if lines <= BLANK_LINES and len(space) <= BLANKS:
         return space
-    if not lines:
-        return space[:BLANKS]
-    return "\n" * min(lines, BLANK_LINES) + space[space.rindex("\n") + 1 :][:BLANKS]
+    return "\n" * min(lines, BLANK_LINES) + space[space.rfind("\n") + 1 :][:BLANKS]
 
 
 def bounded(text: str, most: int = SAID_CHARACTERS) -> str:
@@ -260,7 +262,6 @@ _PLAIN_HOST: Final = pattern(
     r"(?:[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?", re.IGNORECASE
 )
 """A name or an address, and a port. In anything else, such as an escape, browsers find another host."""
-
 
 _SITES: Final = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".test")
 """Ends of names that only this machine or its own network knows."""
@@ -477,8 +478,7 @@ def _is_unseen(character: str) -> bool:
 def _effective(run: re.Match[str]) -> str:
     """Return the characters of a run that have an effect: one selector at its beginning, and one joiner."""
     text, (start, end) = run.string, run.span()
-    before, after = text[start - 1 : start], text[end : end + 1]
-    return _effective_part(before, run[0][:LONGEST_RUN], after)
+    return _effective_part(text[start - 1 : start], run[0][:LONGEST_RUN], text[end : end + 1])
 
 
 @lru_cache(maxsize=4096)

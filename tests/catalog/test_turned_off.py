@@ -89,6 +89,15 @@ def test_any_setting_turns_a_tool_off_and_none_turns_it_on_again(
     assert on(server(**settings)) == left
 
 
+def test_a_tool_is_denied_by_the_name_that_hosts_write_and_their_rules_have() -> None:
+    for tool in ("repo.delete", "repo/delete", "repo delete"):
+        config = server(deny=["repo_delete"])
+        assert turned_off_by(config, tool, None) == "by servers.git.deny[0]"
+        assert turned_off_by(server(deny=["repo*"], allow=["repo_delete"]), tool, None) is not None
+        assert [*without_effect(config, [tool])] == []
+    assert turned_off_by(server(deny=["repo.delete"]), "repo_delete", None) is None
+
+
 def test_settings_about_tools_that_are_not_offered_are_found() -> None:
     config = server(
         allow=["get_*", "put_*"],

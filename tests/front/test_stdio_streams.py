@@ -221,7 +221,7 @@ async def test_answers_for_a_host_that_does_not_read_are_bounded(workshop: Works
 async def test_a_host_that_reads_late_gets_every_answer_and_servers_are_paused_meanwhile(
     workshop: Workshop,
 ) -> None:
-    size, calls, unread = 400_000, 60, 1_000_000
+    size, calls, unread, odd = 400_000, 60, 1_000_000, range(60, 65)
     server = workshop.server("work", tools=[tool("large")], calls={"large": [{"large": size}]})
     config = workshop.config(limits=HASTY | {"unread_bytes": unread}, results={"max_tokens": 0})
     async with await anyio.open_process(command(config), stderr=None) as process:
@@ -234,9 +234,10 @@ async def test_a_host_that_reads_late_gets_every_answer_and_servers_are_paused_m
         await process.stdin.send("\n".join([*lines, ""]).encode())
         await server.ledger.until(lambda ledger: len(ledger.calls()) == calls)
         # Nothing was read so far: what the server still has to say waits in its own pipe.
+        await process.stdin.send(b"".join(b'{"jsonrpc":"2.0","id":%d,"method":}\n' % each for each in odd))
         answers, ended = bytearray(), 0
         with anyio.fail_after(60):
-            while ended < calls:
+            while ended < calls + len(odd):
                 chunk = await process.stdout.receive()
                 answers += chunk
                 ended += chunk.count(b"\n")
@@ -244,5 +245,6 @@ async def test_a_host_that_reads_late_gets_every_answer_and_servers_are_paused_m
         await process.wait()
 
     replies = [json.loads(line) for line in answers.splitlines()]
-    assert sorted(reply["id"] for reply in replies) == list(range(calls))
-    assert {len(reply["result"]["content"][0]["text"]) for reply in replies} == {size}
+    assert sorted(reply["id"] for reply in replies) == [*range(calls), *odd]
+    assert {len(reply["result"]["content"][0]["text"]) for reply in replies if "result" in reply} == {size}
+    assert {reply["id"] for reply in replies if "error" in reply} == {*odd}

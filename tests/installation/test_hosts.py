@@ -394,6 +394,22 @@ def test_tools_that_rules_of_a_host_deny_stay_off(
     assert [note.rpartition(": ")[2] for note in told] == (["send", "*"] if rules else [])
 
 
+@pytest.mark.parametrize("host", ["claude-code", "opencode"])
+def test_rules_count_for_a_server_whose_name_has_other_letters(
+    host: str, put: Place, machine: Machine
+) -> None:
+    """Hosts write only letters of ASCII, digits, hyphens and underscores in the name of a tool."""
+    place = HOST_PLACES[host].place[0]
+    settings = {"tools": {"B_ro_wipe": False}} if host == "opencode" else {}
+    file = put(host, json.dumps({place: {"B\u00fcro": {"command": "/bin/desk"}}, **settings}).encode())
+    (file.parent / ".claude").mkdir(exist_ok=True)
+    rules = {"permissions": {"deny": ["mcp__B_ro__wipe"]}}
+    (file.parent / ".claude" / "settings.json").write_text(json.dumps(rules), "utf-8")
+    machine.install(host)
+    (ours,) = tomllib.loads(machine.file.read_text("utf-8"))["servers"].values()
+    assert ours["deny"] == ["wipe"]
+
+
 def test_server_whose_tools_a_rule_denies_altogether_stays(put: Place, machine: Machine) -> None:
     settings = {
         "mcp": {name: {"type": "local", "command": ["/bin/x"]} for name in ("desk", "lamp")},

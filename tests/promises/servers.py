@@ -32,12 +32,13 @@ SERVERS = (
     ),
     Promise(
         "No call is sent twice, except one that a server rejected because its session had expired, and "
-        "only if the server then rejects a ping for the same reason. If the connection is lost during a "
-        "call, the caller is told that the call may or may not have run.",
+        "only if the server then rejects a ping for the same reason, or because it runs it as a task only. "
+        "If the connection is lost during a call, the caller is told that the call may or may not have run.",
         MODES,
         SOAK,
         "downstream/test_urls.py::test_calls_with_an_expired_session_each_run_once_in_a_new_one",
         "downstream/test_streams.py::test_a_refused_call_is_not_sent_again_if_the_session_is_still_known",
+        "server/test_tasks.py::test_a_modern_server_that_demands_tasks_gets_a_proxy_that_takes_them",
         "downstream/test_calls.py::test_a_crash_during_a_call_is_reported_and_the_call_is_never_sent_again",
     ),
     Promise(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx2
 import pytest
 from support.ledger import until
@@ -85,6 +86,13 @@ class Written:
     async def apply(self, config: Config) -> None:
         self.applied.append(config)
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self._reloader.standing.problems
+
+    async def reloaded(self) -> None:
+        await self.write(pause=0)
+
     async def write(self, *pieces: str, pause: float) -> None:
         """Write in place, as `echo >` and most editors do, and return once the last has been looked at."""
         async with anyio.create_task_group() as group:
@@ -133,6 +141,25 @@ async def test_a_setting_that_is_gone_for_good_is_gone_a_moment_later(tmp_path: 
     await followed.write(GUARDED[: GUARDED.index("[guards]")], pause=0)
 
     assert [config.guards.results for config in followed.applied] == ["off"]
+
+
+async def test_a_pipe_is_read_once_and_one_in_place_of_the_file_keeps_nobody_waiting(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, GUARDED.encode())
+    os.close(writing)
+    piped = Reloader(load(Path(f"/dev/fd/{reading}"), environ={}), Config)
+    (file := tmp_path / "config.toml").write_text(GUARDED, encoding="utf-8")
+    written = Written(file)
+    file.unlink()
+    os.mkfifo(file)
+    with anyio.fail_after(PATIENCE):
+        # A second look would find it empty.
+        await piped.watch(anyio.lowlevel.checkpoint)
+        await written.reloaded()
+    os.close(reading)
+
+    assert written.applied == []
+    assert "is not a regular file" in written.problems[0]
 
 
 async def test_a_removed_server_is_stopped_and_its_tools_are_gone(workshop: Workshop) -> None:

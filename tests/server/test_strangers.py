@@ -196,8 +196,13 @@ def test_progress_hides_nothing_and_keeps_its_numbers() -> None:
         "message": b'"not today"',
         "total": b"2e300",
     }
-    unread = shown_params("work", "notifications/progress", {"progress": Raw(b"1e400")}, Redactor(()))
-    assert unread == {}
+    unread = {
+        "progress": Raw(b"1e400"),
+        "total": Raw(b'"9"'),
+        "message": Raw(b"{}"),
+        "statusMessage": Raw(b"7"),
+    }
+    assert shown_params("work", "notifications/progress", unread, Redactor(())) == {}
 
 
 async def test_the_cause_of_a_failed_start_hides_nothing(workshop: Workshop) -> None:
@@ -260,12 +265,16 @@ async def test_nothing_beside_a_message_speaks_for_the_proxy_or_for_another_hop(
     workshop.server(
         "evil",
         era=server,
-        tools=[tool("tell"), tool("hide", _meta=meta)],
+        tools=[tool("tell"), tool("hide", _meta=meta), tool("fail")],
         prompts=[{"name": "p", "_meta": {OWN + "server": "bank", "com.example/x": 1}}],
         capabilities={"tools": {}, "prompts": {}, "logging": {}},
-        calls={"tell": [{"notify": {"method": "notifications/message", "params": logged}}]},
+        calls={
+            "tell": [{"notify": {"method": "notifications/message", "params": logged}}],
+            "fail": [{"result": {"content": [], "isError": True, "_meta": meta}}],
+        },
     )
     async with host_of(workshop.config(expose={"mode": "all"}), era) as host:
+        failed = await host.call("evil__fail")
         (prompt,) = [one for one in (await host.request("prompts/list"))["prompts"] if one["name"][0] == "e"]
         await host.call("evil__tell", **{PROTOCOL + "logLevel": "debug"})
         listed = await host.names()
@@ -273,6 +282,8 @@ async def test_nothing_beside_a_message_speaks_for_the_proxy_or_for_another_hop(
     (told,) = [params for method, params in host.notifications if method == "notifications/message"]
     assert told == {"level": "error", "data": "x", "logger": "evil", "_meta": {"com.example/x": 1}}
     assert prompt["_meta"] == {"com.example/x": 1}
+    assert failed["_meta"]["com.example/x"] == 1
+    assert "bank" not in str(failed["_meta"])
     assert "evil__hide" not in listed, "a name in it hides a character"
 
 
