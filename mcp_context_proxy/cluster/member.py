@@ -46,8 +46,9 @@ from mcp_context_proxy.context import RequestRecords
 from mcp_context_proxy.context.session import Handles, Session
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, StoreError
+from mcp_context_proxy.front import ASKED_KEY, last_event
 from mcp_context_proxy.front.auth import principal_of, rights_of
-from mcp_context_proxy.front.http_requests import JSON_TYPE, error_response, event_parts, replay
+from mcp_context_proxy.front.http_requests import JSON_TYPE, error_response, replay
 from mcp_context_proxy.front.http_sessions import MESSAGES_PATH, SESSION_HEADER, EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp, is_modern, session_not_found
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId, error_reply
@@ -299,8 +300,11 @@ class Homes:
         if address is None:
             return False
         asked = _request_id(body)
-        last_event = b"" if asked is None else b"".join(event_parts(_lost(reason, asked)))
-        outcome = await self._relay.send(home, address, scope, body, receive, send, last_event=last_event)
+        ending = b""
+        if asked is not None:
+            scope.get(ASKED_KEY, []).append(asked)
+            ending = last_event(asked, _lost(reason))
+        outcome = await self._relay.send(home, address, scope, body, receive, send, ending=ending)
         self._counts.relays[reason, outcome] += 1
         if outcome is RelayEnd.UNREACHABLE:
             self._replicas.suspect(home)
@@ -308,7 +312,8 @@ class Homes:
             self._replicas.refused = home
         elif outcome is RelayEnd.BROKEN:
             # A client does not repeat a request after an error with status 200.
-            await Response(_lost(reason, asked), media_type=JSON_TYPE)(scope, receive, send)
+            frame = error_reply(asked, INTERNAL_ERROR, _lost(reason))
+            await Response(frame, media_type=JSON_TYPE)(scope, receive, send)
         return outcome in (RelayEnd.ANSWERED, RelayEnd.CUT, RelayEnd.BROKEN)
 
     async def _adopt(self, session_id: str, row: ContextRow, scope: Scope) -> bool:
@@ -387,10 +392,9 @@ def _undecided() -> Response:
     return response
 
 
-def _lost(reason: Reason, asked: RequestId | None) -> bytes:
-    """Return the error for a request whose relay has broken off."""
-    text = MAY_HAVE_RUN.format("call" if reason is Reason.CALL else "session")
-    return error_reply(asked, INTERNAL_ERROR, text)
+def _lost(reason: Reason) -> str:
+    """Return what a client is told when a relay has broken off."""
+    return MAY_HAVE_RUN.format("call" if reason is Reason.CALL else "session")
 
 
 UPKEEP_SECONDS = 30.0

@@ -225,11 +225,11 @@ class Relay:
         receive: Receive,
         send: Send,
         *,
-        last_event: bytes = b"",
+        ending: bytes = b"",
     ) -> RelayEnd:
         """Pass a request on, and its answer back, unless there is none.
 
-        A stream that breaks off ends with `last_event`, which answers the request.
+        A stream that breaks off ends with `ending`, which answers the request.
         """
         outcome = RelayEnd.BROKEN
         async with anyio.create_task_group() as group:
@@ -240,12 +240,12 @@ class Relay:
                 group.cancel_scope.cancel()
 
             group.start_soon(leave_with_client)
-            outcome = await self._exchange(receiver, address, scope, body, send, last_event)
+            outcome = await self._exchange(receiver, address, scope, body, send, ending)
             group.cancel_scope.cancel()
         return outcome
 
     async def _exchange(
-        self, receiver: str, address: str, scope: Scope, body: bytes, send: Send, last_event: bytes
+        self, receiver: str, address: str, scope: Scope, body: bytes, send: Send, ending: bytes
     ) -> RelayEnd:
         if self._transport is None:
             limits = httpx2.Limits(
@@ -299,8 +299,6 @@ class Relay:
         except httpx2.HTTPError as error:
             logger.debug("a relay to replica %s has broken off: %s", receiver, error)
             if is_stream:
-                # The blank line ends an event of which only a part has come.
-                ending = b"\r\n\r\n" + last_event
                 await send({"type": "http.response.body", "body": ending, "more_body": False})
             return RelayEnd.CUT if started else RelayEnd.BROKEN
 

@@ -13,10 +13,23 @@ from typing import Final, Protocol
 from msgspec import UNSET
 
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.envelope import Envelope, RequestError
+from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Envelope, RequestError, RequestId
 
 ASK_PREFIX: Final = "ask-"
 """Start of the ids of our requests to the host."""
+
+
+ASKED_KEY: Final = "mcp-context-proxy/asked"
+"""Key of an ASGI scope: the ids of the requests that the event stream under way answers, the latest last."""
+
+
+def last_event(request_id: RequestId, why: str) -> bytes:
+    """Return the end of a stream that breaks off, so that no client waits for the response for ever.
+
+    The blank line ends an event of which only a part was sent.
+    """
+    error = envelope.error_reply(request_id, INTERNAL_ERROR, why)
+    return b"\r\n\r\nevent: message\r\ndata: %b\r\n\r\n" % error
 
 
 class FrameChannel(Protocol):

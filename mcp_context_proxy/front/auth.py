@@ -25,6 +25,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.config.tables import LOOPBACK_NAMES
+from mcp_context_proxy.front import ASKED_KEY, last_event
 from mcp_context_proxy.front.issuer import (
     NEEDED,
     WELL_KNOWN,
@@ -36,6 +37,7 @@ from mcp_context_proxy.front.issuer import (
     TokenRefusedError,
     undecided,
 )
+from mcp_context_proxy.protocol.envelope import RequestId
 from mcp_context_proxy.protocol.headers import HeaderFields
 from mcp_context_proxy.protocol.strangers import is_loopback
 from mcp_context_proxy.server.gateway import Drain
@@ -263,11 +265,14 @@ class Guard:
 
         An issued token can only expire: its streams end then, and a call that has begun may finish.
         """
-        started = complete = False
+        begun: Message | None = None
+        complete = False
+        asked: list[RequestId] = []
+        scope[ASKED_KEY] = asked
 
         async def noting(message: Message) -> None:
-            nonlocal started, complete
-            started = True
+            nonlocal begun, complete
+            begun = begun or message
             complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
@@ -287,10 +292,13 @@ class Guard:
                 if not self._under_way[name]:
                     del self._under_way[name]
         if ending.caught and not complete:
-            if started:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if begun:
+                kind = HeaderFields(begun["headers"]).get("content-type") or ""
+                is_stream = kind.startswith("text/event-stream")
+                end = last_event(asked[-1], ENDED) if asked and is_stream else b""
+                await send({"type": "http.response.body", "body": end, "more_body": False})
             else:
-                await self._unauthorized()(scope, receive, send)
+                await self._unknown()(scope, receive, send)
 
     def _end_unaccepted(self) -> None:
         for ending, token in list(self._open.items()):
@@ -389,6 +397,8 @@ _HOST: Final = re.compile(r"[A-Za-z0-9.:\[\]_-]{1,255}")
 
 UNKNOWN: Final = "the bearer token is not known here, or has expired"
 """Reason for refusing a token; it does not tell which, to somebody who guesses."""
+
+ENDED: Final = f"{UNKNOWN} by now; the request may or may not have run"
 
 _TOKEN_KEY: Final = "mcp-context-proxy/token"
 """Key of an ASGI scope: the named or issued token of the request, if it has one."""

@@ -31,7 +31,7 @@ from msgspec import UNSET, Raw
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_context_proxy.front import FrameChannel
+from mcp_context_proxy.front import ASKED_KEY, FrameChannel
 from mcp_context_proxy.front.auth import RETRY_SECONDS, RIGHTS_KEY, fields_of, principal_of, rights_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import (
@@ -373,6 +373,7 @@ class Exchange(FrameChannel):
         Tasks that accompany the request are started in `group`.
         """
         self._receive, self._send, self._waiting = receive, send, waiting_of(scope)
+        self._asked: list[RequestId] = scope.get(ASKED_KEY, [])
         self._group, self._headers, self._patience = group, headers, patience
         self._scope = Cancellable()
         self._frames: deque[bytes] = deque()
@@ -389,6 +390,7 @@ class Exchange(FrameChannel):
         status_of: Callable[[int], HTTPStatus],
     ) -> None:
         """Send the result of `work`, or its error with the status that belongs to the error code."""
+        self._asked.append(request_id)
         timer = asyncio.get_running_loop().call_later(ALONE_SECONDS, self.accompany)
         result, error = None, None
         try:

@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.errors import NOTICE, StoreError
 from mcp_context_proxy.system import process
 
 logger = logging.getLogger(__name__)
@@ -286,6 +286,8 @@ class FailureLog:
         self._lock = threading.Lock()
         self._warned_at: float | None = None
         self._lasting: StoreError | None = None
+        self._warned = False
+        """True if a person was told of what lasts."""
         self.ended = False
         """True once the store is being closed: what still asks it was told to end, and is not missed."""
 
@@ -304,7 +306,8 @@ class FailureLog:
             lately = self._warned_at is not None and now - self._warned_at < WARN_AGAIN_SECONDS
             if not lately:
                 self._warned_at = now
-        quiet = lately or self.ended
+            quiet = lately or self.ended
+            self._warned = self._warned or not quiet
         logger.log(logging.DEBUG if quiet else logging.WARNING, "%s. %s.", error, CONSEQUENCE)
 
     def recovered(self) -> None:
@@ -312,8 +315,9 @@ class FailureLog:
         if self._lasting is not None:
             with self._lock:
                 lasted, self._lasting = self._lasting, None
+                level, self._warned = NOTICE if self._warned else logging.INFO, False
             if lasted is not None:
-                logger.info("store %s can be written again", lasted.place)
+                logger.log(level, "store %s can be written again", lasted.place)
 
 
 MEMORY: Final = Path(":memory:")

@@ -32,6 +32,7 @@ from mcp_context_proxy.trust.fingerprints import (
     DECISIONS,
     TAKEN,
     TOLD,
+    WAITING,
     Approvable,
     Candidate,
     Event,
@@ -179,10 +180,11 @@ class _Judgement(Struct):
 class _Judged(Struct, frozen=True):
     """The rulings about a list, as long as it and its origin stay the same."""
 
-    candidates: Mapping[str, Candidate] | None
-    """None once somebody else has decided something."""
+    candidates: Mapping[str, Candidate]
     origin: Origin
     rulings: Mapping[str, Ruling]
+    outdated: bool = False
+    """True once somebody else has decided something."""
 
 
 class Approvals:
@@ -236,9 +238,10 @@ class Approvals:
         """
         with self._deciding:
             known = self._judged.get((origin.server, kind))
-            if known is not None and known.candidates is candidates and known.origin == origin:
+            listed = {} if known is None else known.candidates
+            if known is not None and listed is candidates and known.origin == origin and not known.outdated:
                 return known.rulings
-            rulings = self._decided(origin, kind, candidates, own_names) if candidates else {}
+            rulings = self._decided(origin, kind, candidates, listed, own_names) if candidates else {}
             if kind is Approvable.TOOL:
                 self._tools[origin.server] = candidates.keys()
                 self._distinctive.pop(origin.server, None)
@@ -268,7 +271,7 @@ class Approvals:
             if changed:
                 self._records.clear()
                 # The rulings stay, to tell afterwards what is withheld now and was not before.
-                self._judged = {key: replace(known, candidates=None) for key, known in self._judged.items()}
+                self._judged = {key: replace(known, outdated=True) for key, known in self._judged.items()}
             told, self._told = self._told, set()
         self._observe([event_for(row, elsewhere=True) for row in rows if _identity(row) not in told])
         return changed
@@ -290,6 +293,7 @@ class Approvals:
         origin: Origin,
         kind: Approvable,
         candidates: Mapping[str, Candidate],
+        listed: Mapping[str, Candidate],
         own_names: Callable[[], Iterable[str]],
     ) -> dict[str, Ruling]:
         if origin.server not in self._records and self._all_approved(origin, kind, candidates):
@@ -304,7 +308,7 @@ class Approvals:
             suspects = [one for one in unknown if one.name in signs]
             signs = {one.name: sign for one in suspects if (sign := suspicion(one, owners)) is not None}
         seen_alike = self._seen_alike(record, unknown)
-        judgement = self._judge(record, origin, kind, candidates, signs, seen_alike)
+        judgement = self._judge(record, origin, kind, candidates, listed, signs, seen_alike)
         if not judgement.additions:
             return judgement.rulings
 
@@ -312,7 +316,7 @@ class Approvals:
             nonlocal judgement
             if record.waiting or kept != record.kept:
                 # Anew, because another process has decided about the same server meanwhile.
-                judgement = self._judge(Record(kept), origin, kind, candidates, signs, seen_alike)
+                judgement = self._judge(Record(kept), origin, kind, candidates, listed, signs, seen_alike)
             return judgement.additions
 
         try:
@@ -322,7 +326,7 @@ class Approvals:
             self.first_seen = self._store.first_seen()
         except StoreError:
             # What was held in memory stays held, whatever the store has by then.
-            judgement = self._judge(record, origin, kind, candidates, signs, seen_alike)
+            judgement = self._judge(record, origin, kind, candidates, listed, signs, seen_alike)
             record.add(judgement.additions)
             waiting, added = record.waiting, judgement.additions
             record.waiting = Additions(
@@ -373,10 +377,15 @@ class Approvals:
         origin: Origin,
         kind: Approvable,
         candidates: Mapping[str, Candidate],
+        listed: Mapping[str, Candidate],
         signs: Mapping[str, str],
         seen_alike: Collection[str],
     ) -> _Judgement:
-        """Return the decisions about a list, and their additions to a record."""
+        """Return the decisions about a list, and their additions to a record.
+
+        What was `listed` here before, and is unchanged, yields to what another process lists; only one that
+        waits comes before one that does not. Otherwise each would write its own as the latest for ever.
+        """
         judgement, now = _Judgement(), time_of_day()
         first = not record.has(kind)
         seen = (kind, origin.connection, origin.version) in record.versions
@@ -384,6 +393,8 @@ class Approvals:
             row = record.find(one)
             of_name: Sequence[ApprovalRow] = record.rows.get((kind, name), [])
             latest = row is not None and of_name[-1] is row
+            if row is not None and name in listed and listed[name].fingerprint == one.fingerprint:
+                latest = latest or row.state not in WAITING or of_name[-1].state in WAITING
             if row is not None and row.state == State.APPROVED and latest:
                 judgement.rulings[name] = APPROVED
                 continue

@@ -431,6 +431,8 @@ class State(StrEnum):
 
 
 TAKEN: Final = frozenset({State.APPROVED, State.RESTRAINED})
+WAITING: Final = frozenset({State.HELD, State.RESTRAINED})
+"""States in which a person has to look."""
 
 
 class Event(StrEnum):

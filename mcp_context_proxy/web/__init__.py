@@ -355,6 +355,8 @@ def document(base: str, operations: Iterable[Operation]) -> JSON:
     types |= {operation.body for operation in operations if operation.body is not None}
     named = sorted(types, key=lambda form: form.__name__)
     schemas, components = msgspec.json.schema_components(named, ref_template="#/components/schemas/{name}")
+    # Generators of clients refuse `false` as a schema; `maxItems`, which is beside it, says the same.
+    components = msgspec.json.decode(msgspec.json.encode(components).replace(b',"items":false', b""))
     by_type = dict(zip(named, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:

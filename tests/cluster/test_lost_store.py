@@ -237,6 +237,24 @@ def test_the_schema_is_made_by_one_of_many_replicas_or_by_a_command(server: Post
         count(store)
 
 
+def test_replicas_need_no_more_rights_than_the_documentation_gives_their_user(
+    server: PostgresServer,
+) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "scaling.md").read_text("utf-8")
+    rights = page.partition("```sql\n")[2].partition("```")[0]
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE migrator LOGIN; CREATE ROLE proxy LOGIN")
+        connection.execute(rights)
+    of_two = [server.url.replace("postgres@", f"{name}@") for name in ("migrator", "proxy")]
+    configs = [StoreConfig(url=url, timeout_seconds=60.0, migrate="check") for url in of_two]
+    with open_store(configs[0]) as store:
+        assert store.database.migrate() == (0, POSTGRES_VERSION)
+    with open_store(configs[1]) as store:
+        count(store)
+        store.interactions.put([Interaction("a", "message", "said", NOW)], NOW, 9, 0.0)
+        assert calls(store) == 1
+
+
 async def test_calls_searches_and_lists_go_on_without_the_store_and_nothing_is_lost(
     server: PostgresServer, workshop: Workshop
 ) -> None:

@@ -352,27 +352,42 @@ async def until_known(client: httpx2.AsyncClient, token: str) -> dict[str, str]:
     return bearer(token)
 
 
-async def test_a_revoked_token_ends_a_call_under_way_and_its_server_is_told(
-    client: httpx2.AsyncClient, server: Server, names: TokenFile
+@pytest.mark.parametrize("era", [MODERN, HANDSHAKE])
+async def test_a_revoked_token_ends_a_call_under_way_and_its_server_and_its_client_are_told(
+    client: httpx2.AsyncClient, server: Server, names: TokenFile, era: str
 ) -> None:
     who = await until_known(client, names.add("nora"))
+    opened = await client.post("/mcp", json=message("initialize", **WHO), headers=ACCEPT | who)
     headers = (
-        ACCEPT | who | {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "work__hang"}
+        ACCEPT | who | {"mcp-protocol-version": era, "mcp-method": "tools/call", "mcp-name": "work__hang"}
     )
-    body = message("tools/call", name="work__hang", arguments={}, _meta=META)
-    answers = list[httpx2.Response]()
+    headers |= {"mcp-session-id": opened.headers["mcp-session-id"]} if era == HANDSHAKE else {}
+    body = message("tools/call", name="work__hang", arguments={}, _meta=META if era == MODERN else {})
+    answers, begun = list[httpx2.Response](), anyio.Event()
+    hung, cancelled = len(server.ledger.calls("hang")), len(server.ledger.entries("cancelled"))
 
     async def hang() -> None:
-        answers.append(await client.post("/mcp", json=body, headers=headers))
+        async with client.stream("POST", "/mcp", json=body, headers=headers) as answer:
+            begun.set()
+            await answer.aread()
+            answers.append(answer)
 
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(hang)
-            await server.ledger.until(lambda ledger: ledger.calls("hang"))
+            await server.ledger.until(lambda ledger: len(ledger.calls("hang")) > hung)
+            if era == HANDSHAKE:
+                await begun.wait()
             names.revoke("nora")
-        await server.ledger.until(lambda ledger: ledger.entries("cancelled"))
+        await server.ledger.until(lambda ledger: len(ledger.entries("cancelled")) > cancelled)
 
-    assert "result" not in answers[0].text
+    if era == MODERN:
+        assert answers[0].status_code == 401
+        assert "not known here" in answers[0].text
+    else:
+        [(_, last)] = [event async for event in wires.events(answers[0])]
+        assert json.loads(last)["id"] == body["id"]
+        assert "may or may not have run" in json.loads(last)["error"]["message"]
     assert (await client.get("/api/v1/requests", headers=who)).status_code == 401
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.stores import MODEL, NOW, key, vector
 
-from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.errors import NOTICE, StoreError
 from mcp_context_proxy.store.database import StoreUnavailableError
 from mcp_context_proxy.store.opening import Store, open_store
 
@@ -73,7 +73,7 @@ def test_readers_do_not_wait_for_blocked_writers_and_one_warning_is_logged(
         writer.join()
         keep(store, 2)
         assert kept(store, 2)
-    assert [record.levelname for record in caplog.records if record.levelno >= logging.WARNING] == ["WARNING"]
+    assert [one.levelno for one in caplog.records if one.levelno >= logging.WARNING] == [logging.WARNING, NOTICE]
 
 
 def test_a_store_locked_at_the_start_is_used_once_it_is_free(

@@ -1,11 +1,12 @@
 """A store that fails is told of once in ten minutes, and that it is over once."""
 
 import logging
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.errors import NOTICE, StoreError
 from mcp_context_proxy.store.database import CONSEQUENCE, WARN_AGAIN_SECONDS, FailureLog
 
 FULL = StoreError(Path("store.sqlite3"), "database or disk is full")
@@ -30,7 +31,9 @@ def test_a_lasting_failure_is_logged_every_ten_minutes(caplog: pytest.LogCapture
     ] * 2
 
 
-def test_a_recurring_failure_is_logged_no_more_often(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_that_was_told_is_told_to_be_over_and_a_recurring_one_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock = Clock()
     log = FailureLog(clock)
     with caplog.at_level(logging.INFO):
@@ -40,5 +43,5 @@ def test_a_recurring_failure_is_logged_no_more_often(caplog: pytest.LogCaptureFi
             log.recovered()
             log.recovered()
 
-    levels = [record.levelname for record in caplog.records]
-    assert (levels.count("WARNING"), levels.count("INFO")) == (1, 5)
+    levels = Counter(record.levelno for record in caplog.records)
+    assert levels == {logging.WARNING: 1, NOTICE: 1, logging.INFO: 4}

@@ -373,6 +373,30 @@ def test_two_proxies_on_one_store_never_approve_two_first_definitions(store: Sto
     assert not other.served()
 
 
+def test_proxies_whose_servers_list_different_definitions_do_not_outvote_each_other(store: Store) -> None:
+    old, new = Run(store), Run(store)
+    old.list("calc", ADD)
+    new.list("calc", ADD)
+    new.list("calc", ADD | {"description": "Adds otherwise."})
+    decided = store.approvals.revision()
+
+    for run in (old, new) * 3:
+        run.approvals.refresh()
+        run.catalog.refresh()
+    assert store.approvals.revision() == decided
+    assert (old.served(), new.served()) == (["calc__add"], [])
+
+    # One that starts with the former definition does not hide that another has one that waits.
+    Run(store).list("calc", ADD)
+    for run in (old, new) * 2:
+        run.approvals.refresh()
+        run.catalog.refresh()
+    approve(store, "calc", "add")
+    new.approvals.refresh()
+    new.catalog.refresh()
+    assert new.served() == ["calc__add"]
+
+
 class Failing(ApprovalStore):
     """A store that fails until it is repaired."""
 

@@ -52,6 +52,13 @@ def test_every_operation_needs_the_token(proxy: HttpProxy) -> None:
                 assert answer.status_code == 401, f"{method} {path}"
 
 
+def test_items_of_lists_are_no_boolean_which_generators_of_clients_refuse(proxy: HttpProxy) -> None:
+    described = httpx2.get(f"{proxy.base}/api/v1/openapi.json", headers=AUTHORIZED).text
+
+    assert "prefixItems" in described
+    assert not re.findall(r'"items":\s*(?:true|false)', described)
+
+
 def test_the_documentation_lists_every_operation(proxy: HttpProxy) -> None:
     described = httpx2.get(f"{proxy.base}/api/v1/openapi.json", headers=AUTHORIZED).json()["paths"]
     page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
