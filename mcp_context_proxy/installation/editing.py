@@ -8,7 +8,6 @@ table on one line, is refused in words.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,6 +23,7 @@ from mcp_context_proxy.config.source import (
     ROW,
     parts_of,
     plain_json,
+    read_json,
     read_toml,
     read_yaml,
     toml_statements,
@@ -130,7 +130,7 @@ def _parsed(form: Form, text: str) -> Any:
             found = read_yaml(text)
             found = {} if found is None else found
         else:
-            found = json.loads(plain_json(text), strict=False) if text.strip() else {}
+            found = read_json(text, strict=False) if text.strip() else {}
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise EditError(f"it is not valid JSON: {error.msg[:1].lower()}{error.msg[1:]} ({where})") from None
@@ -148,15 +148,13 @@ def _expected(
     before: Any, place: Place, remove: Collection[str], insert: Mapping[str, Any], *, listed: bool
 ) -> Any:
     """Return the data that the edited text must have."""
-    after = copy.deepcopy(before)
-    holder = after
+    holder = after = dict(before)
     for key in place[:-1]:
-        inner = holder.get(key)
-        if inner is None:
-            inner = holder[key] = {}
+        inner = {} if holder.get(key) is None else holder[key]
         if not isinstance(inner, dict):
             raise EditError(f"{'.'.join(place)} is not an object")
-        holder = inner
+        holder[key] = dict(inner)
+        holder = holder[key]
     servers = holder.get(place[-1])
     if listed and insert and servers is None:
         servers = []
@@ -236,7 +234,7 @@ def _edit_json(text: str, place: Place, remove: Collection[str], insert: Mapping
 
 
 def _members(text: str, plain: str, at: int) -> list[_Member]:
-    bare = without_comments(text)
+    bare = text if plain == text else without_comments(text)
     found: list[_Member] = []
     begin = at + 1
     at = _skip(plain, begin)

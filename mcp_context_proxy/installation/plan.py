@@ -56,6 +56,9 @@ CARRIED: Final = frozenset(
 HANDED_OVER: Final = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"})
 """Variables that each host hands over to the programs that it starts."""
 
+AROUND: Final = 3
+"""Lines that are shown before and after each change."""
+
 NO_VARIABLES: Final[Mapping[str, bool]] = {}
 NO_RULES: Final[Mapping[str, Any]] = {}
 
@@ -68,14 +71,24 @@ class FileChange(Struct, frozen=True):
     after: str
 
     def difference(self) -> list[str]:
-        """Return the lines that change, with some around them, as ``diff`` shows them."""
-        old, new = (self.before or "").splitlines(), self.after.splitlines()
-        return list(unified_diff(old, new, str(self.file), str(self.file), lineterm=""))
+        """Return the lines that change, with some around them, in the form of ``diff``.
+
+        The numbers of lines in it count from the first of those.
+        """
+        both = (self.before or "").splitlines(), self.after.splitlines()
+        # A comparison of lines that are the same anyway would take a second where a host keeps megabytes.
+        first = max(0, len(os.path.commonprefix(both)) - AROUND)
+        old, new = (lines[first:] for lines in both)
+        same = len(os.path.commonprefix((old[::-1], new[::-1])))
+        old, new = (lines[: len(lines) - max(0, same - AROUND)] for lines in (old, new))
+        return list(unified_diff(old, new, str(self.file), str(self.file), lineterm="", n=AROUND))
 
 
 class Servers(Struct):
     """The servers found in a host's file: those that move, and those that stay."""
 
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """All entries as they stand there, by name."""
     moving: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Our table of each server that moves, by the name that it has in the host."""
     staying: dict[str, str] = field(default_factory=dict)
@@ -134,8 +147,9 @@ def servers_in(
 
     Tools that the rules of the host deny are turned off; a server of which no tool is left stays.
     """
-    found = Servers()
-    if not (written := entries(form, text, place)):
+    written = entries(form, text, place)
+    found = Servers(written)
+    if not written:
         return found
     try:
         source = parse(file, plain(text))
@@ -365,7 +379,7 @@ def plan(
     entry_name = before or SERVER
     if entry_name in found.staying:
         raise EditError(f"{entry_name} is the name of another server there; rename that one first")
-    written = entries(host.form, text or "", place)
+    written = found.written
     entry = dict(written[entry_name]) if before else host.entry_for(command)
     if before and own and _is_gone(str(found.ours[before].get("command"))):
         # That of a version before, which a person has removed with its folder.
