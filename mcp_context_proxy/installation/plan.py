@@ -75,13 +75,17 @@ class FileChange(Struct, frozen=True):
 
         The numbers of lines in it count from the first of those.
         """
-        both = (self.before or "").splitlines(), self.after.splitlines()
-        # A comparison of lines that are the same anyway would take a second where a host keeps megabytes.
-        first = max(0, len(os.path.commonprefix(both)) - AROUND)
-        old, new = (lines[first:] for lines in both)
-        same = len(os.path.commonprefix((old[::-1], new[::-1])))
-        old, new = (lines[: len(lines) - max(0, same - AROUND)] for lines in (old, new))
+        # To compare lines that are the same anyway would take a second where a host keeps megabytes.
+        old, new = _changed((self.before or "").splitlines(), self.after.splitlines())
+        old, new = (lines[::-1] for lines in _changed(old[::-1], new[::-1]))
         return list(unified_diff(old, new, str(self.file), str(self.file), lineterm="", n=AROUND))
+
+
+def _changed(*texts: list[str]) -> list[list[str]]:
+    """Return two texts from some lines before the first that differs."""
+    same = next((at for at, lines in enumerate(zip(*texts, strict=False)) if len({*lines}) > 1), None)
+    first = max(0, (min(map(len, texts)) if same is None else same) - AROUND)
+    return [lines[first:] for lines in texts]
 
 
 class Servers(Struct):

@@ -260,7 +260,9 @@ def test_aliases_that_repeat_each_other_are_refused_at_once(merged: str) -> None
 
 
 def test_settings_of_megabytes_are_edited_and_compared_in_some_times_the_time_of_reading_them() -> None:
-    history = [{"display": f"see https://example.com/{number}", "pasted": "x" * 99} for number in range(4_000)]
+    history = [
+        {"display": f"see https://example.com/{number}", "pasted": "x" * 99} for number in range(4_000)
+    ]
     text = json.dumps({"history": history, "mcpServers": {"docs": {"command": "npx"}}}, indent=2)
 
     def change() -> None:
