@@ -329,6 +329,21 @@ def toml_table(path: Place, entry: Mapping[str, Any]) -> str:
     return f"[{'.'.join(map(_toml_key, path))}]\n" + "".join(rows)
 
 
+def with_value(text: str, path: Place, key: str, value: bool | float) -> str:
+    """Return a TOML text with a value in the table at a path; in an unusual form it has something else."""
+    rows, statements = ROW.findall(text), [*toml_statements(text)]
+    found = next((one for one in statements if one.table == path and key in one.value), None)
+    header = next((one for one in statements if one.opens and one.table == path), None)
+    if found is not None:
+        begin = re.compile(rf"^(\s*{key}\s*=\s*)[\w.]+")
+        rows[found.begin] = begin.sub(lambda match: match[1] + _toml(value), rows[found.begin])
+    elif header is not None:
+        rows[header.begin] = rows[header.begin].rstrip("\n") + f"\n{key} = {_toml(value)}\n"
+    else:
+        return text.rstrip("\n") + "\n\n" + toml_table(path, {key: value})
+    return "".join(rows)
+
+
 def _toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
 

@@ -11,12 +11,13 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import options_of
@@ -38,7 +39,7 @@ from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, parts_of, plain
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HostPlace, about, read_text
-from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
+from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries, with_value
 
 CARRIED: Final = frozenset(
     {
@@ -307,6 +308,7 @@ class Configuration:
         """
         for known, other in self.servers.items():
             if isinstance(other, dict) and _same(other, table):
+                self._lengthen(known, other, table)
                 return known
         wish, number = name, 1
         while wish in self.servers:
@@ -318,6 +320,17 @@ class Configuration:
         self.text = edited("toml", self.text, ("servers",), (), {wish: written})
         self.servers[wish] = written
         return wish
+
+    def _lengthen(self, name: str, known: dict[str, Any], table: Mapping[str, Any]) -> None:
+        """Give a server the time that the host with the most patience gives the same one."""
+        for key, usual in _PATIENCE.items():
+            before, wanted = known.get(key, usual), table.get(key)
+            if isinstance(before, int | float) and isinstance(wanted, int | float) and wanted > before:
+                text, after = with_value(self.text, ("servers", name), key, wanted), {**known, key: wanted}
+                with suppress(EditError):
+                    if entries("toml", text, ("servers",)) == {**self.servers, name: after}:
+                        self.text = text
+                        known[key] = wanted
 
     def remove(self, name: str) -> None:
         """Remove a server; raises `EditError` if there is none of that name, or it cannot be removed."""
@@ -343,7 +356,16 @@ class Configuration:
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     both = [table.get("transport") == "sse" for table in (one, other)]
-    return both[0] == both[1] and _settings(one) == _settings(other)
+    ours, theirs = ({**_settings(table), **dict.fromkeys(_PATIENCE)} for table in (one, other))
+    return both[0] == both[1] and ours == theirs
+
+
+_PATIENCE: Final = {
+    each.name: each.default
+    for each in fields(ServerConfig)
+    if each.name in {"connect_timeout", "call_timeout"}
+}
+"""Settings that do not make another server of it, with their defaults."""
 
 
 def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
