@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -333,6 +334,12 @@ def main() -> None:
         status = error.exit_code
     except click.Abort:
         status = EXIT_INTERRUPTED
+    except UnicodeEncodeError:
+        wrong = [one for one in sys.argv if one != os.fsencode(one).decode(errors="ignore")]
+        if not wrong:
+            raise
+        click.echo(f"mcp-context-proxy: {wrong[0]!a} is not UTF-8, which the terminal has to send", err=True)
+        status = EXIT_FAILURE
     except OSError as error:  # in a command, or in the help before any
         if error.errno not in NO_ROOM:
             raise

@@ -131,11 +131,26 @@ _VISIBLE: Final = pattern(r"\S")
 _TOKEN: Final = pattern(r'"(?:[^"\\]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++')
 
 
+def read_json(text: str, **options: Any) -> Any:
+    """Return the data of JSON with comments and trailing commas; raises `ValueError` if it is not valid."""
+    # To look for comments takes twenty times as long, and hosts keep megabytes without any.
+    with suppress(ValueError):
+        return json.loads(text, **options)
+    return json.loads(_blanked(text), **options)
+
+
 def plain_json(text: str) -> str:
     """Convert JSON with comments and trailing commas to strict JSON of the same length.
 
     Comments and commas become spaces, so that every position stays the one that a person sees.
     """
+    with suppress(ValueError):
+        json.loads(text, strict=False)
+        return text
+    return _blanked(text)
+
+
+def _blanked(text: str) -> str:
     return _TRAILING_COMMA.sub(_blank, without_comments(text))
 
 
@@ -499,7 +514,6 @@ _TOML_HINTS: Final[Mapping[str, str]] = {
 
 
 def _parse_json(file: Path, text: str) -> ConfigSource:
-    plain = plain_json(text)
     repeated: list[str] = []
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -509,7 +523,7 @@ def _parse_json(file: Path, text: str) -> ConfigSource:
         return keys
 
     try:
-        tables = json.loads(plain, object_pairs_hook=table)
+        tables = read_json(text, object_pairs_hook=table)
     except json.JSONDecodeError as error:
         message = f"is not valid JSON: {error.msg} (column {error.colno})"
         raise _failure(file, error.lineno, message) from None
@@ -517,7 +531,7 @@ def _parse_json(file: Path, text: str) -> ConfigSource:
         raise _failure(file, None, f"is not valid JSON: {error}") from None
     if not isinstance(tables, dict):
         raise _failure(file, 1, "must hold a JSON object")
-    found = cache(lambda: json_lines(plain))
+    found = cache(lambda: json_lines(plain_json(text)))
     return ConfigSource(
         file, tables, True, lambda: found().lines, duplicates=tuple(found().duplicates) if repeated else ()
     )

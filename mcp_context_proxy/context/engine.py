@@ -37,8 +37,8 @@ from mcp_context_proxy.context import (
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
-from mcp_context_proxy.context.search import EVERYTHING, DocumentJudge, Scope, Searcher, narrowed
-from mcp_context_proxy.context.search_filters import OnProgress, OnWait
+from mcp_context_proxy.context.search import EVERYTHING, DocumentJudge, Scope, Searcher
+from mcp_context_proxy.context.search_filters import OnProgress, OnWait, narrowed
 from mcp_context_proxy.context.selection import ContextExpander, Score, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
@@ -325,7 +325,9 @@ class ContextEngine:
                 # The index has it under this name.
                 selection.query = named.exposed_name
             if origin == "search":
-                selection.scope = narrowed(selection.scope, query, snapshot.servers)
+                scope = selection.scope
+                filters = narrowed(scope.filters, query, (*snapshot.servers, *snapshot.unlisted))
+                selection.scope = replace(scope, filters=filters)
             await self._searcher.check(selection.scope.filters, snapshot)
         except UnknownFilterError:
             raise

@@ -35,29 +35,10 @@ from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import files_named, is_about_files, is_for, without_files
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
-from mcp_context_proxy.retrieval.text import identifier_words
-from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task, in_thread, keep_latest
 from mcp_context_proxy.trust import ACTING, reaches
 
 ENGINE_DEFAULTS: Final = Filters()
-
-_OF_ALL = "tool tools everything all capabilities help mcp *"
-_ALL_TOOLS: Final = frozenset(_OF_ALL.split())
-"""Words of which a query for the whole catalog has at least one."""
-
-_OF_NO_NEED = """
-a about accessible an any are available by call can connected could display do does each enumerate every exist
-existing for from get give has have here how i in is know like list many me my name names of offer offers on
-please possible provide provides re s see server servers show tell the there to us use view we what which with
-would you your
-"""
-_GENERAL: Final = _ALL_TOOLS | frozenset(_OF_NO_NEED.split())
-"""Words that say nothing about a need."""
-
-_WORD: Final = pattern(r"[^\W_]+")
-
-_WHAT_CAN_YOU_DO: Final = frozenset(("what", "can", "do"))
 
 
 class Excluded(Struct, frozen=True):
@@ -424,9 +405,10 @@ class Searcher:
         tools = TOOL_ONLY & (filters.kinds or TOOL_ONLY)
 
         def ranked(kinds: frozenset[Kind], options: SearchOptions) -> Ranking:
-            of_kinds, ahead = replace(filters, kinds=kinds), EMBEDDING_SECONDS
-            search = self._engine.search
-            return search(query, snapshot, of_kinds, options, wait=False, history=history, ahead=ahead)
+            of_kinds = replace(filters, kinds=kinds)
+            return self._engine.search(
+                query, snapshot, of_kinds, options, wait=False, history=history, ahead=EMBEDDING_SECONDS
+            )
 
         wanted = replace(tool_search(options.tools), depth=depth, explore=explore, learned=options.learned)
         found, meant = ranked(tools, wanted), None
@@ -561,40 +543,3 @@ def _may_have(snapshot: Snapshot, filters: Filters) -> bool:
     """Return whether documents may meet a filter by server: only the skills of that server do."""
     servers = filters.servers
     return servers is None or any(skill.owner in servers for skill in snapshot.skills.values())
-
-
-def asks_for_all(query: str, tools: Iterable[Tool]) -> bool:
-    """Return whether a query, such as "list all tools", asks for the whole catalog.
-
-    It asks for a tool instead if it spells the name of one, such as ``list_all``.
-    """
-    asked = _query_words(query)
-    if not (asked <= _GENERAL and (not asked or asked & _ALL_TOOLS or asked >= _WHAT_CAN_YOU_DO)):
-        return False
-    names = (set(identifier_words(tool.name).split()) for tool in tools)
-    return not any(name <= asked and (len(name) > 1 or name == asked) for name in names)
-
-
-def server_asked_for(query: str, servers: Iterable[str]) -> str | None:
-    """Return the server whose tools a query such as "all tools of git" asks for; None if it does not."""
-    asked = _query_words(query)
-    telling = next(iter(asked - _GENERAL), "")  # by which most of many servers need no look
-    for server in (server for server in servers if telling in server.casefold()):
-        name = _query_words(server)
-        if name == asked or (name <= asked and asked - name <= _GENERAL and not name <= _GENERAL):
-            return server
-    return None
-
-
-def narrowed(scope: Scope, query: str, servers: Iterable[str]) -> Scope:
-    """Return the scope of a search, with the tools of one server alone if it asks for "all tools of git"."""
-    asked = _query_words(query)
-    if scope.filters.server is not None or not (asked & _ALL_TOOLS or asked >= _WHAT_CAN_YOU_DO):
-        return scope
-    server = server_asked_for(query, servers)
-    return scope if server is None else replace(scope, filters=replace(scope.filters, server=server))
-
-
-def _query_words(query: str) -> set[str]:
-    # A first search begins here, on the event loop, where the expressions of `identifier_words` take 50 ms.
-    return set(_WORD.findall(query.casefold()) or query.split())

@@ -270,12 +270,13 @@ async def _read_pieces(response: httpx2.Response, take: Callable[[bytes], Awaita
     return False
 
 
-def without_message(server: str, status: int, kind: str = "") -> BadAnswerError:
+def without_message(server: str, response: httpx2.Response, kind: str = "") -> BadAnswerError:
     """Return the error of a response without a message, by its status and the kind of its content."""
+    status, seconds = response.status_code, response.headers.get("retry-after", "")
     if status < HTTPStatus.BAD_REQUEST:
         advice = "the program there does not speak MCP as it should; check its URL in the configuration"
     elif status in PASSING:
-        advice = "try again in a while"
+        advice = f"try again in {f'{seconds[:9]} s' if seconds.isdecimal() else 'a while'}"
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         advice = "it has a fault that only its operator can fix"
     else:
@@ -329,7 +330,7 @@ class ModernHttp:
                     if kind == "text/event-stream" and response.is_success:
                         return await self._read_events(response, request_id, note)
                     body = await read(response, self.server, self._limits.message_bytes)
-                    return await self._read_reply(body, response.status_code, kind)
+                    return await self._read_reply(body, response, kind)
             except httpx2.HTTPError as error:
                 cause = f"broke off ({described(error)})"
                 interrupted = CallInterruptedError(self.server, subject, cause)
@@ -384,8 +385,8 @@ class ModernHttp:
             raise unread or httpx2.RemoteProtocolError("the event stream ended without an answer")
         return result_of(self.server, reply)
 
-    async def _read_reply(self, body: bytes, status: int, kind: str) -> bytes:
-        message = envelope.Envelope()
+    async def _read_reply(self, body: bytes, response: httpx2.Response, kind: str) -> bytes:
+        message, status = envelope.Envelope(), response.status_code
         if status < HTTPStatus.BAD_REQUEST and body.lstrip()[:1] in (b"{", b"["):
             message = await self._decode(body)
         elif status >= HTTPStatus.BAD_REQUEST:
@@ -394,7 +395,7 @@ class ModernHttp:
         # An OAuth error is no JSON-RPC error: its "error" is a word.
         is_error = message.error is not UNSET and envelope.starts_with(message.error, b"{")
         if not is_error and (message.result is UNSET or status >= HTTPStatus.BAD_REQUEST):
-            raise without_message(self.server, status, kind or "no content")
+            raise without_message(self.server, response, kind or "no content")
         return result_of(self.server, message)
 
     async def _decode(self, data: bytes) -> envelope.Envelope:

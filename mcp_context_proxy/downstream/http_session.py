@@ -204,7 +204,7 @@ class HttpSession(Channel):
                 except envelope.MalformedError as error:
                     reason = f"with a message that cannot be read ({error})"
                     raise BadAnswerError(self._server, reason) from None
-            raise http_client.without_message(self._server, response.status_code, kind or "no content")
+            raise http_client.without_message(self._server, response, kind or "no content")
 
     def _disowned(self, status: int, body: bytes) -> bool:
         """Return whether a response may mean that the server has forgotten our session: some send 400."""
@@ -374,7 +374,7 @@ class SseChannel(QueuedChannel):
                 if response.status_code in UNKNOWN:
                     self.give_up(f"took no message (HTTP status {response.status_code})")
                 elif not response.is_success:
-                    self._fail(frame, http_client.without_message(self._server, response.status_code))
+                    self._fail(frame, http_client.without_message(self._server, response))
         except httpx2.HTTPError as error:
             self._fail(frame, error)
         except DownstreamError as error:

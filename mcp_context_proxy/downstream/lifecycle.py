@@ -438,8 +438,8 @@ class ServerLifecycle:
         return self._shared.late.get(self.config) is not None
 
     async def note_late(self) -> None:
-        """Remember, unless the server is ready, that a search has waited for it in vain."""
-        if self.state is ServerState.STARTING and self.introduction is None:
+        """Remember, unless the server has been ready, that a search has waited for it in vain."""
+        if self.introduction is None:
             await self._shared.late.put(self.config)
 
     async def _wait_lost(self, connected: Connected) -> None:

@@ -8,7 +8,6 @@ table on one line, is refused in words.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,6 +23,7 @@ from mcp_context_proxy.config.source import (
     ROW,
     parts_of,
     plain_json,
+    read_json,
     read_toml,
     read_yaml,
     toml_statements,
@@ -130,7 +130,7 @@ def _parsed(form: Form, text: str) -> Any:
             found = read_yaml(text)
             found = {} if found is None else found
         else:
-            found = json.loads(plain_json(text), strict=False) if text.strip() else {}
+            found = read_json(text, strict=False) if text.strip() else {}
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise EditError(f"it is not valid JSON: {error.msg[:1].lower()}{error.msg[1:]} ({where})") from None
@@ -148,15 +148,13 @@ def _expected(
     before: Any, place: Place, remove: Collection[str], insert: Mapping[str, Any], *, listed: bool
 ) -> Any:
     """Return the data that the edited text must have."""
-    after = copy.deepcopy(before)
-    holder = after
+    holder = after = dict(before)
     for key in place[:-1]:
-        inner = holder.get(key)
-        if inner is None:
-            inner = holder[key] = {}
+        inner = {} if holder.get(key) is None else holder[key]
         if not isinstance(inner, dict):
             raise EditError(f"{'.'.join(place)} is not an object")
-        holder = inner
+        holder[key] = dict(inner)
+        holder = holder[key]
     servers = holder.get(place[-1])
     if listed and insert and servers is None:
         servers = []
@@ -236,7 +234,7 @@ def _edit_json(text: str, place: Place, remove: Collection[str], insert: Mapping
 
 
 def _members(text: str, plain: str, at: int) -> list[_Member]:
-    bare = without_comments(text)
+    bare = text if plain == text else without_comments(text)
     found: list[_Member] = []
     begin = at + 1
     at = _skip(plain, begin)
@@ -329,6 +327,21 @@ def toml_table(path: Place, entry: Mapping[str, Any]) -> str:
     """Return a TOML table with its header, each value on a line of its own."""
     rows = [f"{_toml_key(key)} = {_toml(value)}\n" for key, value in entry.items() if value is not None]
     return f"[{'.'.join(map(_toml_key, path))}]\n" + "".join(rows)
+
+
+def with_value(text: str, path: Place, key: str, value: bool | float) -> str:
+    """Return a TOML text with a value in the table at a path; in an unusual form it has something else."""
+    rows, statements = ROW.findall(text), [*toml_statements(text)]
+    found = next((one for one in statements if one.table == path and key in one.value), None)
+    header = next((one for one in statements if one.opens and one.table == path), None)
+    if found is not None:
+        begin = re.compile(rf"^(\s*{key}\s*=\s*)[\w.]+")
+        rows[found.begin] = begin.sub(lambda match: match[1] + _toml(value), rows[found.begin])
+    elif header is not None:
+        rows[header.begin] = rows[header.begin].rstrip("\n") + f"\n{key} = {_toml(value)}\n"
+    else:
+        return text.rstrip("\n") + "\n\n" + toml_table(path, {key: value})
+    return "".join(rows)
 
 
 def _toml_key(key: str) -> str:

@@ -19,7 +19,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shlex
 import stat
 import tempfile
@@ -35,7 +34,7 @@ from msgspec.structs import asdict
 from mcp_context_proxy.catalog.names import turned_off_by
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.hosts import servers_place
-from mcp_context_proxy.config.source import ROW, parse, plain, toml_statements
+from mcp_context_proxy.config.source import parse, plain
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HOST_PLACES, about, read_text
 from mcp_context_proxy.installation.editing import (
@@ -43,8 +42,8 @@ from mcp_context_proxy.installation.editing import (
     Form,
     edited,
     entries,
-    toml_table,
     unified,
+    with_value,
 )
 from mcp_context_proxy.installation.plan import FileChange, HostPlan
 from mcp_context_proxy.system import locked, make_private_folder, remove_left
@@ -432,8 +431,6 @@ def _command_in(place: HookPlace, text: str) -> list[str] | None:
 KEPT_OF_SWITCHES: Final = ".before-switch"
 """End of the name of the copy of the file as it was before the last switch."""
 
-_KEY: Final = re.compile(r"^(\s*enabled\s*=\s*)(true|false)\b")
-
 
 class Switched(Struct, frozen=True):
     """The outcome of a switch."""
@@ -524,7 +521,7 @@ def _in_toml(text: str, tables: Any, server: str, tool: str | None, enabled: boo
         return text
     holder["enabled"] = enabled
     body, as_it_was = unified(text)
-    after = _with_key(body, path, "true" if enabled else "false")
+    after = with_value(body, path, "enabled", enabled)
     try:
         got = parse(Path("config.toml"), after).tables
     except ConfigError:
@@ -532,20 +529,6 @@ def _in_toml(text: str, tables: Any, server: str, tool: str | None, enabled: boo
     if got != wanted:
         raise EditError(f"{'.'.join(path)} is written in a form that cannot be edited in place")
     return as_it_was(after)
-
-
-def _with_key(text: str, path: tuple[str, ...], value: str) -> str:
-    """Return a TOML text with ``enabled`` in the table at a path."""
-    rows, statements = ROW.findall(text), [*toml_statements(text)]
-    key = next((one for one in statements if one.table == path and "enabled" in one.value), None)
-    header = next((one for one in statements if one.opens and one.table == path), None)
-    if key is not None:
-        rows[key.begin] = _KEY.sub(rf"\g<1>{value}", rows[key.begin])
-        return "".join(rows)
-    if header is not None:
-        rows[header.begin] = rows[header.begin].rstrip("\n") + f"\nenabled = {value}\n"
-        return "".join(rows)
-    return text.rstrip("\n") + "\n\n" + toml_table(path, {"enabled": value == "true"})
 
 
 def _in_host_file(file: Path, text: str, tables: Any, server: str, tool: str | None, enabled: bool) -> str:

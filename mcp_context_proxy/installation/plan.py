@@ -11,12 +11,13 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import options_of
@@ -38,7 +39,7 @@ from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, parts_of, plain
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HostPlace, about, read_text
-from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
+from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries, with_value
 
 CARRIED: Final = frozenset(
     {
@@ -56,6 +57,9 @@ CARRIED: Final = frozenset(
 HANDED_OVER: Final = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"})
 """Variables that each host hands over to the programs that it starts."""
 
+AROUND: Final = 3
+"""Lines that are shown before and after each change."""
+
 NO_VARIABLES: Final[Mapping[str, bool]] = {}
 NO_RULES: Final[Mapping[str, Any]] = {}
 
@@ -68,14 +72,28 @@ class FileChange(Struct, frozen=True):
     after: str
 
     def difference(self) -> list[str]:
-        """Return the lines that change, with some around them, as ``diff`` shows them."""
-        old, new = (self.before or "").splitlines(), self.after.splitlines()
-        return list(unified_diff(old, new, str(self.file), str(self.file), lineterm=""))
+        """Return the lines that change, with some around them, in the form of ``diff``.
+
+        The numbers of lines in it count from the first of those.
+        """
+        # To compare lines that are the same anyway would take a second where a host keeps megabytes.
+        old, new = _changed((self.before or "").splitlines(), self.after.splitlines())
+        old, new = (lines[::-1] for lines in _changed(old[::-1], new[::-1]))
+        return list(unified_diff(old, new, str(self.file), str(self.file), lineterm="", n=AROUND))
+
+
+def _changed(*texts: list[str]) -> list[list[str]]:
+    """Return two texts from some lines before the first that differs."""
+    same = next((at for at, lines in enumerate(zip(*texts, strict=False)) if len({*lines}) > 1), None)
+    first = max(0, (min(map(len, texts)) if same is None else same) - AROUND)
+    return [lines[first:] for lines in texts]
 
 
 class Servers(Struct):
     """The servers found in a host's file: those that move, and those that stay."""
 
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """All entries as they stand there, by name."""
     moving: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Our table of each server that moves, by the name that it has in the host."""
     staying: dict[str, str] = field(default_factory=dict)
@@ -134,8 +152,9 @@ def servers_in(
 
     Tools that the rules of the host deny are turned off; a server of which no tool is left stays.
     """
-    found = Servers()
-    if not (written := entries(form, text, place)):
+    written = entries(form, text, place)
+    found = Servers(written)
+    if not written:
         return found
     try:
         source = parse(file, plain(text))
@@ -289,6 +308,7 @@ class Configuration:
         """
         for known, other in self.servers.items():
             if isinstance(other, dict) and _same(other, table):
+                self._lengthen(known, other, table)
                 return known
         wish, number = name, 1
         while wish in self.servers:
@@ -300,6 +320,17 @@ class Configuration:
         self.text = edited("toml", self.text, ("servers",), (), {wish: written})
         self.servers[wish] = written
         return wish
+
+    def _lengthen(self, name: str, known: dict[str, Any], table: Mapping[str, Any]) -> None:
+        """Give a server the time that the host with the most patience gives the same one."""
+        for key, usual in _PATIENCE.items():
+            before, wanted = known.get(key, usual), table.get(key)
+            if isinstance(before, int | float) and isinstance(wanted, int | float) and wanted > before:
+                text, after = with_value(self.text, ("servers", name), key, wanted), {**known, key: wanted}
+                with suppress(EditError):
+                    if entries("toml", text, ("servers",)) == {**self.servers, name: after}:
+                        self.text = text
+                        known[key] = wanted
 
     def remove(self, name: str) -> None:
         """Remove a server; raises `EditError` if there is none of that name, or it cannot be removed."""
@@ -325,7 +356,16 @@ class Configuration:
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     both = [table.get("transport") == "sse" for table in (one, other)]
-    return both[0] == both[1] and _settings(one) == _settings(other)
+    ours, theirs = ({**_settings(table), **dict.fromkeys(_PATIENCE)} for table in (one, other))
+    return both[0] == both[1] and ours == theirs
+
+
+_PATIENCE: Final = {
+    each.name: each.default
+    for each in fields(ServerConfig)
+    if each.name in {"connect_timeout", "call_timeout"}
+}
+"""Settings that do not make another server of it, with their defaults."""
 
 
 def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -365,7 +405,7 @@ def plan(
     entry_name = before or SERVER
     if entry_name in found.staying:
         raise EditError(f"{entry_name} is the name of another server there; rename that one first")
-    written = entries(host.form, text or "", place)
+    written = found.written
     entry = dict(written[entry_name]) if before else host.entry_for(command)
     if before and own and _is_gone(str(found.ours[before].get("command"))):
         # That of a version before, which a person has removed with its folder.

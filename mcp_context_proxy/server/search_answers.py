@@ -17,7 +17,8 @@ from msgspec import Struct
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext, key_of
-from mcp_context_proxy.context.search import Found, server_asked_for
+from mcp_context_proxy.context.search import Found
+from mcp_context_proxy.context.search_filters import server_asked_for
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet, error_line
@@ -148,9 +149,10 @@ def search_notes(
 
     `noted` has what notes of earlier answers said, and is kept up to date. It is not said again that indexing
     goes on, where the likeliest were compared. Servers are not named again, except those not searched where
-    what is looked for may be theirs: nothing fits well, or the query names them.
+    what is looked for may be theirs: nothing fits well, or the query names them. If it asks for one server
+    alone, nothing is said about others.
     """
-    found = answer.found
+    found, only = answer.found, answer.found.wanted.server
     noted = {} if noted is None else noted
     notes = list[Note]()
     if found.tools.note and not (found.tools.likely and UNFINISHED in noted):
@@ -166,7 +168,7 @@ def search_notes(
         for name, off in fleet.off.items()
         if reaches(name)
     }
-    asked = set(identifier_words(answer.context.query.casefold()).split())
+    asked = set(identifier_words(f"{answer.context.query} {only or ''}".casefold()).split())
     missing |= {
         client.name: _standing(client, whole=_is_named(client.name, asked))
         for client in fleet.unlisted
@@ -183,7 +185,7 @@ def search_notes(
         known = noted.get(note, frozenset())
         if note == NOT_SEARCHED:
             known = frozenset(name for name in known if fits and not _is_named(name, asked))
-        if told := {name: why for name, why in servers.items() if name not in known}:
+        if told := {name: why for name, why in servers.items() if name not in known and only in (None, name)}:
             with_reasons = {name: f"{name} ({why})" if why else name for name, why in told.items()}
             # Where nothing fits, what became of a server that the query means is the answer.
             meant = [name for name in told if _is_named(name, asked)]
@@ -194,7 +196,7 @@ def search_notes(
             brief = f"{note}: {some_of(in_brief, BRIEFLY_NOTED)}." if note == NOT_SEARCHED else ""
             notes.append(Note(f"{note}: {some_of([*with_reasons.values()])}.", brief))
         # One that was well in between is named again.
-        noted[note] = frozenset(servers)
+        noted[note] = frozenset(name for name in servers if name in told or name in noted.get(note, ()))
     known = noted.get(WITHHELD, frozenset()) if fits else frozenset()
     reasons: dict[str, list[str]] = {}
     for tool in found.snapshot.withheld.values():

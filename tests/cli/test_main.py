@@ -40,6 +40,21 @@ def test_an_unusable_configuration_is_reported_without_a_traceback(
     assert "Traceback" not in done.stderr
 
 
+@each(
+    "words",
+    [("search", "\udce4"), ("explain", "\udce4", "x"), ("add", "x", "--", "x", "\udce4")],
+)
+def test_bytes_that_are_no_text_are_named_without_a_traceback(
+    workshop: Workshop, run: Run, words: tuple[str, ...]
+) -> None:
+    workshop.server("one", tools=[tool("fetch")])
+    command, *arguments = words
+    done = run(command, "--config", workshop.config(), *arguments)
+
+    assert done.returncode == 1
+    assert done.stderr == "mcp-context-proxy: '\\udce4' is not UTF-8, which the terminal has to send\n"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_output_that_does_not_fit_ends_a_command_with_a_sentence(
     workshop: Workshop, environment: dict[str, str]

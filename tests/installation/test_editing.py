@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from difflib import unified_diff
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mcp_context_proxy.config.source import parse, plain_json
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import read_text
 from mcp_context_proxy.installation.editing import EditError, edited, entries
+from mcp_context_proxy.installation.plan import FileChange
 
 OURS = {"context-proxy": {"command": "/bin/proxy", "args": ["serve"]}}
 
@@ -255,6 +257,37 @@ def test_aliases_that_repeat_each_other_are_refused_at_once(merged: str) -> None
             parse(Path("config.yaml"), text)
 
     assert not costs_more(20, reading, hostile("abcdefgh"), hostile("abcdeh"))
+
+
+def test_settings_of_megabytes_are_edited_and_compared_in_some_times_the_time_of_reading_them() -> None:
+    history = [
+        {"display": f"see https://example.com/{number}", "pasted": "x" * 99} for number in range(4_000)
+    ]
+    text = json.dumps({"history": history, "mcpServers": {"docs": {"command": "npx"}}}, indent=2)
+
+    def change() -> None:
+        after = edited("json", text, ("mcpServers",), {"docs"}, OURS)
+        difference = FileChange(Path("settings.json"), text, after).difference()
+        assert [line for line in difference if "docs" in line] == ['-    "docs": {']
+
+    assert not costs_more(30, lambda work: work(), change, lambda: json.loads(text))
+
+
+@each(
+    "before, after",
+    [
+        ("abcdefghij", "abcdeXghij"),
+        ("abcdefghij", "Xbcdefghij"),
+        ("abcdefghij", "abcdefghiX"),
+        ("abcdefghijklmnopq", "aXcdefghijklmnoYq"),
+        ("", "abc"),
+        ("aaaaaaaa", "aaaaaaaaa"),
+    ],
+)
+def test_the_difference_has_the_lines_of_that_of_the_whole_file(before: str, after: str) -> None:
+    told = FileChange(Path("f"), "\n".join(before), "\n".join(after)).difference()
+    whole = unified_diff(list(before), list(after), "f", "f", lineterm="")
+    assert [one for one in told if one[:2] != "@@"] == [one for one in whole if one[:2] != "@@"]
 
 
 def test_only_a_regular_file_of_a_host_is_read(tmp_path: Path) -> None:

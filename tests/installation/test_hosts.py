@@ -252,11 +252,26 @@ def test_same_servers_of_all_hosts_are_configured_once(put: Place, machine: Mach
         put(host, text.encode())
         machine.install(host)
     servers = tomllib.loads(machine.file.read_text("utf-8"))["servers"]
-    # Goose counts its timeout as part of a server; here it has none.
     assert servers.keys() == {"desk", "remote"}
     assert all(machine.uninstall())
     for host, text in SETTINGS.items():
         assert HOST_PLACES[host].file(machine.environ).read_text("utf-8") == text
+
+
+def test_server_that_hosts_wait_for_differently_long_is_configured_once_with_the_longest_time(
+    put: Place, machine: Machine
+) -> None:
+    put("codex", b'[mcp_servers.desk]\ncommand = "desk"\ntool_timeout_sec = 20\nstartup_timeout_sec = 45\n')
+    put("goose", b"extensions:\n  desk: {type: stdio, cmd: desk, args: [], timeout: 300, enabled: true}\n")
+    put("cursor", b'{"mcpServers": {"desk": {"command": "desk"}}}')
+    machine.file.parent.mkdir(parents=True, exist_ok=True)
+    machine.file.write_text('[servers.desk] # mine\ncommand = "desk"\n', "utf-8")
+    for host in ("codex", "goose", "cursor"):
+        machine.install(host)
+
+    assert machine.file.read_text("utf-8") == (
+        '[servers.desk] # mine\ncall_timeout = 300\nconnect_timeout = 45\ncommand = "desk"\n'
+    )
 
 
 def test_other_server_of_the_same_name_gets_the_name_of_its_host(put: Place, machine: Machine) -> None:

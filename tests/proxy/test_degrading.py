@@ -101,6 +101,29 @@ async def test_a_search_that_names_a_server_says_what_it_wrote_before_it_ended(
     assert "no database" not in other
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [{"query": "find an issue", "filters": {"server": "github"}}, {"query": "list all tools of github"}],
+    ids=str,
+)
+async def test_a_search_in_one_server_says_each_time_why_it_is_down_and_nothing_about_others(
+    workshop: Workshop, wanted: dict[str, Any], era: str
+) -> None:
+    workshop.server("good", tools=[tool("echo", "Say something again")])
+    for name in ("github", "chat"):
+        workshop.server(name, at_start=[{"exit": 3}])
+    async with host_of(workshop.config(), era) as host:
+        texts = [text_of(await host.call("search_available_tools", wanted)) for _ in range(2)]
+        others = [
+            text_of(await host.call("search_available_tools", {"query": one})) for one in ("say it", "chat")
+        ]
+
+    for text in texts:
+        assert "Not searched: github (" in text and "it exited (code 3)" in text
+        assert "chat" not in text and "good__echo(" not in text
+    assert all("Not searched: " in text and "chat (" in text for text in others)
+
+
 async def test_where_each_server_is_off_the_instructions_say_so_and_who_names_the_mistakes(
     workshop: Workshop,
 ) -> None:

@@ -6,6 +6,7 @@ Requests wait for servers that start, and remembered listings are there at once.
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,20 @@ async def test_the_next_proxy_waits_no_more_for_a_server_that_hangs_and_finds_it
 
     assert waits == [True, False]
     assert best_of(found) == "late__brew"
+
+
+async def test_the_next_proxy_does_not_wait_for_a_server_that_has_failed(workshop: Workshop) -> None:
+    workshop.server("late", at_start=[{"wait": str(workshop.flag("asked"))}, {"exit": 1}])
+    config, waits = stored(workshop, limits={"start_wait_seconds": 60.0}), list[bool]()
+    for _ in range(2):
+        async with host_of(config, "modern", settled=False) as host, anyio.create_task_group() as group:
+            found = partial(host.data, "search_available_tools", {"query": "coffee"}, progressToken="t")
+            group.start_soon(found)
+            await anyio.wait_all_tasks_blocked()
+            workshop.flag("asked").touch()
+        waits.append(any("late" in params["message"] for _, params in host.notifications))
+
+    assert waits == [True, False]
 
 
 # Lists

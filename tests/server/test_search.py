@@ -350,7 +350,10 @@ async def test_invalid_arguments_are_explained_so_that_a_model_can_correct_them(
 
 @pytest.mark.parametrize(
     "query",
-    ["", "*", "all", "help", "What tools do you have?", "List all tools.", "what can you do"],
+    [
+        *("", "*", "all", "help", "What tools do you have?", "List all tools.", "what can you do"),
+        *("Which servers are there?", "what MCP servers are not working", "list the servers"),
+    ],
 )
 async def test_a_query_for_everything_is_answered_with_an_overview(host: Host, query: str) -> None:
     text = (await host.call(SEARCH, {"query": query}))["content"][0]["text"]
@@ -367,6 +370,15 @@ async def test_a_query_for_the_tools_of_a_server_is_answered_with_no_others(host
 
     assert ("weather__forecast" in text) and ("weather__tides" in text)
     assert {line.split("__")[0] for line in text.splitlines() if "__" in line.split("(")[0]} == {"weather"}
+
+
+async def test_a_question_about_servers_finds_the_tools_that_are_for_servers(workshop: Workshop) -> None:
+    workshop.server("good", tools=[tool("echo", "Say something again")])
+    workshop.server("cloud", tools=[tool("list_machines", "List servers that you rent, with their state")])
+    async with host_of(workshop.config(), "modern") as host:
+        text = (await host.call(SEARCH, {"query": "which servers are running"}))["content"][0]["text"]
+
+    assert "cloud__list_machines(" in text
 
 
 async def test_an_overview_meets_filters(host: Host) -> None:
