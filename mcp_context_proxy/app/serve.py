@@ -517,13 +517,14 @@ async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
 
 def web_routes(proxy: Proxy, member: Member | None = None) -> list[BaseRoute]:
     """Return the routes of the REST API, the pages and the metrics, with those of a member of a cluster."""
-    from mcp_context_proxy.web import prometheus, routes  # noqa: PLC0415 - a stdio front alone needs none
+    from mcp_context_proxy.web import routes  # noqa: PLC0415 - a stdio front alone needs none
+    from mcp_context_proxy.web.usage import metrics_route  # noqa: PLC0415
 
     within = _within_profiles(proxy)
     metrics: list[BaseRoute] = []
     if proxy.usage is not None:
         replica = None if member is None else member.counts
-        metrics.append(prometheus.route(proxy.usage.counters, replica, within))
+        metrics.append(metrics_route(proxy.usage.counters, replica, within))
     shown = partial(shown_json, redact=proxy.redact.json)
     return [*routes(operations(proxy), shown, within), *metrics]
 

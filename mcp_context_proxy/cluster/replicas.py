@@ -42,7 +42,7 @@ from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.streamable_http import STREAM_TYPE
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.store.credentials import mark_of
-from mcp_context_proxy.store.hints import ChangeHints
+from mcp_context_proxy.store.postgres import ChangeHints
 from mcp_context_proxy.system.threads import in_thread, keep_latest
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Annotated, Literal, TypeAlias, TypedDict
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
+from mcp_context_proxy.examples import Request
 from mcp_context_proxy.examples.functions import Between, Server, ToolError
-from mcp_context_proxy.examples.kit import Request
 
 Number: TypeAlias = int | float
 
