@@ -150,7 +150,11 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
             stop, reloader = anyio.Event(), Reloader(config, load_again)
             listening.start_soon(listen_for_signals, signals, stop, reloader.ask)
             async with open_proxy(config, serves=True) as proxy:
-                _open_tracing(proxy)
+                if "opentelemetry.trace" in sys.modules or PROVIDER_VARIABLE in os.environ:
+                    # This process has a tracer provider, for which it has loaded the packages.
+                    from mcp_context_proxy.server.tracing import open_tracing  # noqa: PLC0415 - seldom needed
+
+                    proxy.trace(open_tracing())
                 negotiation = Negotiation(
                     gateway=proxy.gateway,
                     subscriptions=Subscriptions(proxy.changes, proxy.gateway.resources),
@@ -173,14 +177,6 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                     await front(proxy, negotiation)
                     group.cancel_scope.cancel()
             listening.cancel_scope.cancel()
-
-
-def _open_tracing(proxy: Proxy) -> None:
-    """Make spans of requests if this process has a tracer provider, for which it has loaded the packages."""
-    if "opentelemetry.trace" in sys.modules or PROVIDER_VARIABLE in os.environ:
-        from mcp_context_proxy.server.tracing import open_tracing  # noqa: PLC0415 - seldom needed
-
-        proxy.trace(open_tracing())
 
 
 PROVIDER_VARIABLE = "OTEL_PYTHON_TRACER_PROVIDER"

@@ -303,22 +303,17 @@ def keys_of(config: ClusterConfig) -> tuple[bytes, ...]:
     if config.key is not None:
         key = config.key.encode()
     elif config.key_file is not None:
-        key = _key_in(config.key_file)
+        try:
+            key = config.key_file.read_bytes().strip()
+        except OSError as error:
+            reason = f"cannot be read: {error.strerror or error}"
+            raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)]) from error
+        if len(key) < KEY_CHARACTERS:
+            reason = f"has {len(key)} bytes; a key has {KEY_CHARACTERS} or more (openssl rand -hex 32)"
+            raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)])
     else:
         return ()
     return (key, *(other.encode() for other in config.other_keys))
-
-
-def _key_in(file: Path) -> bytes:
-    try:
-        key = file.read_bytes().strip()
-    except OSError as error:
-        reason = f"cannot be read: {error.strerror or error}"
-        raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)]) from error
-    if len(key) < KEY_CHARACTERS:
-        reason = f"has {len(key)} bytes; a key has {KEY_CHARACTERS} or more (openssl rand -hex 32)"
-        raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)])
-    return key
 
 
 KIB: Final = 1024

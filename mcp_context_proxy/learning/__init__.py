@@ -16,7 +16,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import msgspec
 from msgspec import Struct, field
@@ -30,11 +30,8 @@ from mcp_context_proxy.store.learned import DECAY_PER_DAY, Pair, PairId
 from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.store.tables import ToolSessions, decoded_vector, encoded_vector
-from mcp_context_proxy.system.later import np, pattern
+from mcp_context_proxy.system.later import NDArray, np, pattern
 from mcp_context_proxy.system.process import date_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 

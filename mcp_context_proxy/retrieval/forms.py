@@ -18,17 +18,13 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
 from mcp_context_proxy.retrieval.item_metadata import LONGEST_FIRST, LONGEST_PHRASE, PHRASES
 from mcp_context_proxy.retrieval.text import STOP_WORDS, TABLES, listed, meanings, spoken
-from mcp_context_proxy.system.later import np, pattern
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+from mcp_context_proxy.system.later import NDArray, np, pattern
 
 FIRST_OF_QUERY: Final = 1_000
 """Characters of a query in which values of several words are looked for."""
