@@ -541,29 +541,15 @@ def operations(proxy: Proxy) -> list[Operation]:
     from mcp_context_proxy.web.search import SearchApi  # noqa: PLC0415
     from mcp_context_proxy.web.usage import InteractionsApi, UsageApi  # noqa: PLC0415
 
-    measuring, parts = proxy.statistics, proxy.interactions
+    parts = proxy.interactions
     recorder, log = (None, None) if parts is None else (parts.recorder, parts.log)
     apis = (
         RunningApi(proxy),
         InventoryApi(proxy),
-        ContextsApi(
-            contexts=proxy.contexts,
-            catalog=proxy.catalog,
-            changes=proxy.changes,
-            past=proxy.past_requests,
-            profiles=proxy.gateway.profiles,
-            log=log,
-        ),
-        PromptsApi(proxy, proxy.gateway.profiles, log),
-        SearchApi(
-            contexts=proxy.contexts, fleet=proxy.fleet, usage=proxy.usage, reindex=proxy.reindex, log=log
-        ),
-        UsageApi(
-            reports=measuring.reports,
-            usage=measuring.usage,
-            catalog=proxy.catalog,
-            listed_whole=proxy.tool_list.lists_all,
-        ),
+        ContextsApi(proxy, log),
+        PromptsApi(proxy, log),
+        SearchApi(proxy, log),
+        UsageApi(proxy, proxy.statistics.reports),
         InteractionsApi(recorder),
         ApprovalsApi(proxy.store, proxy.approvals, proxy.refresh.mark_stale, proxy.audit),
         AuditApi(proxy.audit, audit_file(proxy.config)),

@@ -27,7 +27,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.auth import rights_of
@@ -36,7 +35,7 @@ from mcp_context_proxy.interactions import MESSAGE, PATIENCE_SECONDS, Interactio
 from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.server.rendering import recall_data
 from mcp_context_proxy.statistics import DEFAULT_PERIOD, seconds_of
-from mcp_context_proxy.statistics.recorder import TIMING_BOUNDS, Counters, Timings, UsageRecorder
+from mcp_context_proxy.statistics.recorder import TIMING_BOUNDS, Counters, Timings
 from mcp_context_proxy.statistics.report import (
     UNUSED_AFTER_DAYS,
     DocumentStatistics,
@@ -67,6 +66,7 @@ from mcp_context_proxy.web import (
     needs,
     refused,
 )
+from mcp_context_proxy.web.search import Served
 
 if TYPE_CHECKING:
     from mcp_context_proxy.cluster.replicas import ClusterCounts  # most proxies are alone
@@ -168,21 +168,10 @@ T = TypeVar("T")
 class UsageApi(Api):
     """Operations on usage statistics."""
 
-    def __init__(
-        self,
-        *,
-        reports: Reports,
-        usage: UsageRecorder | None,
-        catalog: Catalog,
-        listed_whole: Callable[[Snapshot], bool],
-    ) -> None:
-        """Connect the parts.
-
-        Without ``usage`` nothing is counted. ``listed_whole`` returns whether every host reads all of a
-        snapshot.
-        """
-        self._reports, self._usage, self._catalog = reports, usage, catalog
-        self._listed_whole = listed_whole
+    def __init__(self, proxy: Served, reports: Reports) -> None:
+        """Report on a proxy that serves; where it counts nothing, on earlier ones."""
+        self._reports, self._usage, self._catalog = reports, proxy.usage, proxy.catalog
+        self._listed_whole = proxy.tool_list.lists_all
 
     @_Report("/metrics/search", answer=SearchMetrics)
     async def _get_search_metrics(self, given: Given, wanted: PeriodWanted) -> dict[str, Any]:
