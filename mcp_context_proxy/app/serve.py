@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 STARTING_SECONDS: Final = 15.0
 """Time for which servers that have not answered yet keep the proxy from being ready, and lists that have just
 come: after that, one of them hangs, and clients of the others should not wait for it."""

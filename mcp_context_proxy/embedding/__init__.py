@@ -39,7 +39,6 @@ from mcp_context_proxy.system.later import NDArray, np
 
 logger = logging.getLogger(__name__)
 
-
 Matrix: TypeAlias = "NDArray[np.float32]"
 """Shape [texts, dimensions], every row with L2 norm 1."""
 

@@ -74,7 +74,6 @@ UNITS: dict[str, dict[str, float]] = {
 }
 """Factor of each unit to the base unit of its kind. The definitions are exact (NIST SP 811), US customary."""
 
-
 calculator = Server("calculator", "Arithmetic, statistics, loans and interest, primes, and units of measure.")
 
 
@@ -309,7 +308,6 @@ def _answer(moment: datetime) -> Moment:
 EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}")
 LINK = re.compile(r"https?://[^\s<>\"'`\])}]+")
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
-
 
 text = Server("text", "Works on text given in the call: compare, search, count, reshape, hash.")
 

@@ -40,7 +40,6 @@ from mcp_context_proxy.system.threads import BatchWriter, in_thread
 
 logger = logging.getLogger(__name__)
 
-
 MESSAGE: Final = "message"
 """The type of an interaction that is posted without one."""
 

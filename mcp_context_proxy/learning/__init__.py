@@ -196,7 +196,6 @@ COHERENT: Final = 0.2
 """Mean cosine of a tool's queries with each other from which on they have a topic. On public logs 90 of 100
 tools have more; queries for all sorts of tools together have 0.08 to 0.17."""
 
-
 MOST_ADDED_IF_GENERAL: Final = 0.5
 """Share of its own cosine that may be added to a tool whose queries have no topic. One that was not among the
 first fifteen then comes into the first five in 1 of 100 cases; without a bound, in nearly all."""

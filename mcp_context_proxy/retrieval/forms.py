@@ -133,7 +133,6 @@ _SEVERAL: Final = tuple(
 )
 """Kinds of values that have several words."""
 
-
 _MAY_BE_SEVERAL = pattern(r"\d|\{|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP)\s|(?i:select) \*")
 
 _SPELLED = (
@@ -443,7 +442,6 @@ SHORTEST_BASE, ENDINGS = 4, listed("endings")
 WORDS = Path(__file__).with_name("words.txt")
 """Words that a misspelled word may have meant, the most likely first: words of tools, then frequent English
 ones. ``scripts/build_words.py`` writes them."""
-
 
 LIKELY = 11_000
 """Words of the file that may be meant by another: "forex" is rather a new word than the rare "fore"."""

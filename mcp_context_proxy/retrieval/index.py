@@ -68,7 +68,6 @@ _ADDRESSED = pattern(
 Identity: TypeAlias = tuple[str, str]
 """Key of a source and kind of its items: a server, too, may be called ``rules``."""
 
-
 Sketch: TypeAlias = "Callable[[Sequence[str]], NDArray[np.float32] | None]"
 """Returns guesses of the vectors of texts, made without the model; None where it has none."""
 

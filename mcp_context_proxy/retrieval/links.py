@@ -67,7 +67,6 @@ _PROHIBITS = pattern(
 )
 _CLAUSE = pattern(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
 
-
 PATTERN_CHARACTERS: Final = 200
 PATTERNS_TRIED: Final = 64
 """Alternatives in the braces of one pattern."""

@@ -163,7 +163,6 @@ and small talk, for which there are no tools. Unaided, a model explains, writes 
 text of a conversation. ``scripts/build_background.py`` embeds them: to do it at the first search of every new
 store would make somebody wait for seconds."""
 
-
 UNIT = 127
 """Number that stands for 1 in the stored vectors of things elsewhere and of what is done unaided."""
 

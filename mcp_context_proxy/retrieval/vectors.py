@@ -80,7 +80,6 @@ BLOCK, LEAST_BLOCK = 64, 8
 BLOCKS_A_SCORE = 2
 """Least number of blocks for each score that is wanted; with fewer, most blocks have one of them."""
 
-
 Number = TypeVar("Number", bound="np.generic")
 
 

@@ -42,7 +42,6 @@ from mcp_context_proxy.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
-
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")

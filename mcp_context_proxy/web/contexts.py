@@ -216,7 +216,6 @@ ITEM_LISTS: Final = ("items", "dropped", "near_misses")
 DESCRIPTION_CHARACTERS = 2000
 """Length to which descriptions are cut: a person reads no more of one item among many."""
 
-
 LISTED_CHARACTERS: Final = 2_000_000
 """Characters of the items of all sessions in one response, about; thousands of sessions have fewer."""
 

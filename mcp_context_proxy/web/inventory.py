@@ -154,7 +154,6 @@ class Done(Struct, frozen=True):
 
 SwitchAnswer: Final = answer_form("SwitchAnswer", "A server or tool that was turned on or off.", Switched)
 
-
 _SWITCHING: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 
 
