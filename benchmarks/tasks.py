@@ -61,7 +61,7 @@ proxy.add_transform(BM25SearchTransform())
 proxy.run(show_banner=False)
 """
 PAGES = """
-from mcp_context_proxy.examples.kit import Core, Pipe, serve_stdio
+from mcp_context_proxy.examples import Core, Pipe, serve_stdio
 PAGE = "ui://dice/page"
 class Dice(Core):
     def tools(self):

@@ -18,7 +18,7 @@ sys.path.append(dirname(dirname(abspath(__file__))))  # noqa: PTH100, PTH120 - p
 
 from definitions import tools
 
-from mcp_context_proxy.examples.kit import Core, Pipe, Request, serve_stdio
+from mcp_context_proxy.examples import Core, Pipe, Request, serve_stdio
 
 
 class ToolServer(Core):

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -46,11 +46,7 @@ from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system import LONGEST_LINE
-from mcp_context_proxy.system.later import np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+from mcp_context_proxy.system.later import NDArray, np
 
 T = TypeVar("T")
 

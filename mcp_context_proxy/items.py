@@ -465,7 +465,6 @@ class SearchFilters(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 NO_FILTERS: Final = SearchFilters()
 
-
 ItemKey: TypeAlias = tuple[Kind, str]
 """Type of an item, and the exposed name of a tool or the name of a document."""
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.app import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary, watch
-from mcp_context_proxy.config import Config, ServerConfig
+from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
 from mcp_context_proxy.config.programs import all_secrets_of
 from mcp_context_proxy.config.reload import Reloader, Standing
@@ -196,7 +196,10 @@ class CatalogRefresh:
                 await self._refreshed()
 
         def needless(client: DownstreamClient) -> bool:
-            return hides_tools is not None and hides_tools() and not _has_always(client.config)
+            if hides_tools is None or not hides_tools():
+                return False
+            server = client.config
+            return IncludeMode.ALWAYS not in (server.include, *(one.include for one in server.tools.values()))
 
         now = anyio.current_time()
         unlisted = filter(None, map(self._fleet.clients.get, self._catalog.snapshot.unlisted))
@@ -427,7 +430,11 @@ class Proxy(Struct, kw_only=True, eq=False):
         if changed & {"clients", "documents"}:
             self.gateway.profiles.configure(config)
         if "clients" in changed:
-            self._follow_profiles()
+            for session in self.open_sessions:
+                rights = self.gateway.profiles.of_client(session.rights, None)
+                if rights != session.rights:
+                    session.rights = rights
+                    self.changes.tools_grew(session)
         # Each of the other parts is reached only if a table that it reads has changed.
         if changed & {"expose", "limits"}:
             self.catalog.configure(config.expose, config.limits)
@@ -448,13 +455,6 @@ class Proxy(Struct, kw_only=True, eq=False):
         """Forget the uses of tools whose definition has been approved anew."""
         if approved := frozenset(tool for event in events if (tool := event.approved_tool) is not None):
             self.search.forget_uses(approved)
-
-    def _follow_profiles(self) -> None:
-        for session in self.open_sessions:
-            rights = self.gateway.profiles.of_client(session.rights, None)
-            if rights != session.rights:
-                session.rights = rights
-                self.changes.tools_grew(session)
 
     async def wait_first_connect(self) -> None:
         """Wait until every server is ready or has failed once, and the catalog is up to date."""
@@ -561,11 +561,6 @@ class Proxy(Struct, kw_only=True, eq=False):
     def _index(self, snapshot: Snapshot) -> None:
         if self._warm:
             self.searcher.indexing.prepare(snapshot)
-
-
-def _has_always(server: ServerConfig) -> bool:
-    """Return whether a tool of a server may be one that is always listed."""
-    return IncludeMode.ALWAYS in (server.include, *(tool.include for tool in server.tools.values()))
 
 
 def tools_setup(config: Config, *, recalls: bool) -> meta_definitions.Setup:

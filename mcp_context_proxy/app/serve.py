@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 STARTING_SECONDS: Final = 15.0
 """Time for which servers that have not answered yet keep the proxy from being ready, and lists that have just
 come: after that, one of them hangs, and clients of the others should not wait for it."""
@@ -150,7 +149,11 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
             stop, reloader = anyio.Event(), Reloader(config, load_again)
             listening.start_soon(listen_for_signals, signals, stop, reloader.ask)
             async with open_proxy(config, serves=True) as proxy:
-                _open_tracing(proxy)
+                if "opentelemetry.trace" in sys.modules or PROVIDER_VARIABLE in os.environ:
+                    # This process has a tracer provider, for which it has loaded the packages.
+                    from mcp_context_proxy.server.tracing import open_tracing  # noqa: PLC0415 - seldom needed
+
+                    proxy.trace(open_tracing())
                 negotiation = Negotiation(
                     gateway=proxy.gateway,
                     subscriptions=Subscriptions(proxy.changes, proxy.gateway.resources),
@@ -173,14 +176,6 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                     await front(proxy, negotiation)
                     group.cancel_scope.cancel()
             listening.cancel_scope.cancel()
-
-
-def _open_tracing(proxy: Proxy) -> None:
-    """Make spans of requests if this process has a tracer provider, for which it has loaded the packages."""
-    if "opentelemetry.trace" in sys.modules or PROVIDER_VARIABLE in os.environ:
-        from mcp_context_proxy.server.tracing import open_tracing  # noqa: PLC0415 - seldom needed
-
-        proxy.trace(open_tracing())
 
 
 PROVIDER_VARIABLE = "OTEL_PYTHON_TRACER_PROVIDER"
@@ -517,13 +512,14 @@ async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
 
 def web_routes(proxy: Proxy, member: Member | None = None) -> list[BaseRoute]:
     """Return the routes of the REST API, the pages and the metrics, with those of a member of a cluster."""
-    from mcp_context_proxy.web import prometheus, routes  # noqa: PLC0415 - a stdio front alone needs none
+    from mcp_context_proxy.web import routes  # noqa: PLC0415 - a stdio front alone needs none
+    from mcp_context_proxy.web.usage import metrics_route  # noqa: PLC0415
 
     within = _within_profiles(proxy)
     metrics: list[BaseRoute] = []
     if proxy.usage is not None:
         replica = None if member is None else member.counts
-        metrics.append(prometheus.route(proxy.usage.counters, replica, within))
+        metrics.append(metrics_route(proxy.usage.counters, replica, within))
     shown = partial(shown_json, redact=proxy.redact.json)
     return [*routes(operations(proxy), shown, within), *metrics]
 
@@ -544,29 +540,15 @@ def operations(proxy: Proxy) -> list[Operation]:
     from mcp_context_proxy.web.search import SearchApi  # noqa: PLC0415
     from mcp_context_proxy.web.usage import InteractionsApi, UsageApi  # noqa: PLC0415
 
-    measuring, parts = proxy.statistics, proxy.interactions
+    parts = proxy.interactions
     recorder, log = (None, None) if parts is None else (parts.recorder, parts.log)
     apis = (
         RunningApi(proxy),
         InventoryApi(proxy),
-        ContextsApi(
-            contexts=proxy.contexts,
-            catalog=proxy.catalog,
-            changes=proxy.changes,
-            past=proxy.past_requests,
-            profiles=proxy.gateway.profiles,
-            log=log,
-        ),
-        PromptsApi(proxy, proxy.gateway.profiles, log),
-        SearchApi(
-            contexts=proxy.contexts, fleet=proxy.fleet, usage=proxy.usage, reindex=proxy.reindex, log=log
-        ),
-        UsageApi(
-            reports=measuring.reports,
-            usage=measuring.usage,
-            catalog=proxy.catalog,
-            listed_whole=proxy.tool_list.lists_all,
-        ),
+        ContextsApi(proxy, log),
+        PromptsApi(proxy, log),
+        SearchApi(proxy, log),
+        UsageApi(proxy, proxy.statistics.reports),
         InteractionsApi(recorder),
         ApprovalsApi(proxy.store, proxy.approvals, proxy.refresh.mark_stale, proxy.audit),
         AuditApi(proxy.audit, audit_file(proxy.config)),

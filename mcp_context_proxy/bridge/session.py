@@ -126,7 +126,10 @@ class Bridge:
         self._reading.start()
         signal.signal(signal.SIGTERM, self.stop)
         for lines in _blocks(0, HELD_BYTES):
-            self._to_proxy(lines)
+            with self._turn:
+                # After an error, the other thread sees the end, tells the host, and opens the session anew. A
+                # line that is no request is lost with the proxy that it was for.
+                self._send(lines)
         self._end()
         self._reading.join(LAST_LINES_SECONDS)
 
@@ -155,12 +158,6 @@ class Bridge:
             with suppress(OSError):
                 self._peer.shutdown(socket.SHUT_WR)
             self._turn.release()
-
-    def _to_proxy(self, lines: bytes) -> None:
-        with self._turn:
-            # After an error, the other thread sees the end, tells the host, and opens the session anew. A
-            # line that is no request is lost with the proxy that it was for.
-            self._send(lines)
 
     def _send(self, lines: bytes) -> None:
         with suppress(OSError):

@@ -327,7 +327,13 @@ class Catalog:
                     f"{item.exposed_name} leads to it"
                 )
         owned = names.keep_owned(items, self._servers, findings)
-        return _unique(owned, lambda item: item.exposed_name, kind, findings)
+        kept: dict[str, T] = {}
+        for item in owned:
+            first = kept.setdefault(item.exposed_name, item)
+            if first is not item:
+                offered = f"{first.server} offers it too"
+                findings.append(f"{item.server}: {kind} {item.exposed_name!r} is withheld: {offered}")
+        return dict(sorted(kept.items()))
 
     def _approved_tools(self, client: DownstreamClient, findings: list[str]) -> Iterator[Tool]:
         """Yield the tools of one client that are approved, with hints no looser than the approved ones."""
@@ -577,13 +583,3 @@ def _same(before: Snapshot, after: Snapshot) -> bool:
     """Return whether nothing has changed but the generation; a source is equal only to itself."""
     fields = (name for name in before.__struct_fields__ if name != "generation")
     return all(getattr(before, name) == getattr(after, name) for name in fields)
-
-
-def _unique(items: Iterable[T], key: Callable[[T], str], kind: str, findings: list[str]) -> dict[str, T]:
-    """Return items by key, sorted by it; the first of several with one key wins, the others are withheld."""
-    kept: dict[str, T] = {}
-    for item in items:
-        first = kept.setdefault(key(item), item)
-        if first is not item:
-            findings.append(f"{item.server}: {kind} {key(item)!r} is withheld: {first.server} offers it too")
-    return dict(sorted(kept.items()))

@@ -63,7 +63,6 @@ from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
-
 PRIORITY: Final = 500
 """Default priority of a document: in the middle."""
 

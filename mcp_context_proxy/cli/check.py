@@ -72,10 +72,8 @@ _INSTALL: Final = {
     "docker": "install Docker: https://docs.docker.com/get-docker",
 }
 
-
 ENVIRONMENT: Final = "environment"
 """Subject of the verdict about the variables that servers do not get."""
-
 
 STUFFING: Final[Mapping[Suspicion, tuple[str, str]]] = {
     "requests": ("its descriptions read like requests", "descriptions should say what a tool does"),

@@ -39,7 +39,6 @@ GIVEN: Final[Mapping[str, str]] = {
 }
 """Forms in which a model was given a document (`context.Delivery`)."""
 
-
 INCLUDED: Final[Mapping[str, str]] = {
     "agent": "agent: queries find it",
     "always": "always: it is in every context",
@@ -214,10 +213,8 @@ DEFINITIONS: Final[Mapping[str, list[str]]] = {
 }
 """Words for the fate of a definition."""
 
-
 QUERY_ROOM: Final = 40
 """Room beside the other columns that a query needs, so that it can be told from others."""
-
 
 WHOLE_TOKENS: Final = (
     "Tokens: of the whole definitions and texts of the items (estimate). "

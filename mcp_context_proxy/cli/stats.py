@@ -154,7 +154,6 @@ MEASURES: Final = {
 }
 """Figures of a comparison."""
 
-
 BRACKETS: Final = (
     "In brackets: the interval of 95 %, over sessions; none with fewer than 20 sessions on a side."
 )

@@ -47,7 +47,6 @@ SHOWN: Final = 10
 CONFIGURED: Final = "configured"
 """Stands for the store of the configuration, so that no password need be on the command line."""
 
-
 EVERYONE: Final = "everyone"
 """Owner of the pairs that rank for all."""
 

@@ -56,7 +56,6 @@ NAMED: Final = 4
 Cell = str | Text
 Data = TypeVar("Data", bound=Mapping[str, Any])
 
-
 _WORD: Final = re.compile(r"\S+\s*")
 
 

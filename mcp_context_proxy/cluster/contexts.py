@@ -52,7 +52,6 @@ from mcp_context_proxy.system.threads import in_thread, keep_latest
 
 logger = logging.getLogger(__name__)
 
-
 FLUSH_SECONDS: Final = 0.25
 """Time after which a change of a session that nobody waits for is written."""
 

@@ -65,7 +65,6 @@ from mcp_context_proxy.system.threads import in_task, in_thread, keep_latest
 
 logger = logging.getLogger(__name__)
 
-
 MOVED_KEPT: Final = 10_000
 """Sessions of which it is remembered that they have another home than their id says, half a megabyte."""
 

@@ -42,11 +42,10 @@ from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.streamable_http import STREAM_TYPE
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.store.credentials import mark_of
-from mcp_context_proxy.store.hints import ChangeHints
+from mcp_context_proxy.store.postgres import ChangeHints
 from mcp_context_proxy.system.threads import in_thread, keep_latest
 
 logger = logging.getLogger(__name__)
-
 
 RELAY_HEADER: Final = b"x-mcp-relay"
 """Header of a relay: version, sender, receiver, time, number and signature. In an answer it says that the
@@ -90,7 +89,6 @@ _OF_ONE_HOP: Final = frozenset(
     }
 )
 """Headers of one connection; the Host and Origin were checked by the replica that the client has reached."""
-
 
 _STREAM: Final = re.compile(rb"(?:^|&)(session_id=[A-Za-z0-9_.-]+)(?:&|$)")
 

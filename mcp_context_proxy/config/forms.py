@@ -90,7 +90,6 @@ def marked(table: type[Table], marker: Reload | str) -> frozenset[str]:
 Check: TypeAlias = Callable[[Any], Any]
 """Returns a value as it is used, or raises `ValueError` with the reason why it cannot be."""
 
-
 LARGEST: Final = 10**15
 """Largest number anywhere: what counts, stores and reserves by numbers takes it, and no larger ones."""
 
@@ -268,12 +267,10 @@ _OTHER_WORDS: Final = {
 }
 """Names that hosts and people use for a key, where the spelling alone does not lead to ours."""
 
-
 _WORD: Final = 5
 """Letters from which on a word of a key is compared alone; shorter ones are like too many others."""
 _MEANT: Final = 3
 """Keys with the same word that a message names at most."""
-
 
 EXPLAINED: Final = 100
 """Mistakes after which the message of an unknown key no longer names similar ones, which takes time."""

@@ -177,7 +177,6 @@ RUNNERS: Final = {
 }
 """Programs that download the package they run, each with its mark before a version."""
 
-
 _PACKAGE_FLAGS: Final = {"-p", "--package", "--from"}
 _FLAGS_WITH_VALUE: Final = {"--python", "--with", "--index-url", "--index", "--registry", "--directory"}
 

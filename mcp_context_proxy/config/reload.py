@@ -317,7 +317,13 @@ class Reloader:
             if keys and keys != self.standing.needs_restart:
                 logger.warning("%s: these changes need a restart: %s", config.path, ", ".join(keys))
             self.standing = replace(self.standing, needs_restart=keys)
-        self._tell_problems(config)
+        problems = tuple(config.complaints("stays as it was"))
+        if self.standing.problems and not problems:
+            logger.log(NOTICE, "%s has no mistakes any more", config.path)
+        for problem in problems:
+            if problem not in self.standing.problems:
+                logger.warning("%s", problem)
+        self.standing = replace(self.standing, problems=problems)
 
     async def _loaded(self) -> Config:
         """Load the file once it is whole: what may be the beginning of one has to stay as it is for a while.
@@ -341,12 +347,3 @@ class Reloader:
         """Return the configuration of the file, and whether something is missing in it. Blocks."""
         config = without_mistakes(self._load(), running)
         return config, _lacks(running, config, Config.keys())
-
-    def _tell_problems(self, config: Config) -> None:
-        problems = tuple(config.complaints("stays as it was"))
-        if self.standing.problems and not problems:
-            logger.log(NOTICE, "%s has no mistakes any more", config.path)
-        for problem in problems:
-            if problem not in self.standing.problems:
-                logger.warning("%s", problem)
-        self.standing = replace(self.standing, problems=problems)

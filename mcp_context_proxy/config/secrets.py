@@ -67,7 +67,6 @@ V = TypeVar("V")
 Secret = tuple[str, str]
 """A name, which may be shown, and a secret value."""
 
-
 RANDOM_PAIRS: Final = 5
 """Pairs of neighbours that no word has, from which a token occurs nowhere by chance; honest ones have ten."""
 

@@ -157,7 +157,6 @@ class ServerConfig(Table, frozen=True):
 Preset: TypeAlias = Literal["aggressive", "normal", "conservative"]
 RerankMode: TypeAlias = Literal["never", "auto", "always"]
 
-
 SHORTEST_NAME: Final = 16
 """Lowest bound on the length of names: the digest, and a few characters of either end."""
 
@@ -323,7 +322,6 @@ class StatisticsConfig(Table, frozen=True):
 
 SMALLEST_AUDIT: Final = 10_000
 """Smallest file of the audit: some tens of entries."""
-
 
 DecayFactor = Annotated[float, within(most=1, above=0)]
 """Share of a score that is left after a day."""

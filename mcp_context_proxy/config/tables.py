@@ -44,7 +44,6 @@ TAG_CHARACTERS: Final = 64
 MEANING_CHARACTERS: Final = 200
 """Longest meaning of a word of queries, or use case of a tool: a short phrase."""
 
-
 Tag = Annotated[
     str,
     like(
@@ -75,7 +74,6 @@ def _word(text: str) -> str:
 
 Synonyms = dict[Annotated[str, _word], Meaning]
 """Words of queries, in lower case, each with the words that it stands for."""
-
 
 Allow: TypeAlias = Literal["always", "ask", "never"]
 """``always`` makes a call without asking, ``ask`` has a person confirm it, ``never`` turns the tool off."""
@@ -191,7 +189,6 @@ class ClientConfig(Table, frozen=True):
 Clients = dict[ProfileName, ClientConfig]
 """Profiles by name, in the order of the file: of several that match a client, the first counts."""
 
-
 Algorithm: TypeAlias = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
@@ -267,7 +264,6 @@ def is_encrypted(url: str) -> bool:
 KEY_CHARACTERS: Final = 32
 """Shortest key: 128 random bits in hexadecimal digits. Whoever has it can speak as a replica."""
 
-
 ReplicaName = Annotated[str, like("[A-Za-z0-9_-]{1,64}", "must be 1 to 64 of A-Z a-z 0-9 _ -")]
 ReplicaUrl = Annotated[str, like("https?://[^/?#@]+", "must be http://HOST:PORT or https://HOST:PORT")]
 ClusterKey = Annotated[str, sized(KEY_CHARACTERS, unit="characters")]
@@ -303,22 +299,17 @@ def keys_of(config: ClusterConfig) -> tuple[bytes, ...]:
     if config.key is not None:
         key = config.key.encode()
     elif config.key_file is not None:
-        key = _key_in(config.key_file)
+        try:
+            key = config.key_file.read_bytes().strip()
+        except OSError as error:
+            reason = f"cannot be read: {error.strerror or error}"
+            raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)]) from error
+        if len(key) < KEY_CHARACTERS:
+            reason = f"has {len(key)} bytes; a key has {KEY_CHARACTERS} or more (openssl rand -hex 32)"
+            raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)])
     else:
         return ()
     return (key, *(other.encode() for other in config.other_keys))
-
-
-def _key_in(file: Path) -> bytes:
-    try:
-        key = file.read_bytes().strip()
-    except OSError as error:
-        reason = f"cannot be read: {error.strerror or error}"
-        raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)]) from error
-    if len(key) < KEY_CHARACTERS:
-        reason = f"has {len(key)} bytes; a key has {KEY_CHARACTERS} or more (openssl rand -hex 32)"
-        raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)])
-    return key
 
 
 KIB: Final = 1024

@@ -42,7 +42,6 @@ Origin: TypeAlias = Literal["search", "set_context", "list", "context"]
 """Cause of a request: a search, ``set_context``, a list filtered by a query, or a host's hook, an agent or a
 person that wants the context itself."""
 
-
 Count = Annotated[int, Meta(ge=1)]
 MOST_DEPTH: Final = 5
 MOST_BEFORE: Final = 100

@@ -73,7 +73,6 @@ from mcp_context_proxy.trust import ACTING, profile_in
 
 logger = logging.getLogger(__name__)
 
-
 SECONDS: Final = 1.0
 """Time for it: a context does not wait for a model to be opened, or a large memory to be read first."""
 

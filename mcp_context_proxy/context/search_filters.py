@@ -40,7 +40,6 @@ from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
-
 Figures: TypeAlias = Mapping[tuple[str, str], ToolFigures]
 """How earlier calls went, by server and the tool's own name."""
 
@@ -217,7 +216,6 @@ def _settings(servers: Mapping[str, ServerConfig]) -> Iterator[ServerConfig | To
 
 OnProgress = Callable[[int, int], None]
 """Called on the event loop with the number of indexed texts and of all texts. Must not block."""
-
 
 OnWait = Callable[[float, str], None]
 """Called on the event loop, once a second, while a request waits for servers: with the seconds that it has

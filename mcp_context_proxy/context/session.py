@@ -59,7 +59,6 @@ NAMES_KEPT = 1000
 DEFAULT_LOG_LEVEL = "debug"
 """Log level of a client that never set one: it gets every message, as if there were no proxy."""
 
-
 Delivered: TypeAlias = tuple[str, Delivery]
 """Fingerprint of a document that a model was given, and the form."""
 
@@ -217,7 +216,6 @@ class ResultReading(Struct, frozen=True):
 
 NO_RESULTS = ResultReading()
 """Reading of no results at all."""
-
 
 RESULT_BYTES = 1_000_000
 """Size from which a result is not read: decoding it would hold up the event loop."""

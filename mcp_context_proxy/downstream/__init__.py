@@ -200,7 +200,6 @@ class QueuedChannel(Channel):
 
 _NUMBERS: Final = pattern(r"^\[Errno -?\d+\] |\(_ssl\.c:\d+\)$|^\[SSL: [A-Z_]+\] ")
 
-
 NO_ADDRESS: Final = "its host name leads to no address"
 """Reason why there is no connection, where a name cannot be resolved."""
 

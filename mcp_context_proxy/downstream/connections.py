@@ -315,7 +315,6 @@ _REMEDIES: Final = (
 )
 """What the output of a program that has ended may say, and the remedy; the first that fits counts."""
 
-
 DECLARED = (*CAPABILITY_OF.values(), "experimental")
 """Capabilities of a client that its connection declares unchanged; others belong to another hop or era."""
 

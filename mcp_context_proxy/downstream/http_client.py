@@ -45,7 +45,6 @@ from mcp_context_proxy.system.threads import in_task
 
 logger = logging.getLogger(__name__)
 
-
 CONNECTIONS = 256
 """Connections to one server that may be open at a time; further requests wait for one of them."""
 

@@ -61,7 +61,6 @@ RESUME_SECONDS = 1.0
 RESUME_MIN_SECONDS, RESUME_MAX_SECONDS = 0.1, 60.0
 """Bounds on such a wait, whatever the server says."""
 
-
 ORDER_SECONDS = 1.0
 """Time for a server to accept a frame before the next one is posted beside it."""
 

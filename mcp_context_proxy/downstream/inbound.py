@@ -50,7 +50,6 @@ from mcp_context_proxy.trust import person_in
 
 logger = logging.getLogger(__name__)
 
-
 LOG_MESSAGE = "notifications/message"
 PROGRESS = "notifications/progress"
 RESOURCE_UPDATED = "notifications/resources/updated"
@@ -79,7 +78,6 @@ NOTIFICATION_STRINGS = 1_000
 
 Route: TypeAlias = Callable[[str, Members, Sequence[Outgoing], Party | None], None]
 """Takes a notification with the pending requests of its connection, and its owner if it is not shared."""
-
 
 OnEvent: TypeAlias = Callable[[str, str, Members, frozenset[Party]], None]
 """Takes a notification: server, method, params, and the parties concerned, which may be none."""

@@ -81,7 +81,6 @@ PUSHED_BYTES = 1 << 20
 FIRST_LOOK_SECONDS = 0.0025
 """Wait before a child is first polled for its exit; it doubles up to the bound of the caller."""
 
-
 ADVERTISEMENT = b"npm notice"
 """Beginning of the lines with which npm ends, such as that of a newer npm, after its errors."""
 

@@ -28,20 +28,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.system.later import np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.system.later import NDArray, np
 
 logger = logging.getLogger(__name__)
-
 
 Matrix: TypeAlias = "NDArray[np.float32]"
 """Shape [texts, dimensions], every row with L2 norm 1."""

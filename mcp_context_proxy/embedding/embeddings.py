@@ -55,7 +55,6 @@ from mcp_context_proxy.system.threads import keep_latest
 
 logger = logging.getLogger(__name__)
 
-
 BULK_THREADS = 2
 """Texts embedded at the same time. Two runs of one thread each do half as much again as one run of two
 (650 against 420 short texts a second on two cores); more would take the cores of the servers behind us."""
@@ -83,7 +82,6 @@ UNSIGNED_WEIGHTS = "session.x64quantprecision"
 EXACT_PRODUCTS = ("amx_int8", "avx512_vnni", "avx_vnni")
 """Features of processors that multiply signed weights exactly, and two (VNNI) or three times (AMX) as fast as
 unsigned ones: there the option would only slow a run down. The vectors are the same bytes."""
-
 
 _loaded: WeakValueDictionary[ModelFolder, OnnxModel] = WeakValueDictionary()
 """Models that are in use. Several proxies of one process have each in memory once: 23 MB, 0.1 s to open."""

@@ -16,10 +16,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from mcp_context_proxy.examples import DATA_VARIABLE, SERVERS
-from mcp_context_proxy.examples.kit import (
+from mcp_context_proxy.examples import (
+    DATA_VARIABLE,
     INVALID_PARAMS,
     RESOURCE_NOT_FOUND,
+    SERVERS,
     Core,
     NoResponse,
     Pipe,

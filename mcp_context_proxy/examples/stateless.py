@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Annotated, Literal, TypeAlias, TypedDict
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
+from mcp_context_proxy.examples import Request
 from mcp_context_proxy.examples.functions import Between, Server, ToolError
-from mcp_context_proxy.examples.kit import Request
 
 Number: TypeAlias = int | float
 
@@ -73,7 +73,6 @@ UNITS: dict[str, dict[str, float]] = {
     "pressure": {"Pa": 1, "kPa": 1e3, "bar": 1e5, "psi": 6894.757293168, "atm": 101_325},
 }
 """Factor of each unit to the base unit of its kind. The definitions are exact (NIST SP 811), US customary."""
-
 
 calculator = Server("calculator", "Arithmetic, statistics, loans and interest, primes, and units of measure.")
 
@@ -309,7 +308,6 @@ def _answer(moment: datetime) -> Moment:
 EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}")
 LINK = re.compile(r"https?://[^\s<>\"'`\])}]+")
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
-
 
 text = Server("text", "Works on text given in the call: compare, search, count, reshape, hash.")
 

@@ -55,7 +55,6 @@ from mcp_context_proxy.trust import THE_USER, Role
 
 logger = logging.getLogger(__name__)
 
-
 PAGES_PATH = "/ui"
 """Path of the pages and their files."""
 

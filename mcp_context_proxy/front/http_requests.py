@@ -50,7 +50,6 @@ from mcp_context_proxy.trust import ACTING
 
 logger = logging.getLogger(__name__)
 
-
 JSON_TYPE = "application/json"
 PROBLEM_TYPE = "application/problem+json"
 """RFC 9457."""

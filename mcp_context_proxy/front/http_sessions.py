@@ -39,7 +39,6 @@ from mcp_context_proxy.system.threads import in_task, keep_latest
 
 logger = logging.getLogger(__name__)
 
-
 SESSION_HEADER = "mcp-session-id"
 
 ENDING_SECONDS = 1.0
@@ -50,7 +49,6 @@ GUESSES_PER_SECOND, GUESSES = 10.0, 100
 Nobody finds one of 128 random bits anyway."""
 
 ENDED = RequestError(INTERNAL_ERROR, "the session was ended meanwhile; the request may or may not have run")
-
 
 PRINCIPALS_KEPT = 1000
 """People whose guesses are counted; of more, the one whose last guess is longest ago begins anew."""

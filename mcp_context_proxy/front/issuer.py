@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 FRESH_SECONDS: Final = 600.0
 """Age at which keys are fetched again."""
 

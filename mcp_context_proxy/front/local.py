@@ -52,7 +52,6 @@ LOG_SECONDS: Final = 10.0
 REMOVE_SECONDS: Final = 1.0
 """Time to wait for a session that is about to start another proxy, before the socket is left to it."""
 
-
 MakeApi: TypeAlias = Callable[[], "LocalApi"]
 """Makes the REST API; called in a thread, at the first request for it."""
 
@@ -287,7 +286,6 @@ GREETING_BYTES: Final = 16_384
 
 GREETING_START: Final = b'{"bridge":'
 """Beginning of the line with them. No message of a host begins so."""
-
 
 GREETING_SECONDS: Final = 5.0
 """Time for a greeting that has begun; a bridge writes it at once."""

@@ -43,7 +43,6 @@ _REST_OF_LINE: Final = re.compile(r"[ \t]*(?://[^\n]*|/\*[^\n]*?\*/[ \t]*)?(?=\r
 _NUMBER: Final = re.compile(r"[-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|0o[0-7]+)$")
 _INDENT: Final = re.compile(r"^([ \t]+)\S", re.MULTILINE)
 
-
 _REMEDIES: Final[Mapping[Form, str]] = {
     "json": "",
     "toml": "; write each as a table of its own, such as [mcp_servers.NAME]",

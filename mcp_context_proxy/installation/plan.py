@@ -228,7 +228,6 @@ _ONLY_THERE: Final = {
 _NOTHING: Final = (None, False, "", "local")
 """Values with which such a key says nothing."""
 
-
 _BY_HAND: Final = "add the server by hand, with a table [servers.NAME.oauth], to log in as that client here"
 
 

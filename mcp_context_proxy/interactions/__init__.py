@@ -40,7 +40,6 @@ from mcp_context_proxy.system.threads import BatchWriter, in_thread
 
 logger = logging.getLogger(__name__)
 
-
 MESSAGE: Final = "message"
 """The type of an interaction that is posted without one."""
 
@@ -204,7 +203,11 @@ class InteractionMemory:
             ValueError: a number is outside its bounds.
         """
         top_k = self._keep.top_k if top_k is None else top_k
-        check_numbers(top_k, time_decay_factor)
+        if not 1 <= top_k <= MOST_FOUND:
+            raise ValueError(f"top_k is {top_k}; it must be between 1 and {MOST_FOUND:,}")
+        # Also for a number that is none (NaN): no comparison with it is true.
+        if time_decay_factor is not None and not 0 < time_decay_factor <= 1:
+            raise ValueError(f"time_decay_factor is {time_decay_factor}; it must be above 0 and at most 1")
         scope, note = replace(scope_of(agent_name, interaction_type), owner=owner), ""
         model_id, vector = None, None
         try:
@@ -263,14 +266,6 @@ class InteractionMemory:
 
     def forget_one(self, interaction: int) -> bool:
         return self._store.forget_one(interaction)
-
-
-def check_numbers(top_k: int, time_decay_factor: float | None) -> None:
-    if not 1 <= top_k <= MOST_FOUND:
-        raise ValueError(f"top_k is {top_k}; it must be between 1 and {MOST_FOUND:,}")
-    # Also for a number that is none (NaN): no comparison with it is true.
-    if time_decay_factor is not None and not 0 < time_decay_factor <= 1:
-        raise ValueError(f"time_decay_factor is {time_decay_factor}; it must be above 0 and at most 1")
 
 
 def scope_of(

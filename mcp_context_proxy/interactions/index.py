@@ -9,7 +9,7 @@ in the query, such as a ticket or a commit, means exactly itself: then only thos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -29,10 +29,7 @@ from mcp_context_proxy.store.learned import (
     InteractionVector,
 )
 from mcp_context_proxy.store.statistics import DAY
-from mcp_context_proxy.system.later import np, pattern
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.system.later import NDArray, np, pattern
 
 READ_AT_ONCE: Final = 1_000
 """Interactions or embeddings that are read at once, some MB: others who use the store wait some milliseconds

@@ -16,7 +16,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import msgspec
 from msgspec import Struct, field
@@ -30,11 +30,8 @@ from mcp_context_proxy.store.learned import DECAY_PER_DAY, Pair, PairId
 from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.store.tables import ToolSessions, decoded_vector, encoded_vector
-from mcp_context_proxy.system.later import np, pattern
+from mcp_context_proxy.system.later import NDArray, np, pattern
 from mcp_context_proxy.system.process import date_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +195,6 @@ def pruned(pairs: Iterable[Pair], now: float, most: int = MOST_PAIRS) -> list[Pa
 COHERENT: Final = 0.2
 """Mean cosine of a tool's queries with each other from which on they have a topic. On public logs 90 of 100
 tools have more; queries for all sorts of tools together have 0.08 to 0.17."""
-
 
 MOST_ADDED_IF_GENERAL: Final = 0.5
 """Share of its own cosine that may be added to a tool whose queries have no topic. One that was not among the

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 from msgspec import Struct, field
@@ -45,13 +45,10 @@ from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store.learned import LearnedStore, Pair, PairChanges, PairId, Taught, UseRow
 from mcp_context_proxy.store.migrations import PAIRS
 from mcp_context_proxy.store.statistics import DAY, StatisticsStore
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import NDArray, np
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import BatchWriter, in_thread, keep_latest
 from mcp_context_proxy.trust import ACTING
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +235,13 @@ class LearnedTier:
             try:
                 self._learn_pending()
             except StoreError:
-                self._guess(lesson)
+                # In memory alone, until the store can be written.
+                taught = self._guessed.setdefault((use.owner, use.session), set())
+                pairs, key = self._changes_by(lesson, taught)
+                if key is not None:
+                    taught.add((key, use.tool))
+                known = self._now_known()
+                self._known = known.changed(PairChanges(known.revision, tuple(pairs)))
             if self._has_too_many:
                 self._prune()
 
@@ -350,15 +353,6 @@ class LearnedTier:
             return Pair(key, use.tool, query, vector, lesson.model_id, first, 1, now, now, use.owner)
 
         return updated(use, near, begun, taught, now)
-
-    def _guess(self, lesson: _Lesson) -> None:
-        """Learn from a use in memory alone, until the store can be written."""
-        taught = self._guessed.setdefault((lesson.use.owner, lesson.use.session), set())
-        pairs, key = self._changes_by(lesson, taught)
-        if key is not None:
-            taught.add((key, lesson.use.tool))
-        known = self._now_known()
-        self._known = known.changed(PairChanges(known.revision, tuple(pairs)))
 
     def _prune(self) -> None:
         """Forget pairs with hardly any confidence, and the worst of too many."""

@@ -46,7 +46,6 @@ INSUFFICIENT_SCOPE = re.compile(r'error="?insufficient_scope\b')
 NEEDED_SCOPE = re.compile(r'\bscope="([^"]{1,200})"')
 """Parts of ``WWW-Authenticate``: the login is valid but lacks a scope, and the scope that is needed."""
 
-
 Learn: TypeAlias = Callable[[Iterable[tuple[str, str]]], None]
 """Takes secrets to redact: pairs of a name and a value."""
 

@@ -61,7 +61,6 @@ from mcp_context_proxy.system import threads
 
 logger = logging.getLogger(__name__)
 
-
 HOST: Final = "127.0.0.1"
 PATH: Final = "/callback"
 

@@ -40,7 +40,6 @@ from mcp_context_proxy.system.process import time_of_day
 
 logger = logging.getLogger(__name__)
 
-
 Address: TypeAlias = IPv4Address | IPv6Address
 
 METADATA: Final = frozenset(
@@ -204,7 +203,6 @@ EARLY_SECONDS: Final = 30.0
 
 EARLY_SHARE: Final = 0.25
 """Largest such time as a share of a token's life, so that a short one is not renewed with each request."""
-
 
 LONGEST_SECONDS: Final = 10 * 365 * 24 * 3600
 """Longest life of a token that is believed."""

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from mcp_context_proxy.system.later import np, pattern
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.system.later import NDArray, np, pattern
 
 PART_BYTES: Final = 1 << 16
 """Bytes measured at a time, in at most 5 ms. Measuring takes a few times this memory, which the process keeps

@@ -35,7 +35,6 @@ FAILED: Final = Outcome.FAILED
 ASKS: Final = Outcome.ASKS
 TASK: Final = Outcome.TASK
 
-
 _GOING_ON: Final = {"input_required": ASKS, "task": TASK}
 """Types of results after which a call goes on."""
 

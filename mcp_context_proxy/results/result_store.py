@@ -141,7 +141,9 @@ class _Lines:
 
     def matches(self, parts: list[str]) -> Iterator[tuple[int, int]]:
         """Yield start and end of each match: in a long line each place once, else each line once."""
-        at, is_in = 0, _in_one_line(parts)
+        at = 0
+        # A line that has all parts, one after the other. The expression takes nothing back.
+        is_in = re.compile("(?m)^" + "".join(f"(?>[^\n]*?{re.escape(part)})" for part in parts))
         while parts and (begin := self._lowered.find(parts[0], at)) >= 0:
             start, stop = self.bounds(begin)
             end = begin + len(parts[0])
@@ -216,11 +218,6 @@ class _Lines:
             yield number + on, self.text[start:stop]
             if found < 0:
                 return
-
-
-def _in_one_line(parts: list[str]) -> re.Pattern[str]:
-    """Return an expression for a line that has all parts, one after the other. It takes nothing back."""
-    return re.compile("(?m)^" + "".join(f"(?>[^\n]*?{re.escape(part)})" for part in parts))
 
 
 def _lowered(text: str) -> str:

@@ -87,7 +87,6 @@ POINTER: Final = "The result is in the structured content."
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
-
 REMEMBERED_BYTES: Final = 500
 """Size of an introduction whose host is remembered; those of known hosts have some 60 bytes."""
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf, isfinite, isinf
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
+from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from msgspec import Struct, field
 
 from mcp_context_proxy.items import Item, Tool, ToolKey
 from mcp_context_proxy.retrieval.item_metadata import item_text
 from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
-from mcp_context_proxy.system.later import np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.system.later import NDArray, np
 
 Method: TypeAlias = Literal["hybrid", "dense", "lexical", "rrf"]
 """Scoring method. The proxy uses ``hybrid``, and ``lexical`` where there is no model; the others are

@@ -17,17 +17,14 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, islice
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from mcp_context_proxy.retrieval.item_metadata import Fields
 from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.retrieval.vectors import small_numbers
-from mcp_context_proxy.system.later import np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.system.later import NDArray, np
 
 K1 = 1.2
 """Saturation: the lower, the sooner repetitions stop counting. 0.6 to 2 moved recall by less than a point."""

@@ -45,11 +45,9 @@ from mcp_context_proxy.retrieval.query_scores import (
 from mcp_context_proxy.retrieval.scoring import Background, Calibration, count_selected, rivals_of
 from mcp_context_proxy.retrieval.text import in_other_words, name_key
 from mcp_context_proxy.retrieval.vectors import query_vectors
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import NDArray, np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from mcp_context_proxy.retrieval.queries import ReadQuery
 
 

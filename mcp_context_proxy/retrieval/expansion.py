@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -25,10 +25,7 @@ from mcp_context_proxy.retrieval.next_steps import KnownSteps, next_steps
 from mcp_context_proxy.retrieval.scoring import Background
 from mcp_context_proxy.retrieval.text import chunks, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex
-from mcp_context_proxy.system.later import np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.system.later import NDArray, np
 
 CHUNKS_COMPARED = 5
 """Chunks of an item that are compared; nearly every tool has fewer, a long document has some of anything."""

@@ -18,17 +18,13 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
 from mcp_context_proxy.retrieval.item_metadata import LONGEST_FIRST, LONGEST_PHRASE, PHRASES
 from mcp_context_proxy.retrieval.text import STOP_WORDS, TABLES, listed, meanings, spoken
-from mcp_context_proxy.system.later import np, pattern
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+from mcp_context_proxy.system.later import NDArray, np, pattern
 
 FIRST_OF_QUERY: Final = 1_000
 """Characters of a query in which values of several words are looked for."""
@@ -136,7 +132,6 @@ _SEVERAL: Final = tuple(
     )
 )
 """Kinds of values that have several words."""
-
 
 _MAY_BE_SEVERAL = pattern(r"\d|\{|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP)\s|(?i:select) \*")
 
@@ -447,7 +442,6 @@ SHORTEST_BASE, ENDINGS = 4, listed("endings")
 WORDS = Path(__file__).with_name("words.txt")
 """Words that a misspelled word may have meant, the most likely first: words of tools, then frequent English
 ones. ``scripts/build_words.py`` writes them."""
-
 
 LIKELY = 11_000
 """Words of the file that may be meant by another: "forex" is rather a new word than the rare "fore"."""

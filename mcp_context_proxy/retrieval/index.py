@@ -32,11 +32,9 @@ from mcp_context_proxy.retrieval.item_metadata import ORDERS, item_text, metadat
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, suspected
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool, best, small_numbers, spans
-from mcp_context_proxy.system.later import np, pattern
+from mcp_context_proxy.system.later import NDArray, np, pattern
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from mcp_context_proxy.retrieval.purposes import Purpose
     from mcp_context_proxy.retrieval.queries import ReadQuery
 
@@ -69,7 +67,6 @@ _ADDRESSED = pattern(
 
 Identity: TypeAlias = tuple[str, str]
 """Key of a source and kind of its items: a server, too, may be called ``rules``."""
-
 
 Sketch: TypeAlias = "Callable[[Sequence[str]], NDArray[np.float32] | None]"
 """Returns guesses of the vectors of texts, made without the model; None where it has none."""

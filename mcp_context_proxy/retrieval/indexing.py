@@ -52,12 +52,10 @@ from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, is_trusted
 from mcp_context_proxy.retrieval.query_scores import SEVERAL_SENTENCES
 from mcp_context_proxy.retrieval.text import encodable, identifier_words, name_key, terms, words
 from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool, best, dots, small_numbers
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import NDArray, np
 from mcp_context_proxy.system.process import trim_now
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from mcp_context_proxy.retrieval.queries import ReadQuery
 
 READING_SECONDS = 0.7

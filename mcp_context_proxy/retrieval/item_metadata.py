@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
@@ -37,11 +37,7 @@ from mcp_context_proxy.retrieval.text import (
     topics,
     translated,
 )
-from mcp_context_proxy.system.later import np, pattern
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+from mcp_context_proxy.system.later import NDArray, np, pattern
 
 VERBS: Final[Mapping[str, str]] = meanings("verbs of tools")
 """Actions by verb; the first verb in a tool's name decides."""

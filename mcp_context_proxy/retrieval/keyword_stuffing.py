@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
 from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT, NAME_LIMIT, title_of
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, stem
-from mcp_context_proxy.system.later import np, pattern
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.system.later import NDArray, np, pattern
 
 Suspicion: TypeAlias = Literal["requests", "names"]
 """``requests``: the descriptions speak as a user does; ``names``: names and descriptions have no words in

@@ -11,7 +11,7 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct, field
 
@@ -20,10 +20,7 @@ from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, RIVALS, Background
 from mcp_context_proxy.retrieval.text import identifier_words, meanings, name_key, sentences, terms
 from mcp_context_proxy.retrieval.vectors import best
-from mcp_context_proxy.system.later import np, pattern
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.system.later import NDArray, np, pattern
 
 UNITS: Final = 24
 """Sentences and clauses of a text that are compared: twice as many as 500 characters have."""
@@ -69,7 +66,6 @@ _PROHIBITS = pattern(
     re.IGNORECASE | re.DOTALL,
 )
 _CLAUSE = pattern(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
-
 
 PATTERN_CHARACTERS: Final = 200
 PATTERNS_TRIED: Final = 64

@@ -19,7 +19,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence, Set
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mcp_context_proxy.retrieval.forms import SOMEBODY, value_kind
 from mcp_context_proxy.retrieval.item_metadata import (
@@ -45,11 +45,7 @@ from mcp_context_proxy.retrieval.text import (
     within,
     without_opener,
 )
-from mcp_context_proxy.system.later import np, pattern
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+from mcp_context_proxy.system.later import NDArray, np, pattern
 
 LEAST_TELLING = 2
 """Telling words (no stop words) on each side of a division, and of an order before what it carries. One is

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -27,10 +27,7 @@ from mcp_context_proxy.retrieval.item_metadata import ACTIONS, VERBS, action_of
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import chunks, identifier_words, name_key, terms
 from mcp_context_proxy.retrieval.vectors import best
-from mcp_context_proxy.system.later import np, pattern
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.system.later import NDArray, np, pattern
 
 STEPS: Final = 3
 """Tools that one result leads to."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -80,10 +80,7 @@ from mcp_context_proxy.retrieval.text import (
     without_pasted,
     words,
 )
-from mcp_context_proxy.system.later import np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.system.later import NDArray, np
 
 QUERY_LIMIT = 8_192
 """Characters of a query that are used."""

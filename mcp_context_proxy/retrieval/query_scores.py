@@ -47,11 +47,9 @@ from mcp_context_proxy.retrieval.scoring import (
 )
 from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, identifier_words, stem
 from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best, dots
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import NDArray, np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from mcp_context_proxy.retrieval.purposes import Purpose
     from mcp_context_proxy.retrieval.queries import ReadQuery
 

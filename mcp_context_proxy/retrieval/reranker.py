@@ -47,7 +47,6 @@ from mcp_context_proxy.system.threads import keep_latest
 
 logger = logging.getLogger(__name__)
 
-
 SYSTEM: Final = (
     "You put tools in the order of how well they serve a request. "
     "Answer with the numbers of the tools only, best first, separated by commas, such as: 2, 1, 3"

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from math import inf, isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -23,11 +23,7 @@ from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.retrieval import Method, SearchOptions, Support
 from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.retrieval.vectors import DECIMALS, best, dots
-from mcp_context_proxy.system.later import np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+from mcp_context_proxy.system.later import NDArray, np
 
 LEXICAL_FACTOR: Final = 0.02
 """Worth of one point of BM25F in cosine. It was 0.025 for the published model; for the trained one 0.02 gains
@@ -166,7 +162,6 @@ trained on, tools for everyday needs that few servers have, such as the weather 
 and small talk, for which there are no tools. Unaided, a model explains, writes and changes the code or the
 text of a conversation. ``scripts/build_background.py`` embeds them: to do it at the first search of every new
 store would make somebody wait for seconds."""
-
 
 UNIT = 127
 """Number that stands for 1 in the stored vectors of things elsewhere and of what is done unaided."""

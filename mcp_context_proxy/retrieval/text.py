@@ -15,13 +15,10 @@ from functools import cache, lru_cache
 from itertools import chain, pairwise
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from mcp_context_proxy.protocol.strangers import normalized
-from mcp_context_proxy.system.later import np, pattern
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.system.later import NDArray, np, pattern
 
 VOCABULARY = Path(__file__).with_name("vocabulary.txt")
 """Tables of words; the file says what each has."""
@@ -107,7 +104,6 @@ SYNONYMS: Final = TABLES["synonyms"]
 
 KNOWN_WORDS = Path(__file__).with_name("known_words.npy")
 """CRC-32 of the stems of known words, ascending; ``scripts/build_words.py`` writes it."""
-
 
 _LETTERS = pattern(r"[^\W\d_]+")
 _LATIN, _UNLATIN = pattern(r"[A-Za-z\u00c0-\u024f]"), pattern(r"[^\W\d_\u0000-\u024f]")

@@ -15,14 +15,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from mcp_context_proxy.system.later import np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from mcp_context_proxy.system.later import NDArray, np
 
 DECIMALS = 6
 """Cosines are rounded to it: lower digits are noise and must not break ties."""
@@ -82,7 +79,6 @@ BLOCK, LEAST_BLOCK = 64, 8
 
 BLOCKS_A_SCORE = 2
 """Least number of blocks for each score that is wanted; with fewer, most blocks have one of them."""
-
 
 Number = TypeVar("Number", bound="np.generic")
 

@@ -292,7 +292,9 @@ class Consent(Struct, frozen=True, kw_only=True, eq=False):
             if caller.era is Era.MODERN:
                 verdict = await self._ask_by_result(tool, params, caller, question)
             else:
-                verdict = await self._ask_by_request(caller, question)
+                verdict = f"nobody answered within {self.seconds:g} s".encode()
+                with anyio.move_on_after(self.seconds):
+                    verdict = await _verdict(caller, caller.ask, question)
         except RequestError as error:
             if "requestState" in params:
                 raise RequestError(
@@ -333,11 +335,6 @@ class Consent(Struct, frozen=True, kw_only=True, eq=False):
         arguments = f"Arguments:\n{lines}" if lines else "It gets no arguments."
         message = f"May tool {name!r} of server {tool.server!r} be called?{harm}\n{arguments}"
         return {"message": envelope.raw(message), "requestedSchema": _FORM}
-
-    async def _ask_by_request(self, caller: Caller, question: Members) -> bytes:
-        with anyio.move_on_after(self.seconds):
-            return await _verdict(caller, caller.ask, question)
-        return f"nobody answered within {self.seconds:g} s".encode()
 
     async def _ask_by_result(self, tool: Tool, params: Members, caller: Caller, question: Members) -> bytes:
         async def work(ask: Ask, notify: Notify) -> bytes:

@@ -69,7 +69,6 @@ NOTHING_SAID: Final[Mapping[str, str]] = {}
 ALWAYS_LOAD: Final = {"_meta": {"anthropic/alwaysLoad": True}}
 """Keeps a host that defers tools from hiding the search behind a search of its own."""
 
-
 ANY_OBJECT: Final = {"type": "object", "additionalProperties": True}
 """OpenAI's API closes an object that does not say that it is open; nothing could be in it then."""
 

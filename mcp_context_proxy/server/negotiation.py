@@ -47,7 +47,6 @@ from mcp_context_proxy.trust import ACTING, Principal
 SUBSCRIPTION_STREAMS: Final = 1024
 """Streams of all clients together: as many as connections over HTTP."""
 
-
 _WANTED: Final = {
     "toolsListChanged": TOOLS_CHANGED,
     "promptsListChanged": PROMPTS_CHANGED,

@@ -377,12 +377,16 @@ def checked(client: DownstreamClient, method: str, params: Members) -> Members:
     if method in (ELICITATION, SAMPLING):
         meta[eras.SERVER_KEY] = server
     if method == ELICITATION:
-        _check_elicitation(asked, client.config.url)
-        message = asked.get("message")
-        asked["message"] = named(server, message if isinstance(message, str) else "", "asks")
+        message = asked["message"] if isinstance(asked.get("message"), str) else ""
+        _check_elicitation(asked, message, client.config.url)
+        asked["message"] = named(server, message, "asks")
     elif method == SAMPLING:
         _check_roles(asked.get("messages"))
-        _bound_sampling(asked, limits.sampling_tokens)
+        if "includeContext" in asked:
+            asked["includeContext"] = "none"  # of another server
+        wanted, most = asked.get("maxTokens"), limits.sampling_tokens
+        usable = isinstance(wanted, int | float) and not isinstance(wanted, bool) and 0 < wanted <= most
+        asked["maxTokens"] = wanted if usable else most
         system = asked.get("systemPrompt") or NO_SYSTEM_PROMPT
         asked["systemPrompt"] = named(server, system if isinstance(system, str) else "", "asks")
     if meta:
@@ -448,23 +452,13 @@ class _Pairs(list[tuple[str, Any]]):
     """The members of an object in JSON, in their order."""
 
 
-def _bound_sampling(asked: dict[str, Any], most: int) -> None:
-    """Bound the tokens that a server takes from the client's model, and give it no other server's context."""
-    if "includeContext" in asked:
-        asked["includeContext"] = "none"
-    wanted = asked.get("maxTokens")
-    usable = isinstance(wanted, int | float) and not isinstance(wanted, bool) and 0 < wanted <= most
-    asked["maxTokens"] = wanted if usable else most
-
-
-def _check_elicitation(asked: dict[str, Any], sender: str | None) -> None:
+def _check_elicitation(asked: dict[str, Any], message: str, sender: str | None) -> None:
     if asked.get("mode") == "url" or "url" in asked:
         url = asked.get("url")
         refusal = url_refusal(url, sender) if isinstance(url, str) else "it is no text"
         if refusal:
             raise RequestError(INVALID_PARAMS, f"the URL {quoted(str(url))} is not passed on: {refusal}")
-    message = asked.get("message")
-    field = secret_field(asked.get("requestedSchema"), message if isinstance(message, str) else "")
+    field = secret_field(asked.get("requestedSchema"), message)
     if field:
         raise RequestError(
             INVALID_PARAMS,

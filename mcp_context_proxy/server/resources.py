@@ -359,8 +359,9 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
         sent = {**params, "name": envelope.raw(prompt.name)}
         judge = partial(self._raise_if_other, prompt)
         subject = f"prompt {prompt.name!r}"
-        result = await self._forward(prompt.server, "prompts/get", sent, caller, subject, judge)
         with downstream_errors(caller.era):
+            client = self.fleet.clients[prompt.server]
+            result = await self.forwarder.forward(client, "prompts/get", sent, caller, subject, judge)
             large = len(result) > envelope.TAKEN_APART_BYTES
             await in_thread_if(large, check_prompt, prompt.server, result)
         return result
@@ -387,9 +388,11 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
             server = self.resources.owner(uri, Era.MODERN).name if template is None else template.server
             judge = partial(self.resources.raise_if_other, uri, server, Era.MODERN)
         sent = {**params, "ref": envelope.raw(reference)}
-        result = await self._forward(server, "completion/complete", sent, caller, "a completion", judge)
-        redact = self.fleet.clients[server].redact.json
-        return await in_thread_if(len(result) > envelope.TAKEN_APART_BYTES, shown_completions, result, redact)
+        with downstream_errors(caller.era):
+            client, method = self.fleet.clients[server], "completion/complete"
+            result = await self.forwarder.forward(client, method, sent, caller, "a completion", judge)
+        large = len(result) > envelope.TAKEN_APART_BYTES
+        return await in_thread_if(large, shown_completions, result, client.redact.json)
 
     async def _with_context(self, params: Members, caller: Caller) -> bytes:
         """Return the query's rules and references, one message each, then its tools, then the query."""
@@ -459,19 +462,6 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
             raise RequestError(
                 INVALID_PARAMS, f"prompt {prompt.exposed_name!r} changed while the request waited"
             )
-
-    async def _forward(
-        self,
-        server: str,
-        method: str,
-        params: Members,
-        caller: Caller,
-        subject: str,
-        judge: Callable[[], None],
-    ) -> bytes:
-        with downstream_errors(caller.era):
-            client = self.fleet.clients[server]
-            return await self.forwarder.forward(client, method, params, caller, subject, judge)
 
 
 def shown_completions(result: bytes, redact: Callable[[bytes], bytes]) -> bytes:

@@ -125,34 +125,25 @@ class EndedCalls(Struct, kw_only=True, eq=False):
     _settled_since: float = 0.0
 
     def answered(
-        self,
-        tool: Tool,
-        params: Members,
-        caller: Caller,
-        session: SessionContext | None,
-        goal: str | None,
-        outcome: Outcome,
-        size: int,
-        seconds: float,
-        rule: str | None,
+        self, call: _Answered, session: SessionContext | None, outcome: Outcome, size: int, seconds: float
     ) -> None:
         """Take a call that its server has answered; one that asks for input, or goes on, has not ended.
 
-        ``size`` is that of its result; ``rule`` is what allowed it, if it was not the default.
+        ``size`` is that of its result.
         """
-        ms = seconds * 1000
+        tool, caller, ms = call.tool, call.caller, seconds * 1000
         if self.audit is not None:
             how = outcome.name.lower()
-            self._audited(tool, params, caller, how, "allowed", rule, ms, session, size)
+            self._audited(tool, call.params, caller, how, "allowed", call.rule, ms, session, size)
         if outcome in (ASKS, TASK):
             return
         if self.usage is not None:
             failed = outcome is FAILED
             self.usage.called(tool.server, tool.name, ms, failed, size, caller.rights.owner)
         if self.log is not None:
-            self.log.called(tool, params, caller, goal)
+            self.log.called(tool, call.params, caller, call.goal)
         if outcome is SUCCEEDED:
-            self._attribute(tool, session, caller, goal, seconds)
+            self._attribute(tool, session, caller, call.goal, seconds)
 
     def failed(
         self,
@@ -353,7 +344,7 @@ class InteractionLog(Struct, frozen=True):
         self.recorder.note(interaction)
 
 
-class _Made(Struct, frozen=True):
+class _Answered(Struct, frozen=True):
     """A call that its server has answered."""
 
     tool: Tool
@@ -361,6 +352,7 @@ class _Made(Struct, frozen=True):
     caller: Caller
     goal: str | None
     rule: str | None
+    """The rule that allowed it, if it was not the default."""
     began: float
     direct: bool
     """True if the tool was called by its listed name."""
@@ -508,7 +500,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         if asks:
             await self.consent.remember(tool, sent, caller, result)
         self.answered[tool.server] += 1
-        made = _Made(tool, params, caller, goal, rule, began, through is None)
+        made = _Answered(tool, params, caller, goal, rule, began, through is None)
         outcome, structured = self._take(made, result)
         if outcome is TASK:
             if sum(map(len, params.values())) > envelope.TAKEN_APART_BYTES:
@@ -519,7 +511,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             return await self._fitted(made, result)
         return mark_untrusted(tool.server, result) if client.config.spotlight else result
 
-    def _take(self, made: _Made, result: bytes) -> tuple[Outcome, bool]:
+    def _take(self, made: _Answered, result: bytes) -> tuple[Outcome, bool]:
         """Take note of a result; return how its call ended, and whether it may have structured content."""
         tool, caller = made.tool, made.caller
         seconds, session = time.perf_counter() - made.began, self._session_of(caller)
@@ -527,13 +519,12 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             session.called(tool, result, self.contexts.result_reading)
         if uris := links_in(result):
             self.links.note(caller.owner, caller.rights.person, tool.server, uris)
-        (outcome, structured), size = ending_of(result), len(result)
-        ended = tool, made.params, caller, session, made.goal, outcome, size, seconds, made.rule
+        outcome, structured = ending_of(result)
         # When the answer is written: its caller does not wait for what follows.
-        after_step(partial(self.ended.answered, *ended))
+        after_step(partial(self.ended.answered, made, session, outcome, len(result), seconds))
         return outcome, structured
 
-    async def _finish(self, made: _Made, result: bytes, first: bool) -> bytes:
+    async def _finish(self, made: _Answered, result: bytes, first: bool) -> bytes:
         """Return the result of a call that went on as a task; take note of it the first time."""
         if first:
             self._take(made, result)
@@ -566,7 +557,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         if now.fingerprint != tool.fingerprint or (now.asked_by and not tool.asked_by):
             raise ChangedToolError(caller.name_of(tool))
 
-    async def _fitted(self, made: _Made, result: bytes) -> bytes:
+    async def _fitted(self, made: _Answered, result: bytes) -> bytes:
         """Return a result as its caller gets it: shortened if it is too large, marked where that is asked."""
         tool, caller = made.tool, made.caller
         config, owner = self.fleet.clients[tool.server].config, caller.owner

@@ -165,7 +165,10 @@ class ToolList:
             last: list[Raw] = []
             if apps:
                 first = [definitions.visible_to(one, MODEL) for one in first]
-                last = [_for_pages(snapshot.tools[name]) for name in base.of_pages]
+                # The pages of a server know its tools by no name but their own.
+                called = (snapshot.tools[name] for name in base.of_pages)
+                named = (definitions.tool_definition(tool, tool.name) for tool in called)
+                last = [definitions.visible_to(one, PAGES) for one in named]
             listed = [snapshot.tools[name] for name in names]
             tools = await encoded_list(first, define, listed, last)
             if len(self._cached) >= BASES_KEPT:
@@ -424,11 +427,6 @@ class ToolList:
 def _in_catalog(snapshot: Snapshot, first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
     """Join two lists of names in order, each name once, without those that are no longer in the catalog."""
     return tuple(name for name in dict.fromkeys((*first, *more)) if name in snapshot.tools)
-
-
-def _for_pages(tool: Tool) -> Raw:
-    """Return the definition of a tool for the pages of its server, which know no name but its own."""
-    return definitions.visible_to(definitions.tool_definition(tool, tool.name), PAGES)
 
 
 def _with_result_size(own: Iterable[Raw], snapshot: Snapshot) -> tuple[Raw, ...]:

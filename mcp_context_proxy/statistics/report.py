@@ -222,7 +222,6 @@ class _ArmSums:
 HOURLY_AT_MOST: Final = 2 * DAY
 """Longer periods are reported by the day: a person can see some fifty points."""
 
-
 UNUSED_AFTER_DAYS: Final = 30
 UNUSED_AFTER: Final = UNUSED_AFTER_DAYS * DAY
 """Time without a call after which a tool counts as unused, if it is known for so long: nobody may have

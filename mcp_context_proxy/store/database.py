@@ -32,7 +32,6 @@ from mcp_context_proxy.system import process
 
 logger = logging.getLogger(__name__)
 
-
 T = TypeVar("T", bound=Struct)
 
 Rows: TypeAlias = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]

@@ -246,7 +246,6 @@ def _read_id(written: str) -> tuple[str, PairId]:
 TOMBSTONE_SECONDS = 86_400.0
 """Time for which the ids of forgotten interactions are kept: nobody sends one again so late."""
 
-
 SEARCH: Final = "search"
 CALL: Final = "call"
 """The types of interactions that the proxy records by itself; clients may post any others."""

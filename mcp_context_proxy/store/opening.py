@@ -52,7 +52,6 @@ from mcp_context_proxy.system.later import platformdirs
 
 logger = logging.getLogger(__name__)
 
-
 IN_MEMORY: Final = "memory"
 """The path of a store that keeps nothing after it is closed."""
 ATTEMPTS: Final = 3

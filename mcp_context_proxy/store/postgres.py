@@ -1,4 +1,4 @@
-"""PostgreSQL as the store of several replicas: a small pool of connections, deadlines, and a breaker.
+"""PostgreSQL as the store of several replicas: a pool of connections, deadlines, a breaker, hints of changes.
 
 Nothing here waits long for a server that is away: an operation has a deadline, after which a watchdog shuts
 the socket of its connection, and after a failure all others fail at once for a while. There is no state in a
@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
+import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import psycopg
-from psycopg import pq
+from psycopg import pq, sql
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.database import Cursor, Database, FailureLog, StoreUnavailableError, Transaction
-from mcp_context_proxy.store.hints import ChangeHints, shut
 from mcp_context_proxy.store.migrations import (
     AREAS,
     CLUSTER_TABLES,
@@ -48,9 +49,22 @@ LEAST_CONNECT_SECONDS: Final = 2
 MIGRATION_LOCK: Final = 0x6D637063
 """Number of the advisory lock under which replicas migrate one after the other."""
 
-_TABLE: Final = re.compile(rf"\b(FROM|INTO|UPDATE|JOIN)\s+({'|'.join(TABLES | CLUSTER_TABLES)})\b")
+POLL_SECONDS: Final = 30.0
+"""Time after a look at an area after which it may have changed without a hint."""
 
-_AWAY: Final = (psycopg.OperationalError, psycopg.InterfaceError)
+LISTEN_SECONDS: Final = 0.5
+"""Time between two sendings of hints: of many changes of an area, one hint is sent."""
+
+AGAIN_SECONDS: Final = 2.0
+"""Time after which a connection that was lost is opened again."""
+
+MESSAGE: Final = "@"
+"""Beginning of a hint that holds messages, and not the names of areas."""
+
+MESSAGES_WAITING, MESSAGES_AT_ONCE, MESSAGE_CHARACTERS = 256, 4, 1800
+"""Messages of one sending, messages of one hint, and the length of a message: a hint has 8,000 bytes."""
+
+_TABLE: Final = re.compile(rf"\b(FROM|INTO|UPDATE|JOIN)\s+({'|'.join(TABLES | CLUSTER_TABLES)})\b")
 
 
 class PostgresTransaction(Transaction):
@@ -110,9 +124,9 @@ class PostgresDatabase(Database):
     @property
     def problem(self) -> str | None:
         failure = self._breaker.failure
-        return (
-            None if failure is None else f"{failure}. Calls and searches go on; what is new waits in memory"
-        )
+        if failure is None:
+            return None
+        return f"{failure}. Calls and searches go on; what is new waits in memory"
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         query, values = translated(statement, self._schema), adapted(parameters)
@@ -321,9 +335,11 @@ class PostgresDatabase(Database):
     def _translating_errors(self) -> Iterator[None]:
         try:
             yield
-        except _AWAY as error:
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             passing = isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable)
-            kind = StoreUnavailableError if passing or _is_conflict(error) else ServerAwayError
+            # After a conflict with another transaction, this one can be tried again.
+            passing = passing or (error.sqlstate or "").startswith("40")
+            kind = StoreUnavailableError if passing else ServerAwayError
             raise kind(self.place, _first_line(error)) from error
         except (psycopg.Error, UnicodeError) as error:
             raise StoreError(self.place, _first_line(error)) from error
@@ -346,20 +362,16 @@ class Breaker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._failure: StoreError | None = None
+        self.failure: StoreError | None = None
+        """The failure that nothing has followed yet that worked."""
         self._until = 0.0
         self._is_tried = False
-
-    @property
-    def failure(self) -> StoreError | None:
-        """The failure that nothing has followed yet that worked."""
-        return self._failure
 
     @contextlib.contextmanager
     def trying(self) -> Iterator[None]:
         """Run an operation, unless one has failed a moment ago."""
         with self._lock:
-            if (failure := self._failure) is not None:
+            if (failure := self.failure) is not None:
                 if self._is_tried or time.monotonic() < self._until:
                     raise failure.with_traceback(None)
                 self._is_tried = True
@@ -377,7 +389,7 @@ class Breaker:
 
     def _ended(self, failure: StoreError | None) -> None:
         with self._lock:
-            self._is_tried, self._failure = False, failure
+            self._is_tried, self.failure = False, failure
             if failure is not None:
                 self._until = time.monotonic() + BREAK_SECONDS
 
@@ -440,6 +452,113 @@ class Watchdog:
                 self._changed.wait(None if looks_at == math.inf else looks_at - now)
 
 
+class ChangeHints:
+    """Hints that an area of the store has changed, so that replicas need not ask all the time.
+
+    A hint may be lost, and decides nothing: it only says that looking is worth while. Without a connection
+    that listens, and half a minute after the last look in any case, everything may have changed. Hints are
+    sent and taken by one thread, on a connection of its own.
+    """
+
+    def __init__(self, url: str, channel: str, connect: Callable[[str], psycopg.Connection[Any]]) -> None:
+        """Connect nothing yet; ``url`` leads to the server itself, not to a pooler of transactions."""
+        self._url, self._channel, self._connect = url, channel, connect
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._listening = False
+        self._connected: int | None = None
+        """File descriptor of the connection."""
+        self._told: set[str] = set()
+        self._to_tell: set[str] = set()
+        self._looked: dict[str, float] = {}
+        self._messages: dict[str, None] = {}
+        self.heard: Callable[[str], None] | None = None
+        """Takes each message of another process, in the thread of the hints; and an empty one whenever
+        messages may have been lost."""
+
+    def start(self) -> None:
+        if self._thread is None and not self._closing.is_set():
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="store-hints", daemon=True)
+                    self._thread.start()
+
+    def changed(self, area: str) -> None:
+        """Tell the other replicas soon that an area has changed."""
+        with self._lock:
+            self._to_tell.add(area)
+
+    def tell(self, message: str) -> None:
+        """Send a message to the other processes soon; one that waits is not sent twice. It may be lost."""
+        with self._lock:
+            if len(self._messages) < MESSAGES_WAITING:
+                self._messages[quote(message, safe="")[:MESSAGE_CHARACTERS]] = None
+
+    def may_have_changed(self, area: str) -> bool:
+        """Return whether an area may have changed since this was asked before."""
+        now = time.monotonic()
+        with self._lock:
+            fresh = area in self._told or now - self._looked.get(area, -POLL_SECONDS) >= POLL_SECONDS
+            if fresh or not self._listening:
+                self._told.discard(area)
+                self._looked[area] = now
+                return True
+            return False
+
+    def close(self) -> None:
+        self._closing.set()
+        with self._lock:
+            if self._connected is not None:
+                shut(self._connected)
+        if self._thread is not None:
+            self._thread.join(2 * LISTEN_SECONDS)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(psycopg.Error, OSError):
+                connection = self._connect(self._url)
+                try:
+                    self._listen(connection)
+                finally:
+                    with self._lock:
+                        # What is told from now on is not heard.
+                        self._listening, self._connected = False, None
+                    connection.close()
+            self._closing.wait(AGAIN_SECONDS)
+
+    def _listen(self, connection: psycopg.Connection[Any]) -> None:
+        connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        with self._lock:
+            self._listening, self._connected = True, connection.fileno()
+            self._looked.clear()
+        if self.heard is not None:
+            self.heard("")
+        while not self._closing.is_set():
+            for notice in connection.notifies(timeout=LISTEN_SECONDS):
+                if notice.payload.startswith(MESSAGE):
+                    # Sent by this process as well, which knows.
+                    if notice.pid != connection.info.backend_pid and self.heard is not None:
+                        for each in notice.payload[1:].split(","):
+                            self.heard(unquote(each))
+                    continue
+                with self._lock:
+                    self._told.update(notice.payload.split(","))
+            with self._lock:
+                telling, self._to_tell = self._to_tell, set()
+                messages, self._messages = list(self._messages), {}
+            if telling:
+                connection.execute("SELECT pg_notify(%s, %s)", (self._channel, ",".join(sorted(telling))))
+            for start in range(0, len(messages), MESSAGES_AT_ONCE):
+                payload = MESSAGE + ",".join(messages[start : start + MESSAGES_AT_ONCE])
+                connection.execute("SELECT pg_notify(%s, %s)", (self._channel, payload))
+
+
+def shut(number: int) -> None:
+    """Shut a socket down, so that whoever waits for it reads its end; the owner closes it."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as other:
+        other.shutdown(socket.SHUT_RDWR)
+
+
 @lru_cache(maxsize=1_000)
 def translated(statement: str, schema: str) -> Any:
     """Return a statement of the common dialect for PostgreSQL, with its tables in a schema."""
@@ -449,13 +568,8 @@ def translated(statement: str, schema: str) -> Any:
 
 def adapted(parameters: Sequence[Any]) -> tuple[Any, ...]:
     """Return parameters as the server takes them: it knows no NUL in a text, and no boolean for a number."""
-    return tuple(map(_adapted, parameters))
-
-
-def _adapted(value: Any) -> Any:
-    if isinstance(value, str) and "\0" in value:
-        return value.replace("\0", "\ufffd")
-    return int(value) if isinstance(value, bool) else value
+    texts = (value.replace("\0", "\ufffd") if isinstance(value, str) else value for value in parameters)
+    return tuple(int(value) if isinstance(value, bool) else value for value in texts)
 
 
 def place_of(url: str) -> str:
@@ -474,11 +588,6 @@ def _query(statement: str) -> Any:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _is_conflict(error: psycopg.Error) -> bool:
-    """Return whether a transaction met another one, after which it can be tried again."""
-    return (error.sqlstate or "")[:2] == "40"
 
 
 def _first_line(error: BaseException) -> str:

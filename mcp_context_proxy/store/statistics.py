@@ -218,9 +218,14 @@ class _UsageTable(Generic[U]):
         """Add usage to a replica's rows of its slots."""
         rows: dict[UsageSlot, dict[tuple[object, ...], U]] = {}
         changed: dict[tuple[UsageSlot, tuple[object, ...]], None] = {}
+        query = (
+            f"SELECT {self.columns} FROM {self.name} "
+            "WHERE seconds = ? AND start = ? AND owner = ? AND replica = ?"
+        )
         for slot, usage in counted:
             if slot not in rows:
-                rows[slot] = self._rows_of(transaction, replica, slot)
+                found = transaction.rows(query, (slot.seconds, slot.start, slot.owner, replica))
+                rows[slot] = {self._name_of(known): known for known in map(self.read, found)}
             key = self._name_of(usage)
             count_in(rows[slot], key, usage)
             changed[slot, key] = None
@@ -233,16 +238,6 @@ class _UsageTable(Generic[U]):
                 row["latency"] = msgspec.msgpack.encode(dict(row["latency"]))
             written.append([slot.seconds, slot.start, slot.owner, replica, *row.values()])
         transaction.put(self.name, columns, self._key, written)
-
-    def _rows_of(
-        self, transaction: Transaction, replica: str, slot: UsageSlot
-    ) -> dict[tuple[object, ...], U]:
-        query = (
-            f"SELECT {self.columns} FROM {self.name} "
-            "WHERE seconds = ? AND start = ? AND owner = ? AND replica = ?"
-        )
-        found = transaction.rows(query, (slot.seconds, slot.start, slot.owner, replica))
-        return {self._name_of(usage): usage for usage in map(self.read, found)}
 
     def _name_of(self, usage: U) -> tuple[object, ...]:
         return tuple(getattr(usage, column) for column in self._named)

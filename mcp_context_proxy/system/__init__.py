@@ -82,7 +82,6 @@ def begin(environ: Mapping[str, str]) -> str | None:
 OWN_BYTES: Final = 64 * 1024 * 1024
 """Size of the largest file of its own that the proxy reads whole."""
 
-
 LONGEST_LINE: Final = 16 * 1024 * 1024
 """Longest line of a file that is read line by line; one without an end would fill the memory."""
 

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     import platformdirs
     import yaml
     from msgspec import inspect
+    from numpy.typing import NDArray
 else:
     np, yaml, html, inspect, platformdirs = map(
         _Later, ("numpy", "yaml", "html", "msgspec.inspect", "platformdirs")
     )
+    NDArray = object  # for annotations alone, which nothing evaluates
 
 
 class _LaterPattern:
@@ -79,4 +81,4 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-__all__ = ["html", "importing", "inspect", "np", "pattern", "platformdirs", "yaml"]
+__all__ = ["NDArray", "html", "importing", "inspect", "np", "pattern", "platformdirs", "yaml"]

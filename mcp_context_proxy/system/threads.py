@@ -42,7 +42,6 @@ from mcp_context_proxy.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
-
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
@@ -109,7 +108,7 @@ async def in_thread(
         try:
             return await anyio.to_thread.run_sync(call, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
         except RuntimeError as error:
-            if begun or not _is_shortage(error):
+            if begun or "start new thread" not in str(error):
                 raise
         await _wait()
 
@@ -137,10 +136,6 @@ class Repeating:
     def _call(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self._call)
         self._function()
-
-
-def _is_shortage(error: RuntimeError) -> bool:
-    return "start new thread" in str(error)
 
 
 async def _wait() -> None:

@@ -55,7 +55,6 @@ logger = logging.getLogger(__name__)
 Name = tuple[str, str]
 """Kind and own name of a definition."""
 
-
 RECORDED_PER_SECOND: Final = 10.0
 RECORDED: Final = 20_000
 """Rate and burst of definitions of one server that are recorded. Others are held all the same: a server that

@@ -45,7 +45,6 @@ from mcp_context_proxy.trust.fingerprints import Event
 
 logger = logging.getLogger(__name__)
 
-
 GATHERING_SECONDS: Final = 0.5
 """Time for which entries are gathered. A killed process loses those since the last write began: less than the
 last second."""

@@ -86,23 +86,19 @@ class AuditFile:
         That may be fewer than were given, one at least; the others are to be given again, and so is a line
         that was torn. Raises `OSError` if not even the first line could be written whole.
         """
-        block = self._block(lines)
+        length, taken = 0, list[bytes]()
+        for line in lines:
+            length += len(line) + 1
+            if taken and length > self._max_bytes:
+                break
+            taken.append(line + b"\n")
+        block = b"".join(taken)
         with os.fdopen(self._open(), "r+b", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if not size or size + len(block) <= self._max_bytes or not self._rotate(file):
                 return _append(file, block, size)
         with os.fdopen(self._open(), "r+b", buffering=0) as file:
             return _append(file, block, os.fstat(file.fileno()).st_size)
-
-    def _block(self, lines: Sequence[bytes]) -> bytes:
-        """Join as many lines as one file takes, one at least."""
-        size, taken = 0, list[bytes]()
-        for line in lines:
-            size += len(line) + 1
-            if taken and size > self._max_bytes:
-                break
-            taken.append(line + b"\n")
-        return b"".join(taken)
 
     def _open(self) -> int:
         make_private_folder(self.folder)

@@ -41,7 +41,6 @@ from mcp_context_proxy.trust.audit import state_folder
 
 logger = logging.getLogger(__name__)
 
-
 FILE_NAME: Final = "tokens.json"
 
 OWNER: Final = "owner"

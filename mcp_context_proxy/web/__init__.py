@@ -54,7 +54,6 @@ from mcp_context_proxy.trust.tokens import BearerToken
 
 logger = logging.getLogger(__name__)
 
-
 MOST_VALUES = 10_000
 """Values in a body: no request needs a tenth of them, and building more would hold up the event loop."""
 
@@ -93,7 +92,6 @@ BODY_PROBLEMS = (
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 )
 """Errors of every operation with a body."""
-
 
 NEEDS_TOKEN: Final = (
     "Only an administrator decides that, and nobody can be told for one where no token is required."

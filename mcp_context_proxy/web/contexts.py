@@ -13,19 +13,16 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
-from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.settings import Preset
 from mcp_context_proxy.context import ContextItem, DomainOverrides, Overrides, RequestContext, as_data
 from mcp_context_proxy.context import session as context_session
-from mcp_context_proxy.context.engine import ContextEngine, Explanation, SessionState
+from mcp_context_proxy.context.engine import Explanation, SessionState
 from mcp_context_proxy.context.presets import PresetError, SavedPreset
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass, item_by
 from mcp_context_proxy.items import Item as CatalogItem
-from mcp_context_proxy.server import Profiles
-from mcp_context_proxy.server.notifications import ChangeNotifier
-from mcp_context_proxy.server.rendering import PastRequests, RenderedRequest, ReplayedRequest, context_text
+from mcp_context_proxy.server.rendering import RenderedRequest, ReplayedRequest, context_text
 from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.system.threads import assigned, in_thread
 from mcp_context_proxy.trust import ACTING, Role
@@ -42,7 +39,7 @@ from mcp_context_proxy.web import (
     answer_form,
     sentence,
 )
-from mcp_context_proxy.web.search import danger_data, terms_data
+from mcp_context_proxy.web.search import Served, danger_data, terms_data
 
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
@@ -219,7 +216,6 @@ ITEM_LISTS: Final = ("items", "dropped", "near_misses")
 DESCRIPTION_CHARACTERS = 2000
 """Length to which descriptions are cut: a person reads no more of one item among many."""
 
-
 LISTED_CHARACTERS: Final = 2_000_000
 """Characters of the items of all sessions in one response, about; thousands of sessions have fewer."""
 
@@ -230,19 +226,10 @@ ITEM_CHARACTERS: Final = 200
 class ContextsApi(Api):
     """Operations on request contexts and sessions."""
 
-    def __init__(
-        self,
-        *,
-        contexts: ContextEngine,
-        catalog: Catalog,
-        changes: ChangeNotifier,
-        past: PastRequests,
-        profiles: Profiles,
-        log: InteractionLog | None = None,
-    ) -> None:
-        """Connect the parts; without ``log`` no query is remembered."""
-        self._contexts, self._catalog, self._changes, self._log = contexts, catalog, changes, log
-        self._past, self._profiles = past, profiles
+    def __init__(self, proxy: Served, log: InteractionLog | None) -> None:
+        """Work on a proxy that serves; without ``log`` no query is remembered."""
+        self._contexts, self._catalog, self._changes = proxy.contexts, proxy.catalog, proxy.changes
+        self._past, self._profiles, self._log = proxy.past_requests, proxy.gateway.profiles, log
 
     @Operation("GET", "/requests", answer=RequestsResponse)
     async def _list_requests(self, given: Given, wanted: RequestsWanted) -> dict[str, Any]:

@@ -9,18 +9,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec import Raw, Struct
 
 from mcp_context_proxy.catalog import names
-from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.definitions import tool_definition
-from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.reload import Reloader
-from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.selection import unknown_names
-from mcp_context_proxy.downstream.fleet import Fleet, address, failure, server_facts, working_folder
+from mcp_context_proxy.downstream.fleet import address, failure, server_facts, working_folder
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.errors import (
     ServerUnavailableError,
@@ -32,54 +28,15 @@ from mcp_context_proxy.errors import (
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.installation.journal import Switched, switch
 from mcp_context_proxy.items import Kind, Snapshot, ToolClass
-from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.server import ConnectedHost
-from mcp_context_proxy.server.gateway import Gateway
-from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Role
-from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
 from mcp_context_proxy.web import Api, BadRequestError, Given, Operation, Order, answer_form, note_order
-from mcp_context_proxy.web.search import Label, described
+from mcp_context_proxy.web.search import Label, Served, described
 
 APPLIED_SECONDS: Final = 10.0
 """Time limit for a changed configuration to be applied before the answer."""
-
-
-class Served(Protocol):
-    """The parts of a running proxy that these operations work on."""
-
-    config: Config
-    fleet: Fleet
-    catalog: Catalog
-    contexts: ContextEngine
-    tool_list: ToolList
-    gateway: Gateway
-    audit: AuditLog
-    logs: KeptLogs
-    reloader: Reloader | None
-    started: float
-    """Seconds since 1970."""
-    shared: bool
-    stop: Callable[[], None] | None
-
-    @property
-    def hosts(self) -> Callable[[], list[ConnectedHost]]:
-        """Returns the hosts that share the proxy."""
-
-    @property
-    def usage(self) -> UsageRecorder | None:
-        """Counts of calls; None if nothing is counted."""
-
-    @property
-    def working_set(self) -> WorkingSet:
-        """Tools that use has put into the default list."""
-
-    def health(self) -> dict[str, Any]:
-        """Return the body of ``/healthz``."""
 
 
 class ServerFacts(Struct, frozen=True, omit_defaults=True):
@@ -196,7 +153,6 @@ class Done(Struct, frozen=True):
 
 
 SwitchAnswer: Final = answer_form("SwitchAnswer", "A server or tool that was turned on or off.", Switched)
-
 
 _SWITCHING: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 

@@ -36,7 +36,7 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval import FITTING, Result
 from mcp_context_proxy.retrieval.text import content_words
-from mcp_context_proxy.server import Caller, ConnectedHost, Profiles
+from mcp_context_proxy.server import Caller, ConnectedHost
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK
 from mcp_context_proxy.server.rendering import recalled_text
 from mcp_context_proxy.server.search_answers import Fitting, item_name
@@ -57,7 +57,8 @@ from mcp_context_proxy.web import (
     note_order,
     sentence,
 )
-from mcp_context_proxy.web.inventory import Done, Served, expect_server, exposed_name
+from mcp_context_proxy.web.inventory import Done, expect_server, exposed_name
+from mcp_context_proxy.web.search import Served
 
 LINES: Final = 2_000
 """Lines of a log in one answer."""
@@ -375,9 +376,9 @@ NOTHING: Final = PromptAnswer("", [], None, None)
 class PromptsApi(Api):
     """The operation for prompt hooks."""
 
-    def __init__(self, proxy: Served, profiles: Profiles, log: InteractionLog | None) -> None:
+    def __init__(self, proxy: Served, log: InteractionLog | None) -> None:
         """Work on a proxy that serves; without ``log`` no query is remembered."""
-        self._proxy, self._profiles, self._log = proxy, profiles, log
+        self._proxy, self._profiles, self._log = proxy, proxy.gateway.profiles, log
 
     @Operation("POST", "/prompt", role=Role.ADMIN)
     async def _answer_prompt(self, given: Given, body: PromptWanted) -> PromptAnswer:

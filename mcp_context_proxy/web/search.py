@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.reload import Reloader
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
@@ -19,15 +22,62 @@ from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.fleet import Fleet, failure
 from mcp_context_proxy.items import Item, Kind, SearchFilters, Tool, ToolClass
+from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.retrieval.item_metadata import metadata_of, title_of
-from mcp_context_proxy.server import rendering, search_answers
+from mcp_context_proxy.server import ConnectedHost, rendering, search_answers
+from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.notifications import ChangeNotifier
+from mcp_context_proxy.server.rendering import PastRequests
 from mcp_context_proxy.server.tools_call import InteractionLog
+from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import THE_USER, Principal, Role
+from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
 from mcp_context_proxy.web import Api, Count, Given, Operation, Words, answer_form
+
+
+class Served(Protocol):
+    """The parts of a running proxy that the operations work on."""
+
+    config: Config
+    fleet: Fleet
+    catalog: Catalog
+    contexts: ContextEngine
+    changes: ChangeNotifier
+    tool_list: ToolList
+    gateway: Gateway
+    audit: AuditLog
+    logs: KeptLogs
+    reloader: Reloader | None
+    started: float
+    """Seconds since 1970."""
+    shared: bool
+    stop: Callable[[], None] | None
+
+    @property
+    def hosts(self) -> Callable[[], list[ConnectedHost]]:
+        """Returns the hosts that share the proxy."""
+
+    @property
+    def usage(self) -> UsageRecorder | None:
+        """Counts of calls; None if nothing is counted."""
+
+    @property
+    def working_set(self) -> WorkingSet:
+        """Tools that use has put into the default list."""
+
+    @property
+    def past_requests(self) -> PastRequests:
+        """Renders and replays recorded requests."""
+
+    async def reindex(self, rebuild: bool) -> Indexed:
+        """Index new items in the background, or everything anew; return the progress."""
+
+    def health(self) -> dict[str, Any]:
+        """Return the body of ``/healthz``."""
 
 
 class SearchWanted(SearchFilters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -163,18 +213,10 @@ _RERANK: Final[Mapping[bool | None, RerankMode | None]] = {None: None, True: "al
 class SearchApi(Api):
     """Search and indexing."""
 
-    def __init__(
-        self,
-        *,
-        contexts: ContextEngine,
-        fleet: Fleet,
-        usage: UsageRecorder | None,
-        reindex: Callable[[bool], Awaitable[Indexed]],
-        log: InteractionLog | None = None,
-    ) -> None:
-        """Connect the parts; ``reindex`` takes whether everything is indexed anew."""
-        self._contexts, self._fleet, self._usage = contexts, fleet, usage
-        self._reindexed, self._log = reindex, log
+    def __init__(self, proxy: Served, log: InteractionLog | None) -> None:
+        """Search in a proxy that serves; without ``log`` no query is remembered."""
+        self._contexts, self._fleet, self._usage = proxy.contexts, proxy.fleet, proxy.usage
+        self._reindexed, self._log = proxy.reindex, log
 
     @Operation("GET", "/search", answer=LookResponse, problems=(HTTPStatus.NOT_FOUND,))
     async def _look(self, given: Given, wanted: LookWanted) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 from support.stub import Stub
 
-from mcp_context_proxy.examples.kit import CAPABILITIES_KEY, INVALID_PARAMS, META, Request, RpcError
+from mcp_context_proxy.examples import CAPABILITIES_KEY, INVALID_PARAMS, META, Request, RpcError
 
 TASKS = f"{META}tasks"
 NEEDED = {"requiredCapabilities": {"extensions": {TASKS: {}}}}

@@ -53,7 +53,7 @@ async def test_tools_that_lose_data_say_so(connect):
 
 @each("name", servers())
 def test_a_server_imports_nothing_beyond_the_standard_library_and_its_own_package(name):
-    """Start-up time is why the kit exists: seven of them must be up before anybody notices."""
+    """Start-up time is why they import so little: seven of them must be up before anybody notices."""
     program = f"import sys, {PACKAGE}.{SERVERS[name]}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, encoding="utf-8")
     loaded = set(done.stdout.split())

@@ -1,4 +1,4 @@
-"""An installation that is killed, or that a host writes into, loses nothing of the host's file."""
+"""An installation that is killed, or meets a host that writes, loses nothing of a file; rights stay."""
 
 import os
 import resource
@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 from support.nobody import NOBODY
 
+from mcp_context_proxy.installation import HOST_PLACES, read_text
 from mcp_context_proxy.installation.editing import EditError, entries
+from mcp_context_proxy.installation.plan import Configuration, plan
 
-from .conftest import Machine, Place
+from .conftest import COMMAND, Machine, Place
 from .hosts import SETTINGS
 
 
@@ -144,3 +146,75 @@ def test_installation_that_is_killed_anywhere_loses_nothing(put: Place, machine:
     machine.uninstall()
     assert file.read_text("utf-8") == text
     assert entries("json", text, ("mcpServers",)).keys() == {"desk", "remote"}
+
+
+def test_link_stays_a_link_and_rights_stay(put: Place, machine: Machine, home: Path) -> None:
+    real = home / "dotfiles.json"
+    real.write_text(SETTINGS["cursor"], "utf-8")
+    real.chmod(0o640)
+    file = put("cursor", None)
+    file.symlink_to(real)
+    machine.install("cursor")
+    assert file.is_symlink()
+    assert "context-proxy" in real.read_text("utf-8")
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert machine.uninstall() == [True]
+    assert real.read_text("utf-8") == SETTINGS["cursor"]
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root can write everything")
+def test_read_only_file_is_left_alone(put: Place, machine: Machine) -> None:
+    file = put("cursor", SETTINGS["cursor"].encode())
+    file.chmod(0o400)
+    with pytest.raises(EditError, match="read-only"):
+        machine.install("cursor")
+    assert machine.journal.installations() == []
+
+
+def test_file_that_changes_while_it_is_planned_is_not_overwritten(put: Place, machine: Machine) -> None:
+    file = put("cursor", SETTINGS["cursor"].encode())
+    configuration = Configuration(machine.file, None)
+    one = plan(HOST_PLACES["cursor"], file, read_text(file), configuration, COMMAND, machine.environ)
+    file.write_text("{}", "utf-8")
+    with pytest.raises(EditError, match="changed in the meantime"):
+        machine.journal.install(one)
+    assert file.read_text("utf-8") == "{}"
+    assert machine.journal.installations() == []
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give files away")
+def test_files_stay_those_of_their_person_when_root_installs(
+    put: Place, machine: Machine, home: Path
+) -> None:
+    """``sudo`` keeps the home folder on some systems: the host could not read its own file any more."""
+    file = put("cursor", SETTINGS["cursor"].encode())
+    for path in (home, file.parent, file):
+        os.chown(path, NOBODY, NOBODY)
+    machine.install("cursor")
+    machine.install("codex")
+    made = [one for one in home.rglob("*") if one.stat().st_uid != NOBODY]
+    assert made == []
+    machine.uninstall()
+    assert file.stat().st_uid == NOBODY
+
+
+def test_file_that_a_killed_installation_has_left_is_removed_later(put: Place, machine: Machine) -> None:
+    """It has what the host's file has, such as secrets."""
+    file = put("cursor", SETTINGS["cursor"].encode())
+    left, new, other = (
+        file.with_name(f".mcp.json.{end}") for end in ("x1.mcp-context-proxy", "x2.mcp-context-proxy", "tmp")
+    )
+    for path in (left, new, other):
+        path.write_text("x", "utf-8")
+    os.utime(left, (1.0, 1.0))
+    os.utime(other, (1.0, 1.0))
+    machine.install("cursor")
+    assert [path.exists() for path in (left, new, other)] == [False, True, True]
+
+
+def test_copies_and_configuration_are_private(put: Place, machine: Machine) -> None:
+    put("cursor", SETTINGS["cursor"].encode())
+    machine.install("cursor")
+    files = [machine.file, *machine.journal.folder.iterdir()]
+    assert len(files) == 3
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}

@@ -1,29 +1,24 @@
 """A request tells what it is for: the web, a memory, a history, a service by name."""
 
-from collections.abc import Mapping
-
-from support.catalogs import snapshot, tool
+from support.catalogs import read, snapshot, tool
 from support.tables import each
 
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.purposes import (
     FACTS_OF_A_PERSON,
     HISTORY,
     HISTORY_OF_PAGES,
+    MEMORY,
     QUERIES_OF_DATA,
     WEB_SEARCH,
+    WRITTEN_DOWN,
     purpose_of,
     service_of,
 )
 from mcp_context_proxy.retrieval.queries import (
-    ReadQuery,
-    read_query,
+    REPORTED_SHARE,
 )
-
-
-def read(query: str, stands_for: Mapping[str, str] | None = None) -> ReadQuery:
-    return read_query(query, lambda _term: False, lambda: WordList([]), stands_for or {})
+from mcp_context_proxy.retrieval.text import stem
 
 
 @each(
@@ -168,3 +163,88 @@ def test_what_is_for_a_service_that_no_tool_names_fits_nothing(engine: Engine) -
     assert engine.search("read the naming rules of s3", snapshot(attach, read)).fits
     assert engine.search("upload this to s3", snapshot(attach, put)).results[0].item.name == "put_object"
     assert engine.search("upload this to the page", snapshot(attach)).fits
+
+
+@each(
+    ("query", "read_as"),
+    [
+        ("remember that I prefer tabs", "add to memory that I prefer tabs"),
+        ("please keep in mind I live in Oslo", "please add to memory I live in Oslo"),
+        ("don't forget that Tom is vegan", "add to memory that Tom is vegan"),
+        ("what do you know about Tom", "search memory for Tom"),
+        ("forget what I said about Tom", "delete from memory what I said about Tom"),
+        ("what did I write about the budget", "search notes about the budget"),
+        ("where have we noted the address", "search notes the address"),
+        ("what did I write to Bob", None),
+        ("don't forget to buy bread", None),
+        ("remember to call home", None),
+        ("do you remember the name of the file", None),
+        ("who is the mayor of Rome", None),
+        ("jot down that Tom is vegan", "add a note to memory that Tom is vegan"),
+        ("write down my locker number is 14", "add a note to memory my locker number is 14"),
+        ("write down the page that is missing", None),
+        (
+            "can you note this down: it is locked",
+            "can you add a note to memory: it is locked",
+        ),
+        ("stash this away for later, the code is 8841", "add a note to memory, the code is 8841"),
+        ("put it on record that Tom agreed", "add a note to memory that Tom agreed"),
+        ("log the fact that trams are free", "add a note to memory the fact that trams are free"),
+        ("make a note about the tap", "add a note to memory about the tap"),
+        ("make sure you remember that Tom is vegan", "make sure you add to memory that Tom is vegan"),
+        ("which colour did I say our brand has", "search memory for our brand has"),
+        ("tell me everything you know about Tom", "search memory for Tom"),
+        ("stop remembering my old car", "delete from memory my old car"),
+        (
+            "write down the steps in the file to.md",
+            "write the steps in the file to.md (md file)",
+        ),
+        ("log that I spent 3 hours on the report", None),
+        ("leave a note on the merge request that it fails", None),
+        ("save that file", None),
+        ("save it, commit and push", None),
+        ("record the results in the results table", None),
+        ("write a note", None),
+    ],
+)
+def test_what_is_to_be_remembered_or_recalled_is_read_in_the_words_of_tools(
+    query: str, read_as: str | None
+) -> None:
+    assert read(query).read_as == read_as
+
+
+def test_what_is_to_be_remembered_counts_little() -> None:
+    query = read("remember that I prefer tabs")
+
+    assert query.weights[stem("memory")] > query.weights[stem("tabs")] == REPORTED_SHARE
+
+
+def test_each_of_several_needs_has_its_own_purpose() -> None:
+    query = read(
+        "how many orders came in today, and write the number to a file. Keep in mind that I like tea."
+    )
+
+    assert query.purpose is None
+    assert query.purposes == (QUERIES_OF_DATA, None, MEMORY)
+
+
+@each(
+    ("request_", "whole"),
+    [
+        ("note down the plan in the file todo.md", "write the plan in the file todo.md (md file)"),
+        ("please jot down the plan in a new Word document", "please write the plan in a new Word document"),
+    ],
+)
+def test_what_is_written_down_in_a_file_is_written_and_no_note(request_: str, whole: str) -> None:
+    assert read(request_).texts[0] == whole
+    assert read(request_).purpose is None
+
+
+def test_what_is_written_down_nowhere_is_for_notes() -> None:
+    assert read("write down the steps of this recipe").purpose is WRITTEN_DOWN
+    assert read("write down the steps of this recipe").texts[0] == "write down the steps of this recipe"
+
+
+@each("request_", ["show me the commit history", "get the git log of main"])
+def test_a_history_that_is_named_is_one(request_: str) -> None:
+    assert read(request_).purpose is HISTORY

@@ -1,11 +1,11 @@
 """Queries are read as people write them: short forms, values, several orders, carried text."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.catalogs import snapshot, tool
+from support.catalogs import read, snapshot, tool
 from support.growth import costs_more
 from support.servers import real_lists
 from support.tables import each
@@ -13,12 +13,6 @@ from support.tables import each
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.needs import divided
-from mcp_context_proxy.retrieval.purposes import (
-    HISTORY,
-    MEMORY,
-    QUERIES_OF_DATA,
-    WRITTEN_DOWN,
-)
 from mcp_context_proxy.retrieval.queries import (
     CARRIED_SHARE,
     QUERY_LIMIT,
@@ -26,14 +20,9 @@ from mcp_context_proxy.retrieval.queries import (
     REPORTED_SHARE,
     VALUE_SHARE,
     WRITTEN_OUT_SHARE,
-    ReadQuery,
     read_query,
 )
 from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, stem, without_pasted
-
-
-def read(query: str, stands_for: Mapping[str, str] | None = None) -> ReadQuery:
-    return read_query(query, lambda _term: False, lambda: WordList([]), stands_for or {})
 
 
 def weight(query: str, word: str) -> float:
@@ -166,60 +155,6 @@ def test_to_book_a_meeting_is_to_schedule_it_and_to_book_a_flight_is_not() -> No
 
 
 @each(
-    ("query", "read_as"),
-    [
-        ("remember that I prefer tabs", "add to memory that I prefer tabs"),
-        ("please keep in mind I live in Oslo", "please add to memory I live in Oslo"),
-        ("don't forget that Tom is vegan", "add to memory that Tom is vegan"),
-        ("what do you know about Tom", "search memory for Tom"),
-        ("forget what I said about Tom", "delete from memory what I said about Tom"),
-        ("what did I write about the budget", "search notes about the budget"),
-        ("where have we noted the address", "search notes the address"),
-        ("what did I write to Bob", None),
-        ("don't forget to buy bread", None),
-        ("remember to call home", None),
-        ("do you remember the name of the file", None),
-        ("who is the mayor of Rome", None),
-        ("jot down that Tom is vegan", "add a note to memory that Tom is vegan"),
-        ("write down my locker number is 14", "add a note to memory my locker number is 14"),
-        ("write down the page that is missing", None),
-        (
-            "can you note this down: it is locked",
-            "can you add a note to memory: it is locked",
-        ),
-        ("stash this away for later, the code is 8841", "add a note to memory, the code is 8841"),
-        ("put it on record that Tom agreed", "add a note to memory that Tom agreed"),
-        ("log the fact that trams are free", "add a note to memory the fact that trams are free"),
-        ("make a note about the tap", "add a note to memory about the tap"),
-        ("make sure you remember that Tom is vegan", "make sure you add to memory that Tom is vegan"),
-        ("which colour did I say our brand has", "search memory for our brand has"),
-        ("tell me everything you know about Tom", "search memory for Tom"),
-        ("stop remembering my old car", "delete from memory my old car"),
-        (
-            "write down the steps in the file to.md",
-            "write the steps in the file to.md (md file)",
-        ),
-        ("log that I spent 3 hours on the report", None),
-        ("leave a note on the merge request that it fails", None),
-        ("save that file", None),
-        ("save it, commit and push", None),
-        ("record the results in the results table", None),
-        ("write a note", None),
-    ],
-)
-def test_what_is_to_be_remembered_or_recalled_is_read_in_the_words_of_tools(
-    query: str, read_as: str | None
-) -> None:
-    assert read(query).read_as == read_as
-
-
-def test_what_is_to_be_remembered_counts_little() -> None:
-    query = read("remember that I prefer tabs")
-
-    assert query.weights[stem("memory")] > query.weights[stem("tabs")] == REPORTED_SHARE
-
-
-@each(
     ("query", "needs"),
     [
         ("find the note and then mail it to Anna", ["find the note", "mail it to Anna"]),
@@ -265,15 +200,6 @@ def test_each_thing_of_a_list_is_created() -> None:
 
     assert query.texts[1:] == ("add a page break", "add a heading 'Costs'", "add a table with three columns")
     assert (query.actions[2] == query.actions[1]).all()
-
-
-def test_each_of_several_needs_has_its_own_purpose() -> None:
-    query = read(
-        "how many orders came in today, and write the number to a file. Keep in mind that I like tea."
-    )
-
-    assert query.purpose is None
-    assert query.purposes == (QUERIES_OF_DATA, None, MEMORY)
 
 
 def test_needs_that_open_with_a_verb_or_a_question_ask_for_something() -> None:
@@ -486,18 +412,6 @@ def test_a_negation_that_is_all_of_a_request_or_part_of_a_description_counts(req
     assert weight(request_, verb) == 1
 
 
-@pytest.mark.parametrize(
-    ("request_", "whole"),
-    [
-        ("note down the plan in the file todo.md", "write the plan in the file todo.md (md file)"),
-        ("please jot down the plan in a new Word document", "please write the plan in a new Word document"),
-    ],
-)
-def test_what_is_written_down_in_a_file_is_written_and_no_note(request_: str, whole: str) -> None:
-    assert read(request_).texts[0] == whole
-    assert read(request_).purpose is None
-
-
 @each(
     ("request_", "whole"),
     [
@@ -514,16 +428,6 @@ def test_orders_by_what_they_are_for_are_read_in_the_words_of_tools(request_: st
     assert read(request_).texts[0] == whole
 
 
-def test_what_is_written_down_nowhere_is_for_notes() -> None:
-    assert read("write down the steps of this recipe").purpose is WRITTEN_DOWN
-    assert read("write down the steps of this recipe").texts[0] == "write down the steps of this recipe"
-
-
-@pytest.mark.parametrize("request_", ["show me the commit history", "get the git log of main"])
-def test_a_history_that_is_named_is_one(request_: str) -> None:
-    assert read(request_).purpose is HISTORY
-
-
 @each(
     ("request_", "said"),
     [
@@ -538,35 +442,6 @@ def test_a_history_that_is_named_is_one(request_: str) -> None:
 def test_words_that_only_go_on_with_a_conversation_are_left_out(request_: str, said: str) -> None:
     assert read(request_).texts[0] == said
     assert read(request_).read_as is None
-
-
-@each(
-    ("request_", "core"),
-    [
-        (
-            "We are at this since Monday and my boss is angry. Who made the last commit?",
-            "Who made the last commit?",
-        ),
-        ("it was a long day and everybody is tired, so list the pods of staging", "list the pods of staging"),
-        ("read what Dr. Paulsen commented. I have no time for it today", "read what Dr. Paulsen commented."),
-    ],
-)
-def test_a_story_around_a_request_may_be_left_out(request_: str, core: str) -> None:
-    assert core in read(request_).cores
-
-
-@each(
-    "request_",
-    [
-        "my notes on the onboarding are in notion somewhere",
-        "I'm planning a trip to Oslo. Find a hotel",
-        "I need the text of the page",
-        "list the pods and show the logs of the first one",
-        "I met Anna. Add her as a customer and tell the team",
-    ],
-)
-def test_a_request_that_is_no_story_or_has_several_needs_is_read_as_a_whole(request_: str) -> None:
-    assert read(request_).cores == ()
 
 
 @pytest.mark.parametrize(
@@ -612,10 +487,6 @@ def test_one_means_what_the_need_before_is_about(request_: str, last: str) -> No
 )
 def test_an_order_in_the_words_of_people_is_read_in_those_of_tools(request_: str, meant: str) -> None:
     assert read(request_).read_as == meant
-
-
-def test_a_request_that_needs_what_was_told_before_stays_whole() -> None:
-    assert read("the job has been hanging for an hour and it is late, stop it").cores == ()
 
 
 @each("words", ["then a, ", "and the, then it ", "a, ", "it should. ", "do not, and "])

@@ -1,15 +1,9 @@
-"""Statements that mean an order, complaints that mean a question, and statements that mean neither."""
+"""Statements that mean an order, complaints that mean a question, and stories around them."""
 
-from support.catalogs import snapshot, tool
+from support.catalogs import read, snapshot, tool
 from support.tables import each
 
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.forms import WordList
-from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
-
-
-def read(query: str) -> ReadQuery:
-    return read_query(query, lambda _term: False, lambda: WordList([]), {})
 
 
 @each(
@@ -156,3 +150,36 @@ def test_a_question_for_an_issue_by_its_key_finds_what_gets_the_issue(engine: En
     for query in ("who has OPS-77", "is anyone working on OPS-77", "status of OPS-77"):
         assert engine.search(query, tools).results[0].item.name == "get_issue"
     assert engine.search("who watches OPS-77", tools).results[0].item.name == "get_issue_watchers"
+
+
+@each(
+    ("request_", "core"),
+    [
+        (
+            "We are at this since Monday and my boss is angry. Who made the last commit?",
+            "Who made the last commit?",
+        ),
+        ("it was a long day and everybody is tired, so list the pods of staging", "list the pods of staging"),
+        ("read what Dr. Paulsen commented. I have no time for it today", "read what Dr. Paulsen commented."),
+    ],
+)
+def test_a_story_around_a_request_may_be_left_out(request_: str, core: str) -> None:
+    assert core in read(request_).cores
+
+
+@each(
+    "request_",
+    [
+        "my notes on the onboarding are in notion somewhere",
+        "I'm planning a trip to Oslo. Find a hotel",
+        "I need the text of the page",
+        "list the pods and show the logs of the first one",
+        "I met Anna. Add her as a customer and tell the team",
+    ],
+)
+def test_a_request_that_is_no_story_or_has_several_needs_is_read_as_a_whole(request_: str) -> None:
+    assert read(request_).cores == ()
+
+
+def test_a_request_that_needs_what_was_told_before_stays_whole() -> None:
+    assert read("the job has been hanging for an hour and it is late, stop it").cores == ()

@@ -4,19 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import pytest
-from support.catalogs import snapshot, tool
+from support.catalogs import read, snapshot, tool
 from support.tables import each
 
 from mcp_context_proxy.examples.functions import server
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.forms import WordList, value_kind
+from mcp_context_proxy.retrieval.forms import value_kind
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
 from mcp_context_proxy.retrieval.text import stem
-
-
-def read(query: str) -> ReadQuery:
-    return read_query(query, lambda _term: False, lambda: WordList([]), {})
 
 
 def read_as(query: str) -> str | None:

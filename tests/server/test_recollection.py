@@ -92,7 +92,7 @@ async def test_a_principal_without_a_profile_gets_its_own_interactions_alone(pro
 
 
 async def test_the_hook_tells_interactions_within_its_budget(proxy: Proxy) -> None:
-    hook = PromptsApi(proxy, proxy.gateway.profiles, None)
+    hook = PromptsApi(proxy, None)
     answer = await hook._answer_prompt.handler(hook, Given({}), PromptWanted(QUERY))  # type: ignore[attr-defined]
     small = await hook._answer_prompt.handler(hook, Given({}), PromptWanted(QUERY, tokens=50))  # type: ignore[attr-defined]
 

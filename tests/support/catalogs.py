@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Source, Tool
+from mcp_context_proxy.retrieval.forms import WordList
+from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
 from support.general_requests import GENERAL_REQUESTS
 
 
@@ -78,3 +80,8 @@ def snapshot(*items: Tool | Document, generation: int = 1) -> Snapshot:
         owned.setdefault(item.server if isinstance(item, Tool) else f"{item.kind}s", []).append(item)
     sources = tuple(Source(key, tuple(group)) for key, group in owned.items())
     return Snapshot(generation, sources)
+
+
+def read(query: str, stands_for: Mapping[str, str] | None = None) -> ReadQuery:
+    """A query as it is read without a catalog, so that no word of it is known as one of a tool."""
+    return read_query(query, lambda _term: False, lambda: WordList([]), stands_for or {})

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-from mcp_context_proxy.examples.kit import META, Core, NoResponse, Pipe, ReplyChannel, serve_stdio
+from mcp_context_proxy.examples import META, Core, NoResponse, Pipe, ReplyChannel, serve_stdio
 
 
 class StdioChannel(Pipe):

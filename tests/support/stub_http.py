@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from mcp_context_proxy.examples.kit import UNSUPPORTED_VERSION, NoResponse, ReplyChannel
+from mcp_context_proxy.examples import UNSUPPORTED_VERSION, NoResponse, ReplyChannel
 
 LOOK_SECONDS = 0.05
 """Between two looks whether a client has closed its connection."""

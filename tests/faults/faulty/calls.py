@@ -9,7 +9,7 @@ import time
 from definitions import OutputBombSchema
 from server import SAFE, Healthy, nonce
 
-from mcp_context_proxy.examples import kit
+from mcp_context_proxy import examples
 
 LOCAL = ["file:///etc/passwd", "http://169.254.169.254/latest/meta-data/"]
 
@@ -77,7 +77,7 @@ class RpcError(Healthy):
     mode, stage = "rpc-error", "call"
 
     def call(self, request):
-        raise kit.RpcError(-32050, "the tool refuses", {"detail": "d" * 100_000})
+        raise examples.RpcError(-32050, "the tool refuses", {"detail": "d" * 100_000})
 
 
 class ToolError(Healthy):
@@ -116,7 +116,7 @@ class OutOfOrder(Healthy):
             self.waiting.append(request)
             if len(self.waiting) == 1:
                 self.later(0.2, self.release)
-        raise kit.NoResponse
+        raise examples.NoResponse
 
     def release(self):
         with self.lock:
@@ -165,7 +165,7 @@ class DeepResult(Healthy):
             b"[" * depth + b"]" * depth
         )
         request.channel.line(b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (request.id, deep))
-        raise kit.NoResponse
+        raise examples.NoResponse
 
 
 class OutputBomb(OutputBombSchema):
@@ -268,4 +268,4 @@ class LeakSecret(Healthy):
         forms = [*values, *encoded, *map(quote, values)]
         text = f"cannot log in with {' '.join(forms)}"
         os.write(2, text.encode() + b"\n")
-        raise kit.RpcError(-32051, text, {"tried": forms})
+        raise examples.RpcError(-32051, text, {"tried": forms})

@@ -4,7 +4,7 @@ import time
 
 from server import Healthy
 
-from mcp_context_proxy.examples.kit import RpcError
+from mcp_context_proxy.examples import RpcError
 
 INVISIBLE = "\u200b\u202e\u2066\U000e0041\U000e0042\x07\x1b[8m\x1b]0;owned\x07\u0000\x9b31m"
 """Zero-width, bidi, tag and control characters, and terminal escapes."""

@@ -6,7 +6,7 @@ import time
 
 from server import Healthy
 
-from mcp_context_proxy.examples.kit import encode
+from mcp_context_proxy.examples import encode
 
 URI = "note://1"
 FILLER = "z" * 400

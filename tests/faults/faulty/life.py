@@ -6,7 +6,7 @@ import time
 
 from server import Healthy
 
-from mcp_context_proxy.examples.kit import RpcError, encode
+from mcp_context_proxy.examples import RpcError, encode
 
 
 class ExitAtStart(Healthy):

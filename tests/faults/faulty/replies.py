@@ -4,7 +4,7 @@ import time
 
 from server import Healthy
 
-from mcp_context_proxy.examples.kit import NoResponse, encode
+from mcp_context_proxy.examples import NoResponse, encode
 
 
 class WrongId(Healthy):

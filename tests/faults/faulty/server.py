@@ -5,7 +5,7 @@ import threading
 
 from support.stub import Stub
 
-from mcp_context_proxy.examples.kit import NoResponse, encode
+from mcp_context_proxy.examples import NoResponse, encode
 
 SAFE = "safe"
 """The tool that works in every mode."""

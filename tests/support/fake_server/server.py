@@ -7,7 +7,7 @@ import time
 from steps import STEPS
 from support.stub import Stub
 
-from mcp_context_proxy.examples.kit import INVALID_PARAMS, RESOURCE_NOT_FOUND, Request, RpcError
+from mcp_context_proxy.examples import INVALID_PARAMS, RESOURCE_NOT_FOUND, Request, RpcError
 
 LISTS = {
     "tools/list": ("tools", "tools"),

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from mcp_context_proxy.examples.kit import NoResponse, RpcError
+from mcp_context_proxy.examples import NoResponse, RpcError
 
 
 def step_result(request, value):
