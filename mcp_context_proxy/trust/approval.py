@@ -32,7 +32,7 @@ from mcp_context_proxy.trust.fingerprints import (
     DECISIONS,
     TAKEN,
     TOLD,
-    WAITING,
+    UNDECIDED,
     Approvable,
     Candidate,
     Event,
@@ -393,7 +393,7 @@ class Approvals:
             of_name: Sequence[ApprovalRow] = record.rows.get((kind, name), [])
             latest = row is not None and of_name[-1] is row
             if row is not None and name in listed and listed[name].fingerprint == one.fingerprint:
-                latest = latest or row.state not in WAITING or of_name[-1].state in WAITING
+                latest = latest or row.state not in UNDECIDED or of_name[-1].state in UNDECIDED
             if row is not None and row.state == State.APPROVED and latest:
                 judgement.rulings[name] = APPROVED
                 continue

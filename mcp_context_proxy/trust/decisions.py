@@ -28,7 +28,7 @@ from mcp_context_proxy.store.tables import Additions, ApprovalRecord, ApprovalRo
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.approval import Name
-from mcp_context_proxy.trust.fingerprints import TAKEN, WAITING, Approvable, Event, State
+from mcp_context_proxy.trust.fingerprints import TAKEN, UNDECIDED, Approvable, Event, State
 
 SHOWN_CHARACTERS: Final = 1_000
 """Characters of a line that are shown unless all of it is asked for."""
@@ -213,7 +213,7 @@ def latest(rows: Iterable[ApprovalRow]) -> list[ApprovalRow]:
 
 def pending(rows: Iterable[ApprovalRow]) -> list[ApprovalRow]:
     """Return the definitions of a server that wait for a person: the latest of each name, if it is held."""
-    return [row for row in latest(rows) if row.state in WAITING]
+    return [row for row in latest(rows) if row.state in UNDECIDED]
 
 
 def hash_of(rows: Iterable[ApprovalRow]) -> str:
@@ -233,7 +233,7 @@ class Change(Struct, frozen=True):
 
     @property
     def waits(self) -> bool:
-        return self.row.state in WAITING
+        return self.row.state in UNDECIDED
 
     @property
     def taken_by_mode(self) -> bool:

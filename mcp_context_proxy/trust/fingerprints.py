@@ -431,7 +431,7 @@ class State(StrEnum):
 
 
 TAKEN: Final = frozenset({State.APPROVED, State.RESTRAINED})
-WAITING: Final = frozenset({State.HELD, State.RESTRAINED})
+UNDECIDED: Final = frozenset({State.HELD, State.RESTRAINED})
 """States in which a person has to look."""
 
 

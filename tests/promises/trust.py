@@ -122,7 +122,7 @@ TRUST = (
         IDENTITY + "test_a_role_opens_what_it_names_and_what_lower_ones_do",
         IDENTITY + "test_the_end_of_a_token_ends_its_streams_and_no_call",
         LIMITED + "test_a_search_quotes_no_request_of_another_below_view",
-        IDENTITY + "test_a_revoked_token_ends_a_call_under_way_and_its_server_is_told",
+        IDENTITY + "test_a_revoked_token_ends_a_call_under_way_and_its_server_and_its_client_are_told",
         LIMITED + "test_no_operation_of_the_api_gives_one_principal_anything_of_another",
         LIMITED + "test_no_method_gives_one_principal_anything_of_another",
         LIMITED + "test_what_concerns_everybody_needs_an_administrator",
