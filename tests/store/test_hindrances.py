@@ -73,10 +73,8 @@ def test_readers_do_not_wait_for_blocked_writers_and_one_warning_is_logged(
         writer.join()
         keep(store, 2)
         assert kept(store, 2)
-    assert [one.levelno for one in caplog.records if one.levelno >= logging.WARNING] == [
-        logging.WARNING,
-        NOTICE,
-    ]
+    told = [record.levelno for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told == [logging.WARNING, NOTICE]
 
 
 def test_a_store_locked_at_the_start_is_used_once_it_is_free(
