@@ -60,8 +60,9 @@ _NAME = re.compile(r"\(`([\w.]+)`\)")
 def value(name: str) -> float:
     if name.startswith("limits."):
         return float(getattr(Limits(), name.removeprefix("limits.")))
-    (found,) = {float(getattr(module, name)) for module in MODULES if hasattr(module, name)}
-    return found
+    found = {module.__name__: getattr(module, name) for module in MODULES if hasattr(module, name)}
+    assert len(set(found.values())) == 1, f"{name} is not the name of one bound: {found}"
+    return float(next(iter(found.values())))
 
 
 def figure(match: re.Match[str]) -> float:
