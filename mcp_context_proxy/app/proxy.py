@@ -411,7 +411,7 @@ class Proxy(Struct, kw_only=True, eq=False):
     async def apply(self, config: Config) -> None:
         """Apply a changed configuration; unchanged servers and folders are not touched.
 
-        Settings that need a restart keep their old values: see `config.settings.Reload`.
+        Settings that need a restart keep their old values: see `config.forms.Reload`.
         """
         before, self.config = self.config, config
         changed = {

@@ -22,6 +22,7 @@ def as_released() -> AsReleased:
         if os.environ.get("RELEASE"):
             text = json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False)
             path.write_text(f"{text}\n", encoding="utf-8")
-        assert found == json.loads(path.read_text(encoding="utf-8"))
+        hint = f"{name} has what was released; RELEASE=1 pytest tests/released writes a change that is meant"
+        assert found == json.loads(path.read_text(encoding="utf-8")), hint
 
     return compare
