@@ -519,10 +519,8 @@ def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
             mentioned = [name for name in absent if name in words]
             named = mentioned or sorted(absent, key=lambda name: not names_secret(name))
             listed = some_of(named, VARIABLES_NAMED)
-            which = f"these variables of this shell: {listed}"
-            message = f"{names} failed without {which}{differing}"
-            remedy = "name those that a server needs in its inherit"
-            yield Verdict(Level.NOTE, ENVIRONMENT, message, remedy)
+            message = f"{names} failed without these variables of this shell: {listed}{differing}"
+            yield Verdict(Level.NOTE, ENVIRONMENT, message, "name those that a server needs in its inherit")
         elif differing:
             yield Verdict(Level.NOTE, ENVIRONMENT, f"{names} had all variables of this shell{differing}")
 
@@ -568,6 +566,8 @@ def remedy_for(
             return "the error is its own: its documentation, or its output above, may say what it lacks"
     if config.url is None:
         return ""
+    if "certificate" in cause:
+        return "have its certificate renewed or corrected; an authority of your own is named in SSL_CERT_FILE"
     named = [name for name in os.environ if name.upper() in PROXIES and os.environ[name]]
     through = f"; {some_of(named)} is set: it may be that proxy which cannot be reached" if named else ""
     if NO_ADDRESS in cause:

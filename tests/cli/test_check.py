@@ -1,11 +1,16 @@
 import json
 import re
+import ssl
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from support.chat import chat_service
 from support.servers import Workshop, tool
 
@@ -374,6 +379,29 @@ def test_a_program_that_ends_without_a_variable_is_told_where_to_set_it(run: Run
     assert "-> set FIRST_KEY, SECOND_KEY in env under servers.list" in told
     assert '-> it does not get ANY_TOKEN of this environment: write inherit = ["ANY_TOKEN"] under' in told
     assert "environment: given, other failed without these variables" in told
+
+
+def test_a_certificate_that_is_not_trusted_is_no_wrong_url(run: Run, workshop: Workshop) -> None:
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(9), now + timedelta(9))
+    certificate = made.sign(key, hashes.SHA256())
+    file, pem = workshop.folder / "server.pem", serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(private + certificate.public_bytes(pem))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forbidding) as server:
+        secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        secured.load_cert_chain(file)
+        server.socket = secured.wrap_socket(server.socket, server_side=True)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        workshop.server("old").settings = {"url": f"https://localhost:{server.server_port}/mcp"}
+        told = flat(run("check", "--config", workshop.config()).stdout)
+        server.shutdown()
+        thread.join()
+
+    assert "certificate verify failed" in told
+    assert "-> have its certificate renewed" in told
 
 
 def test_an_unknown_host_name_is_told_from_a_refused_connection_and_a_proxy_is_named(
