@@ -82,9 +82,7 @@ class Tasks:
         try:
             takes = caller.era is MODERN and eras.has_extension(caller.capabilities, TASKS_EXTENSION)
             if not takes or client.era is not MODERN:
-                raise BadAnswerError(
-                    client.name, "with a result of type 'task', which cannot be taken here"
-                )
+                raise BadAnswerError(client.name, "with a result of type 'task', which cannot be taken here")
             parts, _ = await task_state(client, result, begins=True)
             own_id = task_id_in(client.name, parts)
         except DownstreamError:
