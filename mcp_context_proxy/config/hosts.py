@@ -121,7 +121,7 @@ def _opencode(entry: dict[str, Any]) -> Converted:
 def _goose(entry: dict[str, Any]) -> Converted:
     if isinstance(inner := entry.get("config"), dict):
         entry = {**inner, **{key: value for key, value in entry.items() if key != "config"}}
-    if entry.get("type") in _BUILT_IN:
+    if str(entry.get("type")) in _BUILT_IN:
         return Converted(entry, "is a part of Goose")
     if envs := _table(entry, "envs"):
         entry["env"] = envs

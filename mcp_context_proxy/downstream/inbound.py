@@ -130,7 +130,7 @@ async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | Non
 
 _KINDS = {"progress": int | float, "total": int | float, "message": str, "statusMessage": str}
 """Kinds of params which many hosts demand: some do not read on after another one."""
-_EXACT = frozenset({"uri", eras.ELICITATION_ID})
+_EXACT = {RESOURCE_UPDATED: "uri", ELICITATION_COMPLETE: eras.ELICITATION_ID}
 """Params that a client compares with what it knows already. Only secrets are removed from them."""
 
 
@@ -142,7 +142,9 @@ def shown_params(server: str, method: str, params: Members, redact: Redactor) ->
     """
     shown = {
         stranger_text(name, redact, NAME_CHARACTERS): Raw(
-            redact.json(bytes(value)) if name in _EXACT else stranger_data(bytes(value), redact.json)
+            redact.json(bytes(value))
+            if name == _EXACT.get(method)
+            else stranger_data(bytes(value), redact.json)
         )
         for name, value in params.items()
         if envelope.misread((clean(name),)) is None

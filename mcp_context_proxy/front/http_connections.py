@@ -383,6 +383,15 @@ class BoundedConnection(H11Protocol):
         unread = self._phase is _Phase.BODY and not self.cycle.response_complete
         return unread and len(self.cycle.body) > BODY_STEP
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; a request whose body it should be gets no other answer."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n" + msg.encode())
+        self.transport.close()
+
     def on_response_complete(self) -> None:
         """Wait for the rest of the body as long as before, or for the next request as long as it may idle."""
         # As uvicorn does, without its timer of idle connections, which is set and unset for each request.

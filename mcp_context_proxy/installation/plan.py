@@ -190,9 +190,9 @@ def servers_in(
             wrong += (reason for one, reason in _ONLY_THERE.items() if entry.get(one) not in _NOTHING)
             if any(_names_client(one) for one in (entry, entry.get("auth"), entry.get("oauth"))):
                 wrong.append(f"its host logs in as a client of its own; {_BY_HAND}")
-            if "*" in table.get("deny", ()):
-                wrong.append("its host turns off all its tools")
             wrong += _mistakes(table)
+            if not wrong and "*" in table.get("deny", ()):
+                wrong.append("its host turns off all its tools")
             if dialect == "continue" and not entry.get("name"):
                 wrong.append("it has no name")
             if wrong:

@@ -440,9 +440,9 @@ def check_prompt(server: str, result: bytes) -> None:
     """
     # As pairs: of a name that comes twice, some readers take the first value, and some the last.
     for name, messages in json.loads(result, object_pairs_hook=_Pairs):
-        if envelope.letters_of(name) != "messages":
+        if envelope.letters_of(name) != "messages" or not isinstance(messages, list):
             continue
-        for message in [messages] if isinstance(messages, _Pairs) else messages or ():
+        for message in [messages] if isinstance(messages, _Pairs) else messages:
             for key, value in message if isinstance(message, _Pairs) else ():
                 if envelope.letters_of(key) == "role" and (key != "role" or value not in ROLES):
                     raise BadAnswerError(server, f"with a message of another role than {' and '.join(ROLES)}")

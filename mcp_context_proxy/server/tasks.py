@@ -22,7 +22,7 @@ from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissi
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, METHOD_NOT_FOUND, Members, RequestError
-from mcp_context_proxy.protocol.eras import MODERN, TASKS_EXTENSION
+from mcp_context_proxy.protocol.eras import HANDSHAKE, MODERN, TASKS_EXTENSION
 from mcp_context_proxy.protocol.strangers import named
 from mcp_context_proxy.server import Caller, questions
 from mcp_context_proxy.server.forwarding import (
@@ -80,10 +80,9 @@ class Tasks:
         """
         client = self._fleet.clients[tool.server]
         try:
-            if caller.era is not MODERN or not eras.has_extension(caller.capabilities, TASKS_EXTENSION):
-                raise BadAnswerError(
-                    client.name, "with a result of type 'task', which the client does not take"
-                )
+            takes = caller.era is MODERN and eras.has_extension(caller.capabilities, TASKS_EXTENSION)
+            if not takes or client.era is not MODERN:
+                raise BadAnswerError(client.name, "with a result of type 'task', which cannot be taken here")
             parts, _ = await task_state(client, result, begins=True)
             own_id = task_id_in(client.name, parts)
         except DownstreamError:
@@ -165,7 +164,8 @@ class Tasks:
         if (
             task is None
             or task.principal != caller.principal
-            or task.tool.server not in self._fleet.clients
+            or (client := self._fleet.clients.get(task.tool.server)) is None
+            or client.era is HANDSHAKE
             or not caller.rights.may_call(task.tool)
         ):
             raise RequestError(INVALID_PARAMS, "unknown task: it was never begun here, or is forgotten")

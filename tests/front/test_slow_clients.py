@@ -232,12 +232,16 @@ async def test_a_front_sleeps_while_its_clients_have_read_everything(tmp_path: P
 
 
 def test_what_is_no_request_fills_no_log(proxy: HttpProxy) -> None:
-    for _ in range(50):
-        with sent(proxy, "no request\r\n\r\n") as peer:
-            until_closed(peer)
+    host = proxy.base.removeprefix(HTTP)
+    chunks = f"HTTP/1.1\r\nhost: {host}\r\ntransfer-encoding: chunked\r\n\r\nno chunk\r\n\r\n"
+    for text in ("no request\r\n\r\n", *(f"{method} /mcp {chunks}" for method in ("POST", "GET", "HEAD"))):
+        for _ in range(20):
+            with sent(proxy, text) as peer:
+                assert until_closed(peer).startswith(b"HTTP/1.1 4")
 
     log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
     assert 0 < log.count("Invalid HTTP request") <= 2 * WARNINGS_AT_ONCE
+    assert "Traceback" not in log
 
 
 def test_a_request_that_arrives_slowly_but_in_time_is_served(proxy: HttpProxy) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.tables import each
 
 from mcp_context_proxy.config import load
@@ -286,6 +287,25 @@ def test_rules_count_for_a_server_whose_name_has_other_letters(
     machine.install(host)
     (ours,) = tomllib.loads(machine.file.read_text("utf-8"))["servers"].values()
     assert ours["deny"] == ["wipe"]
+
+
+@pytest.mark.parametrize(
+    ("host", "entry"),
+    [
+        ("cursor", {"command": "/bin/desk", "excludeTools": 7}),
+        ("cursor", {"command": "/bin/desk", "disabledTools": True}),
+        ("goose", {"cmd": "/bin/desk", "type": {"a": 1}}),
+        ("goose", {"cmd": "/bin/desk", "type": ["builtin"]}),
+    ],
+)
+def test_server_with_a_value_of_another_kind_stays_and_the_others_move(
+    host: str, entry: dict[str, Any], put: Place, machine: Machine
+) -> None:
+    lamp = {"cmd" if host == "goose" else "command": "/bin/lamp"}
+    write = yaml.safe_dump if host == "goose" else json.dumps
+    put(host, write({HOST_PLACES[host].place[0]: {"desk": entry, "lamp": lamp}}).encode())
+    done = machine.install(host)
+    assert (set(done.staying), set(done.names)) == ({"desk"}, {"lamp"})
 
 
 @pytest.mark.parametrize(

@@ -578,6 +578,16 @@ async def test_no_prompt_of_a_server_speaks_to_a_model_as_its_system(
         await Host(proxy, era).request("prompts/get", {"name": "helper__greet"})
 
 
+async def test_a_prompt_whose_messages_are_no_list_is_no_fault_of_the_proxy(
+    prompting: tuple[Proxy, Path], era: str
+) -> None:
+    proxy, answer = prompting
+    for messages in (7, True, "hi", None):
+        answer.write_text(json.dumps({"messages": messages}))
+        told = await Host(proxy, era).request("prompts/get", {"name": "helper__greet"})
+        assert told["messages"] == messages
+
+
 async def test_a_prompt_passes_with_whatever_its_messages_have_beside_their_roles(
     workshop: Workshop, era: str
 ) -> None:

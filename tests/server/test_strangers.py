@@ -73,10 +73,13 @@ def test_a_notification_hides_nothing_in_members_that_nobody_knows(method: str) 
     hiding = {HIDING: envelope.raw({HIDING: [HIDING]}), "_meta": envelope.raw({HIDING: HIDING})}
     redact = Redactor([("KEY", "Hunter2/of the day")])
     params = {"level": Raw(b'"error"'), "Hunter2/of the day": Raw(b"1"), **hiding}
+    exact = {"resources/updated": "uri", "elicitation/complete": "elicitationId"}.get(method)
+    params |= {name: envelope.raw(HIDING) for name in {"uri", "elicitationId"} - {exact}}
     shown = shown_params("work", f"notifications/{method}", params, redact)
     shown.pop("logger", None)
 
     assert {name: json.loads(bytes(raw)) for name, raw in shown.items()} == {
+        **dict.fromkeys({"uri", "elicitationId"} - {exact}, SEEN),
         "level": "error",
         "[redacted KEY]": 1,
         SEEN: {SEEN: [SEEN]},

@@ -191,6 +191,19 @@ async def test_a_task_that_the_client_does_not_take_is_an_error(workshop: Worksh
             assert "result of type 'task'" in result["content"][0]["text"]
 
 
+async def test_a_server_of_the_handshake_era_begins_no_task_by_its_result(workshop: Workshop) -> None:
+    server = handshake_server(workshop, {"result": REPORT})
+    spec = json.loads(server.path.read_text())
+    spec["calls"] = {"plain": [{"result": modern_state(resultType="task")}]}
+    server.path.write_text(json.dumps(spec | {"tools": [tool("plain")]}))
+    async with host_of(workshop.config(), "modern", TAKES_TASKS) as host:
+        result = await host.call("lab__plain")
+
+    assert result["isError"] is True
+    assert "result of type 'task'" in result["content"][0]["text"]
+    assert server.ledger.messages("tasks/get") == []
+
+
 async def test_the_result_of_a_task_is_marked_and_counted_once_as_that_of_a_call(workshop: Workshop) -> None:
     modern_server(workshop, {"status": "completed", "result": REPORT}, spotlight=True)
     async with inside(workshop.config()) as proxy:
