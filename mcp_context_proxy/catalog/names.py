@@ -40,7 +40,7 @@ from mcp_context_proxy.catalog.definitions import (
     seems_full,
 )
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
-from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
+from mcp_context_proxy.config.host_profiles import NAME_LENGTHS, SERVER
 from mcp_context_proxy.config.source import KeyPath, dotted
 from mcp_context_proxy.config.tables import ANY, CONFIRM, STRICTNESS, Allow, ToolConfig, matches
 from mcp_context_proxy.errors import (
@@ -80,6 +80,9 @@ NEAREST: Final = 3
 EXPOSED: Final[Callable[[Any], str]] = attrgetter("exposed_name")
 """Returns the name that every host has room for."""
 
+_WRITTEN: Final = pattern(
+    rf"[\s`'\"]*(?:functions\.)?(?:mcp__)?(?:{SERVER}__)?([\w-]+?)(?:__|[./:])([^\s`'\"(]+)"
+)
 _HAS_DIGEST: Final = pattern(rf"_[0-9a-f]{{{HASH_LENGTH}}}(?:_|$)")
 
 Entry = TypeVar("Entry")
@@ -106,6 +109,21 @@ def owner(name: str, servers: Collection[str]) -> str | None:
             if server in servers:
                 return server
     return None
+
+
+def as_full(snapshot: Snapshot, name: str) -> tuple[str, str | None]:
+    """Return a name, in full if a model has written a full one in another form, and the server it states.
+
+    Models write ``server.tool``, repeat the mark or the parameters of an answer, or put before a name what
+    their host puts before it.
+    """
+    written, stated = _WRITTEN.match(name), owner(name, snapshot.servers)
+    if written is not None and (server := written[1]) in snapshot.servers and stated in (None, server):
+        known = (snapshot.tools, snapshot.turned_off, snapshot.withheld)
+        own = (name, name.removeprefix(f"{server}{SEPARATOR}"))
+        if not any(one.server == server and one.name in own for items in known for one in items.values()):
+            return f"{server}{SEPARATOR}{written[2]}", server
+    return name, stated
 
 
 def claimed(name: str, server: str, servers: Iterable[str]) -> str | None:

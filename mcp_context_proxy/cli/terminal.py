@@ -56,7 +56,8 @@ NAMED: Final = 4
 Cell = str | Text
 Data = TypeVar("Data", bound=Mapping[str, Any])
 
-_WORD: Final = re.compile(r"\S+\s*")
+_WORD: Final = re.compile(r"(?:/\S*(?: [\w .-]{0,40}[\w.-]/\S*)*|\S+)\s*")
+"""A word, or a path, whose folders may have spaces in their names, such as Application Support."""
 
 
 class Terminal(Console):

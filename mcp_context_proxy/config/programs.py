@@ -120,6 +120,9 @@ BROKEN: Final = ("MODULE_NOT_FOUND", "Cannot find module", "Cannot find package"
 """Errors of Node.js and npm about packages that are there in part."""
 
 _HEXADECIMAL: Final = frozenset("0123456789abcdef")
+_PATH_BEGINS: Final = pattern(r"(?:(?<![^\s'\"(])|(?<=file://))/")
+PATHS_TRIED: Final = 8
+"""Places where the path in a line of a server may begin that are looked up."""
 
 
 def downloads(server: ServerConfig) -> bool:
@@ -154,12 +157,14 @@ def _npx_folder(line: str) -> Path | None:
         digest = after[:DIGEST_CHARACTERS]
         if not found or len(digest) < DIGEST_CHARACTERS or not _HEXADECIMAL.issuperset(digest):
             continue
-        # A path on Windows may have spaces in it; before one on other systems there is a space or a quote.
-        start = before.rfind(":\\") - 1 if separator == "\\" else max(map(before.rfind, " '\"(")) + 1
-        path = before[max(start, 0) :].removeprefix("file://")
-        folder = Path(path) / NPX_FOLDER / digest
-        if folder.is_absolute() and os.pardir not in folder.parts and folder.is_dir():
-            return folder
+        # A path may have spaces in it, so each place is tried where one can begin, the last one first.
+        begins = [max(before.rfind(":\\") - 1, 0)]
+        if separator == "/":
+            begins = [match.start() for match in _PATH_BEGINS.finditer(before)][: -PATHS_TRIED - 1 : -1]
+        for begin in begins:
+            folder = Path(before[begin:]) / NPX_FOLDER / digest
+            if folder.is_absolute() and os.pardir not in folder.parts and folder.is_dir():
+                return folder
     return None
 
 

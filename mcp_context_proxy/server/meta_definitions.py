@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from mcp_context_proxy.catalog.definitions import SEPARATOR
 from mcp_context_proxy.errors import AwaitedServersError, SharedNameError, UnknownItemError
 from mcp_context_proxy.items import NO_FILTERS, SearchFilters
 from mcp_context_proxy.protocol import envelope, strangers
@@ -112,6 +113,8 @@ OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "arguments": ("args", "params", "parameters", "input", "tool_args", "tool_arguments", "tool_input"),
 }
 """Words that models use for the arguments of a call tool, which are those of other proxies and of APIs."""
+SERVER_WORDS: Final = ("server", "server_name", "serverName")
+"""The same for the server of a tool, which is a part of the name here."""
 
 
 def in_our_words(raw: Raw, kind: type[Struct]) -> Raw | None:
@@ -129,7 +132,7 @@ def _of_call(given: Mapping[str, Raw]) -> dict[str, Raw]:
     """Return the arguments of a call tool under the names that they have here.
 
     A word stays as it is beside the name that it stands for, and so do two for the same. Where nothing stands
-    for ``arguments``, what stands beside the name is what the tool is given.
+    for ``arguments``, what stands beside the name is what the tool is given; else a server goes to the name.
     """
     renamed, several = dict(given), False
     for name, others in OTHER_WORDS.items():
@@ -140,6 +143,9 @@ def _of_call(given: Mapping[str, Raw]) -> dict[str, Raw]:
     beside = [word for word in renamed if word not in CallArguments.__struct_fields__]
     if beside and "arguments" not in renamed and not several:
         renamed["arguments"] = envelope.raw({word: renamed.pop(word) for word in beside})
+    elif len(beside) == 1 and beside[0] in SERVER_WORDS and (tool := envelope.text(renamed.get("name"))):
+        prefix = f"{envelope.text(renamed.pop(beside[0]))}{SEPARATOR}"
+        renamed["name"] = envelope.raw(prefix + tool.removeprefix(prefix))
     return renamed
 
 

@@ -405,7 +405,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         """
         await in_task()
         # A host may remember a tool from last time and call it before its server is up.
-        server = names.owner(name, self.catalog.snapshot.servers)
+        name, server = names.as_full(self.catalog.snapshot, name)
         if server is not None or not names.is_full(name):
             await self.wait_for_server(server, partial(tell_waiting, params, caller.notify))
         snapshot = self.catalog.snapshot

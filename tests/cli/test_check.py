@@ -216,7 +216,9 @@ def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:
 
 def test_text_is_wrapped_and_a_path_stays_whole_to_be_copied(run: Run, workshop: Workshop) -> None:
     workshop.server("dies", at_start=[{"stderr": "y" * 300 + "\n"}, {"exit": 3}])
-    config = workshop.config()
+    folder = workshop.folder / "Application Support"
+    folder.mkdir()
+    config = workshop.config().rename(folder / "config.toml")
     lines = run("check", "--config", config, COLUMNS="60").stdout.splitlines()
 
     assert any(str(config) in line for line in lines)

@@ -286,10 +286,10 @@ npm error ENOTEMPTY: directory not empty, rename '{cache}/_npx/{digest}/node_mod
 
 @pytest.mark.parametrize("said", [NODE, NPM])
 async def test_a_broken_npx_cache_is_named_with_the_folder_to_delete(workshop: Workshop, said: str) -> None:
-    folder = workshop.folder / "cache" / "_npx" / DIGEST
+    folder = workshop.folder / "my cache" / "_npx" / DIGEST
     folder.mkdir(parents=True)
     script = workshop.folder / "npx"
-    stderr = said.format(cache=workshop.folder / "cache", digest=DIGEST)
+    stderr = said.format(cache=workshop.folder / "my cache", digest=DIGEST)
     script.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{stderr}END\nexit 1\n")
     script.chmod(stat.S_IRWXU)
     workshop.server("broken").settings = {"command": str(script), "args": ["-y", "coffee"]}
@@ -316,7 +316,7 @@ def test_nobody_is_told_to_delete_anything_but_a_folder_of_npx(line: str) -> Non
 
 
 def test_the_same_complaint_of_another_program_is_its_own(tmp_path: Path) -> None:
-    folder = tmp_path / "_npx" / DIGEST
+    folder = tmp_path / "My Files" / "_npx" / DIGEST
     folder.mkdir(parents=True)
     line = f"Cannot find module '{folder}/node_modules/x'"
 

@@ -244,6 +244,7 @@ def test_a_status_without_a_message_is_reported_with_advice(status: int, said: s
     assert f"HTTP status {status}" in str(error)
     assert said in str(error)
     assert error.http_status == status
+    assert "in a while" in str(without_message("work", httpx2.Response(503)))
 
 
 @pytest.mark.parametrize("status", [307, 308])

@@ -447,6 +447,8 @@ async def github(workshop: Workshop) -> AsyncIterator[tuple[Proxy, Server]]:
         {"tool_name": "github__create_issue", "parameters": {"title": "x"}},
         {"name": "github__create_issue", "input": {"title": "x"}, "goal": "a note"},
         {"toolName": "github__create_issue", "arguments": '{"title": "x"}'},
+        {"server": "github", "name": "create_issue", "arguments": {"title": "x"}},
+        {"server_name": "github", "tool_name": "github__create_issue", "arguments": {"title": "x"}},
     ],
 )
 async def test_call_tools_understand_the_words_of_others_for_name_and_arguments(
@@ -459,6 +461,50 @@ async def test_call_tools_understand_the_words_of_others_for_name_and_arguments(
     assert not answer.get("isError")
     (sent,) = server.ledger.messages("tools/call")[before:]
     assert sent["params"]["arguments"] == {"title": "x"}
+
+
+@each(
+    "name",
+    [
+        *(
+            "github.create_issue",
+            "github/create_issue",
+            "github:create_issue",
+            "functions.github__create_issue",
+        ),
+        *("mcp__context-proxy__github__create_issue", "mcp__github__create_issue"),
+        *("github__create_issue(title: string)", "github__create_issue [r]", " `github__create_issue`"),
+    ],
+)
+async def test_a_name_in_the_form_of_others_leads_to_the_tool_of_its_server(
+    github: tuple[Proxy, Server], name: str
+) -> None:
+    proxy, server = github
+    before = len(server.ledger.messages("tools/call"))
+    answer = await Host(proxy, "modern").call("call_tool", {"name": name, "arguments": {"title": "x"}})
+
+    assert not answer.get("isError"), answer
+    (sent,) = server.ledger.messages("tools/call")[before:]
+    assert sent["params"]["name"] == "create_issue"
+
+
+async def test_no_form_of_a_name_leads_to_another_server(workshop: Workshop) -> None:
+    """A server may name its tool like another form of the name of a tool that another server has."""
+    workshop.server("github", **HONEST)
+    owns = ("github.delete_issue", "github.create_issue", "odd.own", "two words")
+    odd = workshop.server("odd", tools=[tool(name) for name in owns])
+    names = ("github.delete_issue", "removed.odd.own", "removed__odd__own", "mcp__removed__odd__own")
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        refused = [await host.call("call_tool", {"name": name}) for name in names]
+        called = [await host.call(name) for name in ("github.create_issue", "odd.own", "odd__two words")]
+
+    assert all(one["isError"] and "unknown tool" in text(one) for one in refused)
+    assert not any(one.get("isError") for one in called)
+    assert [entry["params"]["name"] for entry in odd.ledger.messages("tools/call")] == [
+        "odd.own",
+        "two words",
+    ]
 
 
 async def test_two_words_for_the_same_argument_of_a_call_tool_are_refused(workshop: Workshop) -> None:
