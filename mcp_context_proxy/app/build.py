@@ -45,7 +45,7 @@ from mcp_context_proxy.trust.guard import KnownSecrets
 
 
 def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
-    """Build a proxy; `store` is open, and its owner closes it. `logs` take what servers write to stderr.
+    """Build a proxy; `store` is open, and its owner closes it. `logs` take the lines of servers on stderr.
 
     The two inner functions are called only once the proxy runs, so they may use parts that are created
     later.

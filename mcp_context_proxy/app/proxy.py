@@ -538,7 +538,7 @@ class Proxy(Struct, kw_only=True, eq=False):
         return False
 
     async def _follow_store(self) -> None:
-        """Take what other processes approve or reject, and each day's working set, until cancelled."""
+        """Take the approvals of other processes, and each day's working set, until cancelled."""
         while True:
             await anyio.sleep(APPROVALS_SECONDS)
             judged, chosen = await in_thread(self._look_at_store)

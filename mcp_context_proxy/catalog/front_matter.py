@@ -247,7 +247,7 @@ class _Entries(Struct):
         return None if text is None else shorten(text, NAME_LIMIT)
 
     def description(self) -> str | None:
-        """Return the description, and what Claude Code adds to it to say when a skill is used."""
+        """Return the description, and the text that Claude Code adds to it to say when a skill is used."""
         parts = [text for key in ("description", "when_to_use") if (text := self._text(key)) is not None]
         text = " ".join(parts) if "description" in self.nodes and parts else None
         if text is not None and len(text) > DESCRIPTION_LIMIT:

@@ -235,7 +235,7 @@ def _audit(config: Config) -> Verdict:
 
 
 def _disk(config: Config) -> Iterator[Verdict]:
-    """Yield a message if there is no room for what the proxy keeps."""
+    """Yield a message if there is no room for the data of the proxy."""
     from mcp_context_proxy.trust.audit import state_folder
 
     folder = state_folder(config)

@@ -276,7 +276,7 @@ def _show_all(console: Terminal, data: Mapping[str, Any]) -> None:
 
 
 def _show_one(console: Terminal, context: Mapping[str, Any]) -> None:
-    from mcp_context_proxy.context.search import filter_text
+    from mcp_context_proxy.context.search_filters import filter_text
 
     console.say(Text(f'"{one_line(context["query"])}"', style="bold"))
     facts = [moment(context["time"]), context["origin"], f"about {context['tokens']:,} tokens if read whole"]

@@ -487,7 +487,7 @@ def _names_at(tables: Mapping[str, Any], place: KeyPath) -> list[str] | None:
 
 
 def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Yield a mistake for each list of servers that cannot be read: what it switches off is on."""
+    """Yield a mistake for each list of servers that cannot be read: its servers are on."""
     for place in (*ALLOWED_SERVERS, *_EXCLUDED_SERVERS):
         if _at(tables, place) is not None and _names_at(tables, place) is None:
             yield Mistake(place, "must be a list of names of servers")

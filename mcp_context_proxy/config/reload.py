@@ -326,7 +326,7 @@ class Reloader:
         self.standing = replace(self.standing, problems=problems)
 
     async def _loaded(self) -> Config:
-        """Load the file once it is whole: what may be the beginning of one has to stay as it is for a while.
+        """Load the file once it is whole: a text that may be the beginning of one has to stay for a while.
 
         A setting that is missing may be a guard, and the half of a line that is missing a digit.
         """

@@ -1,4 +1,4 @@
-"""Searches: their results, the items that filters leave out, and the service that runs them in threads."""
+"""Searches: what they ask for, their results, and the service that runs them in threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config, DomainOptions
 from mcp_context_proxy.context import ContextOptions, key_of, search_filters
-from mcp_context_proxy.context.search_filters import BackgroundIndexing, Figures, Indexed, OnProgress, OnWait
+from mcp_context_proxy.context.search_filters import (
+    BackgroundIndexing,
+    Excluded,
+    Figures,
+    Indexed,
+    OnProgress,
+    OnWait,
+)
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
@@ -35,18 +42,35 @@ from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import files_named, is_about_files, is_for, without_files
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
+from mcp_context_proxy.retrieval.text import identifier_words
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task, in_thread, keep_latest
 from mcp_context_proxy.trust import ACTING, reaches
 
 ENGINE_DEFAULTS: Final = Filters()
 
+_OF_ALL: Final = frozenset(("tool", "tools", "everything", "all", "capabilities", "help", "mcp", "*"))
+"""Words of which a query for the whole catalog has at least one."""
 
-class Excluded(Struct, frozen=True):
-    """An item that only the filters keep out of the results."""
+_OF_NO_NEED = """
+a about accessible an any are available by call can connected could display do does each enumerate every exist
+existing for from get give has have here how i in is know like list many me my name names of offer offers on
+please possible provide provides re s see server servers show tell the there to us use view we what which with
+would you your
+"""
+_GENERAL: Final = _OF_ALL | frozenset(_OF_NO_NEED.split())
+"""Words that say nothing about a need."""
 
-    result: Result
-    failed: tuple[str, ...]
-    """Names of the filters that it does not meet."""
+_OF_SERVERS: Final = frozenset(("servers", "mcp"))
+_STATES = """
+active broken configured disconnected down failed failing healthy installed not off offline online running
+status unavailable up why work working
+"""
+_ABOUT_SERVERS: Final = _GENERAL | frozenset(_STATES.split())
+"""Words of a question about the servers, which has one of `_OF_SERVERS`."""
+
+_WHAT_CAN_YOU_DO: Final = frozenset(("what", "can", "do"))
+_WORD: Final = pattern(r"[^\W_]+")
 
 
 class Found(Struct, frozen=True):
@@ -130,7 +154,7 @@ class Found(Struct, frozen=True):
         """Note that nothing fits among the items that the filters leave; None if something does."""
         if self.wanted == NO_FILTERS or self.results or not (applied := self.wanted.applied()):
             return None
-        asked = ", ".join(f"{name} {filter_text(value)}" for name, value in applied.items())
+        asked = ", ".join(f"{name} {search_filters.filter_text(value)}" for name, value in applied.items())
         if considered := self._considered:
             items = "1 item" if considered == 1 else f"{considered:,} items"
             return f"Nothing fits among the {items} that the filters leave ({asked})."
@@ -147,12 +171,6 @@ class Found(Struct, frozen=True):
             name = item.uri if isinstance(item, Document) else item.exposed_name
             named.append(f"{name} (by {', '.join(one.failed)})")
         return f"Left out by them: {'; '.join(named)}."
-
-
-def filter_text(value: object) -> str:
-    if isinstance(value, list):
-        return "+".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 ANSWERS: Final = 256
@@ -235,9 +253,6 @@ document as well. benchmarks/contexts.md has figures for the long documents of t
 
 TOOLS_COMPARED = 3
 """Best tools whose scores are looked at."""
-
-EXCLUDED_NAMED = 3
-"""Items named in the note about those that the filters left out."""
 
 TOOL_ONLY = frozenset({Kind.TOOL})
 
@@ -373,11 +388,8 @@ class Searcher:
             if not found.results and scope.filters.applied():
                 plain = Filters(kinds=scope.kinds, without=scope.without)
                 unfiltered, figures = self._find(query, snapshot, options, plain, history), self._figures()
-                excluded = []
-                for result in unfiltered.results:
-                    if failed := search_filters.failed_by(result.item, scope.filters, figures):
-                        excluded.append(Excluded(result, tuple(failed)))
-                found = replace(found, excluded=tuple(excluded[:EXCLUDED_NAMED]))
+                excluded = search_filters.excluded(unfiltered.results, scope.filters, figures)
+                found = replace(found, excluded=excluded)
         # A response that may be better in a moment, or that a change has overtaken, is not cached.
         if state is not None and found.note is None and self._engine.state(snapshot) == state:
             self.remembered.put(state, question, found)
@@ -401,7 +413,11 @@ class Searcher:
         explore: bool = False,
     ) -> Found:
         documents = DOCUMENT_KINDS & (filters.kinds or DOCUMENT_KINDS)
-        with_documents = bool(snapshot.documents) and bool(documents) and _may_have(snapshot, filters)
+        with_documents = (
+            bool(snapshot.documents)
+            and bool(documents)
+            and search_filters.may_have_documents(snapshot, filters)
+        )
         tools = TOOL_ONLY & (filters.kinds or TOOL_ONLY)
 
         def ranked(kinds: frozenset[Kind], options: SearchOptions) -> Ranking:
@@ -539,7 +555,46 @@ def _plain_score(result: Result) -> float:
     return (result.cosine or 0.0) + float(LEXICAL_FACTOR) * result.lexical
 
 
-def _may_have(snapshot: Snapshot, filters: Filters) -> bool:
-    """Return whether documents may meet a filter by server: only the skills of that server do."""
-    servers = filters.servers
-    return servers is None or any(skill.owner in servers for skill in snapshot.skills.values())
+def asks_for_all(query: str, tools: Iterable[Tool]) -> bool:
+    """Return whether a query, such as "list all tools" or "which servers work", asks for the whole catalog.
+
+    It asks for a tool instead if it spells the name of one, such as ``list_all``, or if a tool is there for
+    other servers, such as machines of a cloud.
+    """
+    asked = _query_words(query)
+    of_servers = asked & _OF_SERVERS
+    of_all = not asked or asked & _OF_ALL or of_servers or asked >= _WHAT_CAN_YOU_DO
+    if not (of_all and asked <= (_ABOUT_SERVERS if of_servers else _GENERAL)):
+        return False
+
+    def is_meant(tool: Tool) -> bool:
+        name = set(identifier_words(tool.name).split())
+        about = "servers" in asked and ("server" in name or "servers" in tool.description.casefold())
+        return about or (name <= asked and (len(name) > 1 or name == asked))
+
+    return not any(map(is_meant, tools))
+
+
+def server_asked_for(query: str, servers: Iterable[str]) -> str | None:
+    """Return the server whose tools a query such as "all tools of git" asks for; None if it does not."""
+    asked = _query_words(query)
+    telling = next(iter(asked - _GENERAL), "")  # by which most of many servers need no look
+    for server in (server for server in servers if telling in server.casefold()):
+        name = _query_words(server)
+        if name == asked or (name <= asked and asked - name <= _GENERAL and not name <= _GENERAL):
+            return server
+    return None
+
+
+def narrowed(wanted: SearchFilters, query: str, servers: Iterable[str]) -> SearchFilters:
+    """Return the filters of a search, for one server alone if the query asks for "all tools of git"."""
+    asked = _query_words(query)
+    if wanted.server is not None or not (asked & _OF_ALL or asked >= _WHAT_CAN_YOU_DO):
+        return wanted
+    server = server_asked_for(query, servers)
+    return wanted if server is None else replace(wanted, server=server)
+
+
+def _query_words(query: str) -> set[str]:
+    # A first search begins here, on the event loop, where the expressions of `identifier_words` take 50 ms.
+    return set(_WORD.findall(query.casefold()) or query.split())

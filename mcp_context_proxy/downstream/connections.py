@@ -243,7 +243,7 @@ def describe(error: BaseException) -> str:
 
 
 def remedy_for_output(lines: Sequence[str], config: ServerConfig) -> str:
-    """Return the remedy for a program that has ended, by what it wrote; empty if that says nothing known."""
+    """Return the remedy for a program that has ended, by its output; empty if that says nothing known."""
     output = "\n".join(lines)
     known = next((remedy for said, remedy in _REMEDIES if said.search(output)), "")
     if known or not (missing := _missing_variables(lines, config)):

@@ -471,7 +471,7 @@ def failure(client: DownstreamClient) -> str:
 
 
 def failure_and_remedy(client: DownstreamClient) -> str:
-    """Return why a server is not ready, and what helps, where its output shows that."""
+    """Return why a server is not ready, and the remedy, where its output shows one."""
     return "; ".join(filter(None, (why := failure(client), client.remedy if why else "")))
 
 

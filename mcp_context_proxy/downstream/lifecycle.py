@@ -459,7 +459,7 @@ class ServerLifecycle:
 
     @property
     def remedy(self) -> str:
-        """Remedy for a program that has ended, by what it wrote; empty if that says nothing known."""
+        """Remedy for a program that has ended, by its output; empty if that says nothing known."""
         has_ended = self.fault is Fault.EXITED and self.config.command is not None
         return remedy_for_output(self.stderr, self.config) if has_ended else ""
 

@@ -44,7 +44,7 @@ _COMPLETE: Final = b'"complete"'
 
 
 class _Ending(Struct):
-    """The members of a call's result that tell how it ended, and what is in it."""
+    """The members of a call's result that tell how it ended, and its content."""
 
     is_error: Raw = field(name="isError", default=_ABSENT)
     result_type: Raw = field(name="resultType", default=_ABSENT)

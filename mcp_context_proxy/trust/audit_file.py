@@ -256,7 +256,7 @@ def _append(file: IO[bytes], block: bytes, size: int) -> int:
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """An entry with what it is about."""
+    """An entry and its subject."""
 
     text: bytes
     principal: str | None

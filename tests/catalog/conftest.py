@@ -1,11 +1,9 @@
 """Folders of documents, built from a table of paths and texts."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-Write = Callable[[dict[str, str | bytes]], Path]
+from support.documents import Write
 
 
 @pytest.fixture

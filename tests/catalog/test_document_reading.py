@@ -1,12 +1,12 @@
 """Documents are read by sections and pages, and skills by their files, never outside of their folder."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.documents import Write, by_both_ways
 
 from mcp_context_proxy.catalog.document_reading import (
     OUTLINED,
@@ -20,11 +20,6 @@ from mcp_context_proxy.catalog.document_reading import (
 from mcp_context_proxy.catalog.files import SKILL_FILES, UnsafePathError, read_skill_file, skill_files
 from mcp_context_proxy.items import SkillFolder
 
-Write = Callable[[dict[str, str | bytes]], Path]
-
-by_both_ways = pytest.mark.parametrize(
-    "by_descriptor", [pytest.param(True, id="by descriptor"), pytest.param(False, id="by real path")]
-)
 no_windows = pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs need rights or do not exist")
 
 TEXT = """Before.

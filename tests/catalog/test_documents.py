@@ -1,11 +1,11 @@
 """Documents of markdown files: name, description, settings, text, and findings."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.documents import Write, only, told
 from support.tables import each
 
 from mcp_context_proxy.catalog.document_reading import overview
@@ -13,22 +13,11 @@ from mcp_context_proxy.catalog.documents import Loaded, load_documents
 from mcp_context_proxy.catalog.files import Finding
 from mcp_context_proxy.catalog.front_matter import WORDS_LIMIT, read_front_matter
 from mcp_context_proxy.config import DocumentsConfig, Limits
-from mcp_context_proxy.items import Document, IncludeMode, Kind
-
-Write = Callable[[dict[str, str | bytes]], Path]
+from mcp_context_proxy.items import IncludeMode, Kind
 
 
 def load(folder: Path, kind: Kind = Kind.RULE, include: IncludeMode | None = None, **limits: int) -> Loaded:
     return load_documents([DocumentsConfig(kind=kind, path=folder, include=include)], Limits(**limits))
-
-
-def only(loaded: Loaded) -> Document:
-    (document,) = loaded.documents
-    return document
-
-
-def told(loaded: Loaded, root: Path) -> list[str]:
-    return [str(finding).removeprefix(str(root) + "/") for finding in loaded.findings]
 
 
 def test_front_matter_says_everything_about_a_document(write: Write) -> None:

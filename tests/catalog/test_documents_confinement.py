@@ -4,23 +4,17 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.documents import Write, by_both_ways
 
 from mcp_context_proxy.catalog.documents import Loaded, load_documents
 from mcp_context_proxy.catalog.files import DEPTH_LIMIT, Allowance, Finding, FolderReader, MarkdownFile
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Kind
 
-Write = Callable[[dict[str, str | bytes]], Path]
-
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs need rights or do not exist")
-
-by_both_ways = pytest.mark.parametrize(
-    "by_descriptor", [pytest.param(True, id="by descriptor"), pytest.param(False, id="by real path")]
-)
 
 
 @pytest.fixture

@@ -1,31 +1,20 @@
 """Files of hosts and editors as rules and references."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.documents import Write, only, told
 
 from mcp_context_proxy.catalog.document_reading import SECTIONS_LIMIT, divide
 from mcp_context_proxy.catalog.documents import Loaded, load_documents
 from mcp_context_proxy.config import DocumentsConfig, Limits
-from mcp_context_proxy.items import Document, IncludeMode, Kind
-
-Write = Callable[[dict[str, str | bytes]], Path]
+from mcp_context_proxy.items import IncludeMode, Kind
 
 
 def load(folder: Path, kind: Kind | None = None, include: IncludeMode | None = None, **limits: int) -> Loaded:
     return load_documents([DocumentsConfig(kind=kind, path=folder, include=include)], Limits(**limits))
-
-
-def only(loaded: Loaded) -> Document:
-    (document,) = loaded.documents
-    return document
-
-
-def told(loaded: Loaded, root: Path) -> list[str]:
-    return [str(finding).removeprefix(str(root) + "/") for finding in loaded.findings]
 
 
 def test_a_cursor_rule_says_when_it_applies(write: Write) -> None:

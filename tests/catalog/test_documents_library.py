@@ -1,17 +1,15 @@
 """The document library keeps and drops documents when it is reloaded."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from support.documents import Write
 
 from mcp_context_proxy.catalog.documents import FINDINGS_LOGGED, DocumentChanges, DocumentLibrary
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Kind
-
-Write = Callable[[dict[str, str | bytes]], Path]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,13 @@ import anyio
 import anyio.to_thread
 import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
+from support.documents import Write
 
 from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.config.reload import MISSING_LOOKS, SETTLE_SECONDS
 from mcp_context_proxy.config.reload import changes as changes_of
 from mcp_context_proxy.items import Kind
-
-Write = Callable[[dict[str, str | bytes]], Path]
 
 PATIENCE = 30
 """Seconds; a change is told after about one."""

@@ -1,7 +1,31 @@
 """Folders of rules and references, written for a test."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from mcp_context_proxy.catalog.documents import Loaded
+from mcp_context_proxy.items import Document
+
+Write = Callable[[dict[str, str | bytes]], Path]
+"""Writes files, by their paths below a folder, and gives that folder."""
+
+by_both_ways = pytest.mark.parametrize(
+    "by_descriptor", [pytest.param(True, id="by descriptor"), pytest.param(False, id="by real path")]
+)
+
+
+def only(loaded: Loaded) -> Document:
+    """The one document that was loaded."""
+    (document,) = loaded.documents
+    return document
+
+
+def told(loaded: Loaded, root: Path) -> list[str]:
+    """The findings, with paths below a folder."""
+    return [str(finding).removeprefix(str(root) + "/") for finding in loaded.findings]
 
 
 class Documents:
