@@ -29,6 +29,7 @@ ANSWERS: dict[str, Any] = {
 }
 HIDDEN = "\u202egnp.exe\x1b[31m\u200b\U000e0041"
 ELICITATION, SAMPLING = "elicitation/create", "sampling/createMessage"
+ERAS = ("handshake", "modern")
 
 
 def form(name: str = "repository", message: str = "Which one?", **field: Any) -> dict[str, Any]:
@@ -68,9 +69,6 @@ async def shown_to_clients(
             shown[client].append(questions)
     assert shown["handshake"] == shown["modern"]
     return shown["modern"]
-
-
-ERAS = ("handshake", "modern")
 
 
 @pytest.fixture(params=[pytest.param(each, marks=pytest.mark.either("server")) for each in ERAS])
