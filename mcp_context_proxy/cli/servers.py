@@ -184,7 +184,6 @@ async def _index(config: Config, rebuild: bool) -> dict[str, Any]:
     import anyio.to_thread
 
     from mcp_context_proxy.app.serve import open_proxy
-    from mcp_context_proxy.web.inventory import failures
 
     async with open_proxy(config) as proxy:
         await terminal.settle(proxy)
@@ -199,7 +198,7 @@ async def _index(config: Config, rebuild: bool) -> dict[str, Any]:
             "seconds": time.perf_counter() - began,
             "store": proxy.store.place,
             "model_error": None if error is None else str(error),
-            "failed": failures(proxy),
+            "failed": proxy.fleet.failures(),
         }
 
 

@@ -225,7 +225,6 @@ def marked(strays: Iterable[str]) -> Iterator[str]:
 async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIterator[Proxy]:
     """Open a proxy, wait for its servers, report those that have failed, and index its items."""
     from mcp_context_proxy.app.serve import open_proxy
-    from mcp_context_proxy.web.inventory import failures
 
     for complaint in replace(config, mistakes=()).complaints():
         messages().say(Text(f"mcp-context-proxy: {complaint}"))
@@ -235,7 +234,7 @@ async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIt
             if name not in settled:
                 late = f"Server {name} is not waited for any longer: {client.standing}"
                 messages().say(Text(late, style="yellow"))
-        for name, cause in failures(proxy).items():
+        for name, cause in proxy.fleet.failures().items():
             known = "as last known" if proxy.fleet.clients[name].remembered else "unknown"
             failed = f"Server {name} has failed, and its items are {known}: {cause}"
             messages().say(Text(failed, style="yellow"))

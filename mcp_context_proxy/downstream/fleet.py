@@ -234,6 +234,10 @@ class Fleet:
         for client in self.clients.values():
             client.end(party)
 
+    def failures(self) -> dict[str, str]:
+        """Return why servers are not ready that should be, by name."""
+        return {name: cause for name, client in self.clients.items() if (cause := failure(client))}
+
     def apply(
         self,
         configs: Iterable[ServerConfig],

@@ -14,7 +14,7 @@ one error as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, KeysView, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -458,10 +458,11 @@ class WordList:
         """Keep the words that are plain letters and of a length that is compared."""
         plain = (word for word in words if word.isascii() and word.isalpha() and word.islower())
         self._words = [word for word in plain if SHORTEST - 1 <= len(word) <= LONGEST + 2][:WORDS_COMPARED]
-        self.known = frozenset(self._words)
-        """The words that are compared."""
         self._lengths = np.array([len(word) for word in self._words], np.int16)
         self._letters = _letter_counts(self._words)
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._words
 
     def nearest(self, word: str, most: int = 2, but: Container[str] = ()) -> tuple[str, int] | None:
         """Return the nearest word within one or two errors, with their number; of equals the first."""
@@ -520,8 +521,8 @@ def correction(word: str, catalog: Callable[[], WordList], before: str = "") -> 
 
 def unclipped(word: str, catalog: Callable[[], WordList]) -> str | None:
     """Return the word of which only the last "e" is missing: the stem of "creat" is that of a known word."""
-    known = packaged().known
-    if len(word) <= SHORT or word in known or f"{word}e" not in known or word in catalog().known:
+    known = packaged()
+    if len(word) <= SHORT or word in known or f"{word}e" not in known or word in catalog():
         return None
     return f"{word}e"
 
@@ -529,7 +530,7 @@ def unclipped(word: str, catalog: Callable[[], WordList]) -> str | None:
 @lru_cache(maxsize=256)
 def same_letters(word: str, among: frozenset[str]) -> str | None:
     """Return the likely word that a rare one is with two letters swapped: "lits" is mostly "list"."""
-    if len(word) < SHORTEST or not word.isalpha() or word in packaged().known:
+    if len(word) < SHORTEST or not word.isalpha() or word in packaged():
         return None
     found = likely().nearest(word, 1)
     return found[0] if found and found[0] in among and sorted(word) == sorted(found[0]) else None
@@ -539,14 +540,14 @@ def is_joined(word: str) -> bool:
     """Return whether a word consists of two packaged words, with no letter three times in a row."""
     if any(a == b == c for a, b, c in zip(word, word[1:], word[2:], strict=False)):
         return False
-    known = packaged().known
+    known = packaged()
     splits = range(SHORTEST_PART, len(word) - SHORTEST_PART + 1)
     return any(max(at, len(word) - at) >= SHORTEST and {word[:at], word[at:]} <= known for at in splits)
 
 
 def is_derived(word: str) -> bool:
     """Return whether a word is a packaged one with an ending that makes a new word of it."""
-    known = packaged().known
+    known = packaged()
     for at in range(SHORTEST_BASE - 1, len(word) - 1):
         base, ending = word[:at], word[at:]
         if ending in ENDINGS and (
@@ -575,14 +576,14 @@ def errors(first: str, second: str) -> int:
 
 
 @cache
-def packaged() -> WordList:
-    return WordList(WORDS.read_text(encoding="ascii").split())
+def packaged() -> KeysView[str]:
+    return dict.fromkeys(WORDS.read_text(encoding="ascii").split()).keys()
 
 
 @cache
 def likely() -> WordList:
     """Return those of `WORDS` that people mean when they err."""
-    return WordList(WORDS.read_text(encoding="ascii").split()[:LIKELY])
+    return WordList(islice(packaged(), LIKELY))
 
 
 def _letter_counts(words: Sequence[str]) -> NDArray[np.int8]:

@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.context.selection import unknown_names
-from mcp_context_proxy.downstream.fleet import address, failure, server_facts, working_folder
+from mcp_context_proxy.downstream.fleet import address, server_facts, working_folder
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.errors import (
     ServerUnavailableError,
@@ -284,7 +284,7 @@ def remarks(proxy: Served) -> list[tuple[str, str]]:
         found.append((server, one_line(message)) if known else ("", one_line(finding)))
     snapshot, rules = proxy.catalog.snapshot, proxy.config.context.expansion_rules
     switched_off = proxy.config.servers.keys() - proxy.fleet.clients.keys()
-    away = any((snapshot.unlisted, failures(proxy), proxy.config.off, switched_off))
+    away = any((snapshot.unlisted, proxy.fleet.failures(), proxy.config.off, switched_off))
     # A name may be that of a tool of a server that is away.
     for name, near in () if away else unknown_names(rules, snapshot):
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -310,10 +310,6 @@ def remarks_together(proxy: Served) -> Iterator[tuple[str, str]]:
             yield server, f"{kind} {those[0]} is withheld: {reason}"
         else:
             yield server, f"{len(those):,} {kind}s are withheld: {reason}: {some_of(those)}"
-
-
-def failures(proxy: Served) -> dict[str, str]:
-    return {name: cause for name, client in proxy.fleet.clients.items() if (cause := failure(client))}
 
 
 class TokenCounts:
@@ -380,5 +376,5 @@ def all_tools(proxy: Served, counts: TokenCounts) -> dict[str, Any]:
             "tokens": sum(map(tokens, default)),
             "whole": proxy.tool_list.lists_all(snapshot),
         },
-        "failed": [{"server": name, "cause": cause} for name, cause in failures(proxy).items()],
+        "failed": [{"server": name, "cause": cause} for name, cause in proxy.fleet.failures().items()],
     }
