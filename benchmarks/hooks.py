@@ -44,7 +44,14 @@ from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.server.search_answers import answer_tokens, search_text
 from mcp_context_proxy.store.opening import open_store
-from mcp_context_proxy.web.running import FURTHER, LEAST_WORDS, PROMPT_TOOLS, near_the_best, prompt_text
+from mcp_context_proxy.web.running import (
+    FURTHER,
+    LEAST_WORDS,
+    PROMPT_TOOLS,
+    fits_a_prompt,
+    near_the_best,
+    prompt_text,
+)
 
 Count = Callable[[str], int]
 """Counts the tokens of a text."""
@@ -107,7 +114,7 @@ def _silence(embedder: CachedEmbedder) -> Iterator[str]:
                 if one["half"] == half and set(servers).issuperset(one["servers"]):
                     is_searched = len(content_words(one["query"]).split()) >= LEAST_WORDS
                     ranking = engine.search(one["query"], snapshot, TOOLS)
-                    given[bool(one["servers"])].append(is_searched and ranking.fits)
+                    given[bool(one["servers"])].append(is_searched and fits_a_prompt(ranking))
             none, some = given[False], given[True]
             cells = (len(none), f"{1 - fmean(none):.1%}", len(some), f"{fmean(some):.1%}")
             yield f"| {', '.join(servers)} | {half} | {' | '.join(map(str, cells))} |"
@@ -195,7 +202,7 @@ def _row(
     )
     for query in [one for one in queries if len(one.needs) == 1][:MOST_QUERIES]:
         ranking = engine.search(query.text, snapshot, TOOLS, SearchOptions(top_n=PROMPT_TOOLS + FURTHER))
-        tools = near_the_best(ranking.results) if ranking.fits else []
+        tools = near_the_best(ranking.results) if fits_a_prompt(ranking) else []
         text = prompt_text(tools, (), snapshot, count, tokens)
         items = [one.item for one in tools if isinstance(one.item, Tool)]
         needed = [tool for tool in items if tool.key in query.needs[0]]

@@ -189,6 +189,8 @@ class Ranking(Struct, frozen=True):
     evidence: float | None = None
     """Evidence that something is meant, which decides ``fits`` (`scoring.evidence`); None where it cannot be
     told."""
+    unaided: float = 0.0
+    """Evidence that a prompt needs beyond a search, because a model may do it unaided."""
     suspected: Mapping[str, Suspicion] = field(default_factory=dict)
     """Servers whose tools come after those of others (`keyword_stuffing`), with the reason."""
     indexed: tuple[int, int] | None = None

@@ -226,6 +226,7 @@ class Engine:
             others=tuple(found.others),
             best_cosine=found.best_cosine,
             evidence=found.evidence,
+            unaided=found.unaided,
             seconds=time.perf_counter() - started,
             suspected=index.suspected,
             indexed=indexed,
@@ -436,6 +437,7 @@ class _Ranked(Struct, frozen=True):
     fits: bool
     evidence: float | None
     best_cosine: float | None
+    unaided: float
 
 
 def _rank(
@@ -462,21 +464,21 @@ def _rank(
             spoken_for[[*query.supports, *query.named]] = True
             trusted |= spoken_for & allowed
     scores = QueryScores(query, trusted)
-    evidence = scores.evidence(calibration)
+    evidence, unaided = scores.evidence(calibration)
     fits = scores.fits(calibration, evidence)
     suspected = allowed & ~trusted
     if not suspected.any():
         selected, others = scores.ranked(options)
-        return _with_serving(_Ranked(selected, others, fits, evidence, scores.whole), scores, options)
+        ranked = _Ranked(selected, others, fits, evidence, scores.whole, unaided)
+        return _with_serving(ranked, scores, options)
     suspects = QueryScores(query, suspected)
     cosines = [one.whole for one in (scores, suspects) if one.whole is not None]
     results, others = scores.ranked(replace(options, at_least=max(options.at_least, PLACES_BEFORE_SUSPECTS)))
     demoted, more = suspects.ranked(options)
     if fits:
         wanted = _selected_unless_suspected(results, demoted, options)
-        first = list(
-            {one.item.server: one for one in reversed(wanted) if isinstance(one.item, Tool)}.values()
-        )
+        best = {one.item.server: one for one in reversed(wanted) if isinstance(one.item, Tool)}
+        first = [*best.values()]
         if options.share_of_best is None:
             selected = _first_by_number(results, demoted, first, options)
         else:
@@ -486,17 +488,15 @@ def _rank(
             taken = sorted(wanted[: max(0, room)], key=lambda one: -one.score)
             near = _number_near(results[:kept], taken)
             selected = [*results[:near], *taken, *results[near:kept]]
-        any_fits = True
     else:
-        evidence = suspects.evidence(calibration)
-        any_fits = suspects.fits(calibration, evidence)
+        evidence, unaided = suspects.evidence(calibration)
+        fits = suspects.fits(calibration, evidence)
         places = max(len(results), min(len(demoted), PLACES_BEFORE_SUSPECTS))
         taken = demoted[: max(1, int(SHARE_OF_SUSPECTS * places), places - len(results))]
         selected = sorted([*results[: places - len(taken)], *taken], key=lambda one: -one.score)
-    left = [one for one in demoted if one not in selected]
-    others = [*(one for one in results if one not in selected), *others, *left, *more]
-    others = others[: max(0, options.depth - len(selected))]
-    ranked = _Ranked(selected, others, any_fits, evidence, max(cosines, default=None))
+    left = [one for one in (*results, *others, *demoted, *more) if one not in selected]
+    others = left[: max(0, options.depth - len(selected))]
+    ranked = _Ranked(selected, others, fits, evidence, max(cosines, default=None), unaided)
     return _with_serving(ranked, scores, options)
 
 
@@ -509,8 +509,7 @@ def _with_serving(ranked: _Ranked, scores: QueryScores, options: SearchOptions) 
         return ranked
     if not ranked.fits:
         return replace(ranked, selected=serving[: options.most], others=(), fits=True)
-    known = {one.item for one in ranked.selected}
-    if options.share_of_best is None or serving[0].item in known:
+    if options.share_of_best is None or serving[0].item in [one.item for one in ranked.selected]:
         return ranked
     others = [one for one in ranked.others if one.item is not serving[0].item]
     return replace(ranked, selected=[*ranked.selected, serving[0]], others=others)

@@ -318,18 +318,18 @@ class QueryScores:
             following = [int(place) for place in ordered[~np.isin(ordered, selected)][:missing]]
         return self._results(selected, twins), self._results(following)
 
-    def evidence(self, calibration: Calibration) -> float | None:
-        """Return the evidence that something is meant; None where it cannot be told."""
+    def evidence(self, calibration: Calibration) -> tuple[float | None, float]:
+        """Return the evidence that something is meant, None if it cannot be told, and `Ranking.unaided`."""
         query = self.query
         if self.near_whole is None or query.vectors is None or not query.index.complete:
-            return None
+            return None, 0.0
         if not isinstance(calibration, Background) or query.rivals is None or self.counterparts is None:
-            return None
+            return None, 0.0
         if query.is_gibberish:
-            return 0.0
+            return 0.0, 0.0
         scores, idf = query.lexical.among(ORDINARY_TOOLS, ordinary_terms())
         highest = (K1 + 1) * math.fsum(idf[term] for term in query.asked - query.foreign)
-        told = evidence(
+        told, unaided = evidence(
             cosines=self.near_whole,
             general=dots(calibration.requests, query.vectors[0]),
             rivals=query.rivals.cosines,
@@ -337,7 +337,7 @@ class QueryScores:
             unaided=float((calibration.unaided @ query.vectors[0]).max()),
             coverage=np.minimum(scores[self.items] / (highest or 1.0), 1.0),
         )
-        return told + (EVIDENCE_OF_ADDRESS if query.addressed else 0.0)
+        return told + (EVIDENCE_OF_ADDRESS if query.addressed else 0.0), unaided
 
     def fits(self, calibration: Calibration, evidence: float | None) -> bool:
         """Return whether anything seems to be meant: near in meaning, an exact name, or most of the words.

@@ -422,8 +422,11 @@ def evidence(
     counterparts: NDArray[np.float32],
     unaided: float,
     coverage: NDArray[np.float64],
-) -> float:
-    """Return the evidence that a catalog has an item that is meant, 0 or more.
+) -> tuple[float, float]:
+    """Return the evidence that a catalog has an item that is meant, and what a prompt needs beyond a search.
+
+    Whoever searches wants a tool. What people type to an assistant needs none more often than not, so the
+    first 0.1 by which unaided work is nearer speaks against it, too.
 
     A cosine means little by itself: a vague query is near to everything, one full of names to nothing, and
     every model has its own scale. So the best cosine is also compared in two ways: with the query's cosines
@@ -464,7 +467,7 @@ def evidence(
         - max(unaided - nearest - NEARER_UNAIDED, 0.0)
         - AGAINST_ALONE * (best - float(np.partition(cosines, -company)[-company]))
     )
-    return max(told, 0.0)
+    return max(told, 0.0), min(max(unaided - nearest, 0.0), NEARER_UNAIDED)
 
 
 @cache

@@ -34,7 +34,8 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.retrieval import FITTING, Result
+from mcp_context_proxy.retrieval import FITTING, Ranking, Result
+from mcp_context_proxy.retrieval.scoring import needed_evidence
 from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.server import Caller, ConnectedHost
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK
@@ -410,7 +411,8 @@ class PromptsApi(Api):
         found = answer.found
         # Where a model reads all tools in any case, it needs no second list.
         listed = proxy.tool_list.lists_all(found.snapshot)
-        tools = [] if listed or found.near_misses else near_the_best(found.tools.results)
+        is_silent = listed or found.near_misses or not fits_a_prompt(found.tools)
+        tools = [] if is_silent else near_the_best(found.tools.results)
         # Of what was brought, only what the prompt itself means: all the rest came with earlier requests.
         documents = [one for one in found.brought if _is_for_a_file(one, answer)]
         documents += [] if found.documents is None else found.documents.results
@@ -430,6 +432,16 @@ class PromptsApi(Api):
             answer.context.id,
             None if session is None else session.id,
         )
+
+
+def fits_a_prompt(found: Ranking) -> bool:
+    """Return whether a tool is meant by what people type to an assistant: it needs none more often than not.
+
+    What shows by other things than evidence that a tool is meant counts as it does in a search.
+    """
+    if not found.results or found.evidence is None or found.results[0].exact or found.results[0].support:
+        return found.fits
+    return not 0 <= found.evidence - needed_evidence(found.considered) < found.unaided
 
 
 def near_the_best(tools: Sequence[Result]) -> list[Result]:

@@ -32,6 +32,7 @@ from mcp_context_proxy.retrieval.scoring import (
     needed_evidence,
     packaged_background,
 )
+from mcp_context_proxy.web.running import fits_a_prompt
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def told(cosines, rivals=1.0, coverage=0.0, likeness=0.0, unaided=0.0):
         counterparts=np.full(RIVALS, likeness, np.float32),
         unaided=unaided,
         coverage=np.broadcast_to(np.array(coverage, np.float64), len(cosines)),
-    )
+    )[0]
 
 
 def test_evidence_is_the_nearness_of_the_meaning_or_the_coverage_of_the_words():
@@ -526,6 +527,29 @@ def test_what_is_to_be_remembered_fits_nothing_without_a_memory(engine):
     )
 
     assert not engine.search("remember that I like tea", snapshot(*tools)).fits
+
+
+@pytest.mark.parametrize(
+    ("said", "fits"),
+    [
+        ("replace the spinner with a skeleton loader", False),
+        ("why did you use a list instead of a set here", False),
+        ("why does the effect run twice", False),
+        ("write down a new note about the heading", True),
+        ("when am I free tomorrow", True),
+        ("delete_note", True),
+    ],
+)
+def test_a_prompt_needs_more_than_a_search_where_a_model_may_do_it_unaided(engine, said, fits):
+    declared = [
+        tool(one["name"], one["description"], server=name)
+        for name in ("notes", "calendar")
+        for one in server(name).tools()
+    ]
+    ranking = engine.search(said, snapshot(*declared))
+
+    assert ranking.fits
+    assert fits_a_prompt(ranking) is fits
 
 
 def test_relevance_is_judged_after_filtering(engine):
