@@ -132,6 +132,8 @@ class Lines(Struct, frozen=True, eq=False):
     """Required parameters that may be noted."""
     optional: list[tuple[str, str, str]]
     """Optional parameters, each with the words of its name and values, and of its description."""
+    own: frozenset[str]
+    """Terms of the names of tool and server, as `asked_of` has them."""
     made: dict[tuple[object, ...], str] = field(default_factory=dict)
     """Lines that an answer has made, by all that they depend on."""
 
@@ -142,20 +144,27 @@ _latest: OrderedDict[ToolKey, Lines] = OrderedDict()
 _keeping = threading.Lock()
 
 
+def asked_of(query: str) -> list[str]:
+    """Return the terms of a query by which parameters are looked for, each after a blank."""
+    return [f" {term}" for term in terms(query) if len(term) > 2]
+
+
 class ToldTool:
     """One tool as the answer to a query tells it."""
 
-    def __init__(self, tool: Tool, snapshot: Snapshot, query_terms: Sequence[str]) -> None:
+    def __init__(self, tool: Tool, snapshot: Snapshot, asked: Sequence[str]) -> None:
+        """Take a tool, and the terms of the query that it was found for; see `asked_of`."""
         self.tool = tool
         source, known = _sources(snapshot).get(tool.server), _latest.get(tool.key)
         if known is None or known.tool is not tool or known.source is not source:
+            own = frozenset(asked_of(identifier_words(f"{tool.name} {tool.server}")))
             sentences = telling_sentences(tool, snapshot, SENTENCES_KEPT)
-            known = Lines(tool, source, sentences, *self._signature.names())
+            known = Lines(tool, source, sentences, *self._signature.names(), own)
         if len(tool.written) <= KEPT_BYTES:
             with _keeping:
                 keep_latest(_latest, tool.key, known, TOOLS_KEPT)
         self._lines = known
-        self._spoken_of = self._found_in(query_terms) if known.optional and query_terms else {}
+        self._spoken_of = self._found_in(asked) if known.optional and asked else {}
         by_name = [name for name, strength in self._spoken_of.items() if strength == 2]
         self._by_name = by_name[:ALWAYS_NAMED]
 
@@ -164,23 +173,24 @@ class ToldTool:
         """The schema is decoded only where a line is made anew."""
         return ToolSignature(self.tool)
 
-    def _found_in(self, query_terms: Sequence[str]) -> dict[str, int]:
+    def _found_in(self, asked: Sequence[str]) -> dict[str, int]:
         """Return the optional parameters that the query speaks of: 2 by name or value, 1 by description."""
-        own = {*terms(identifier_words(self.tool.name)), *terms(identifier_words(self.tool.server))}
-        asked = [f" {term}" for term in query_terms if len(term) > 2 and term not in own]
+        others = [term for term in asked if term not in self._lines.own]
         found: dict[str, int] = {}
-        for name, named, described in self._lines.optional if asked else ():
-            if strength := 2 if _speaks_of(asked, named) else int(_speaks_of(asked, described)):
+        for name, named, described in self._lines.optional if others else ():
+            if strength := 2 if _speaks_of(others, named) else int(_speaks_of(others, described)):
                 found[name] = strength
         return found
 
     def parameters(self, detail: Detail) -> str:
         """Return the parameters in brackets, as they stand after the name."""
-        spoken_of, names = self._spoken_of, [name for name, *_ in self._lines.optional]
+        spoken_of, first = self._spoken_of, None
         if spoken_of:
-            names.sort(key=lambda name: -spoken_of.get(name, 0))
-        named = _named(names, max(detail.optional, len(self._by_name)))
-        first = tuple((name, spoken_of.get(name) == 2) for name in named)
+            names = sorted(
+                (name for name, *_ in self._lines.optional), key=lambda name: -spoken_of.get(name, 0)
+            )
+            named = _named(names, max(detail.optional, len(self._by_name)))
+            first = tuple((name, spoken_of.get(name) == 2) for name in named)
         # Within objects, as many are named as in any signature of this detail.
         key = detail.optional, detail.depth, first
         return self._line(key, lambda: self._signature.text("", detail, first))
