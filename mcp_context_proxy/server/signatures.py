@@ -165,8 +165,7 @@ class ToldTool:
                 keep_latest(_latest, tool.key, known, TOOLS_KEPT)
         self._lines = known
         self._spoken_of = self._found_in(asked) if known.optional and asked else {}
-        by_name = [name for name, strength in self._spoken_of.items() if strength == 2]
-        self._by_name = by_name[:ALWAYS_NAMED]
+        self._by_name = [one for one, strength in self._spoken_of.items() if strength == 2][:ALWAYS_NAMED]
 
     @cached_property
     def _signature(self) -> ToolSignature:
@@ -186,9 +185,8 @@ class ToldTool:
         """Return the parameters in brackets, as they stand after the name."""
         spoken_of, first = self._spoken_of, None
         if spoken_of:
-            names = sorted(
-                (name for name, *_ in self._lines.optional), key=lambda name: -spoken_of.get(name, 0)
-            )
+            names = [name for name, *_ in self._lines.optional]
+            names.sort(key=lambda name: -spoken_of.get(name, 0))
             named = _named(names, max(detail.optional, len(self._by_name)))
             first = tuple((name, spoken_of.get(name) == 2) for name in named)
         # Within objects, as many are named as in any signature of this detail.
@@ -203,8 +201,8 @@ class ToldTool:
     def notes(self) -> list[str]:
         """A line for each parameter whose description says more than its name, the required ones first."""
         named = [*self._lines.required, *self._by_name][:NOTES]
-        notes = (self._line(("note", name), partial(self._noted, name)) for name in named)
-        return [note for note in notes if note]
+        made = (self._line(("note", name), partial(self._noted, name)) for name in named)
+        return [note for note in made if note]
 
     def _noted(self, name: str) -> str:
         return self._signature.note(name)
