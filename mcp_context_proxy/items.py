@@ -305,7 +305,7 @@ class Prompt(Struct, frozen=True):
     """As of a tool."""
 
 
-class Source(Struct, frozen=True, eq=False):
+class Source(Struct, frozen=True, eq=False, weakref=True):
     """One downstream server or one kind of document, with its items."""
 
     key: str

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
+from weakref import ref
 
 import msgspec
 from msgspec import Raw, Struct, field
@@ -103,6 +104,9 @@ KEPT_BYTES: Final = 8_192
 LINES_KEPT: Final = 32
 """Lines of a tool that are kept: notes, and a few for each detail."""
 
+LINE_CHARACTERS: Final = 1_000
+"""Length up to which they are; a schema may branch into fifty times as much."""
+
 
 class Detail(Struct, frozen=True):
     """Amount that an answer tells about an item."""
@@ -125,8 +129,8 @@ class Lines(Struct, frozen=True, eq=False):
     """Text about one tool that does not depend on a query; many answers tell the same tools."""
 
     tool: Tool
-    source: Source | None
-    """Where the tool and its siblings are from."""
+    source: ref[Source]
+    """Where the tool and its siblings are from, as long as that is listed."""
     sentences: list[str]
     required: list[str]
     """Required parameters that may be noted."""
@@ -155,11 +159,11 @@ class ToldTool:
     def __init__(self, tool: Tool, snapshot: Snapshot, asked: Sequence[str]) -> None:
         """Take a tool, and the terms of the query that it was found for; see `asked_of`."""
         self.tool = tool
-        source, known = _sources(snapshot).get(tool.server), _latest.get(tool.key)
-        if known is None or known.tool is not tool or known.source is not source:
+        source, known = _sources(snapshot).get(tool.server) or Source("", ()), _latest.get(tool.key)
+        if known is None or known.tool is not tool or known.source() is not source:
             own = frozenset(asked_of(identifier_words(f"{tool.name} {tool.server}")))
-            sentences = telling_sentences(tool, snapshot, SENTENCES_KEPT)
-            known = Lines(tool, source, sentences, *self._signature.names(), own)
+            sentences = telling_sentences(tool, source, SENTENCES_KEPT)
+            known = Lines(tool, ref(source), sentences, *self._signature.names(), own)
         if len(tool.written) <= KEPT_BYTES:
             with _keeping:
                 keep_latest(_latest, tool.key, known, TOOLS_KEPT)
@@ -212,7 +216,9 @@ class ToldTool:
         if (known := made.get(key)) is None:
             if len(made) >= LINES_KEPT:
                 made.clear()
-            known = made[key] = make()
+            known = make()
+            if len(known) <= LINE_CHARACTERS:
+                made[key] = known
         return known
 
 
@@ -486,9 +492,13 @@ def plain_schema(schema: Any) -> Any:
     return found
 
 
-def telling_sentences(tool: Tool, snapshot: Snapshot, characters: int) -> list[str]:
+def telling_sentences(tool: Tool, source: Source, characters: int) -> list[str]:
     """Return the first sentences that tell a tool from its siblings, until they have so many characters."""
-    siblings = [sibling.description[:SENTENCES_FROM] for sibling in _siblings(tool, snapshot)]
+    # Those that stand next to it in the list of its server.
+    place = bisect_left(source.items, tool.exposed_name, key=attrgetter("exposed_name"))
+    near = source.items[max(0, place - SIBLINGS) : place + SIBLINGS + 1]
+    others = (one for one in near if isinstance(one, Tool) and one.name != tool.name)
+    siblings = [one.description[:SENTENCES_FROM] for one in others]
     told, shared, length = list[str](), "", 0
     for sentence, line in _sentences(tool.description):
         if sum([line in sibling for sibling in siblings]) >= SHARED_BY:
@@ -562,16 +572,6 @@ def _goes_on(line: str, following: str) -> bool:
     if _TAG.fullmatch(following) or _BULLET.match(following):
         return False
     return following[0].islower() or len(line) >= WRAPPED_FROM
-
-
-def _siblings(tool: Tool, snapshot: Snapshot) -> Iterator[Tool]:
-    """Yield the tools that stand next to a tool in the list of its server."""
-    source = _sources(snapshot).get(tool.server)
-    items = () if source is None else source.items
-    place = bisect_left(items, tool.exposed_name, key=attrgetter("exposed_name"))
-    for one in items[max(0, place - SIBLINGS) : place + SIBLINGS + 1]:
-        if isinstance(one, Tool) and one.name != tool.name:
-            yield one
 
 
 @lru_cache(2)

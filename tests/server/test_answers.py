@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import tracemalloc
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -353,6 +354,38 @@ def test_a_tool_is_told_for_each_query_and_list_anew_whatever_earlier_answers_to
     assert "Ask the owner before." in alone
     assert "Ask the owner before." not in told("paint a wall", paint, *others)
     assert "Scrapes a wall" in told("paint a wall", made("paint", "Scrapes a wall."))
+
+
+def test_kept_lines_of_tools_keep_no_former_list_of_a_server_and_no_long_line() -> None:
+    """A server may change its list all the time, and branch its schemas."""
+    values = {"type": "string", "enum": [f"{n} {'v' * 55}" for n in range(7)]}
+    needed = {f"n{n}": {"$ref": "#/$defs/values"} for n in range(40)}
+    named = {f"{a}{b}": {} for a in ("red", "blue", "grey") for b in ("hat", "coat", "shoe", "sock")}
+    schema = {
+        "type": "object",
+        "properties": needed | named,
+        "required": [*needed],
+        "$defs": {"values": values},
+    }
+    written = json.dumps(tool("t0", "Wears.", inputSchema=schema)).encode()
+
+    def tell(version: int) -> None:
+        filler = json.dumps(tool("x", f"{version:02}" * 15_000)).encode()
+        names = [*(f"t{n:02}" for n in range(40)), "z"]
+        tools = tuple(Tool("desk", one, one, filler if one == "z" else written, one) for one in names)
+        results = [Result(tools[version % 30], 1.0, None, 0.0, 0.0, "", (), "")]
+        query = " ".join([*named][version % 12 : version % 12 + 3])
+        Fitting(results, Snapshot(1, (Source("desk", tools),)), COUNTER.count, EXPOSED, query=query).fit(
+            [], 400
+        )
+
+    tell(0)
+    tracemalloc.start()
+    for version in range(60):
+        tell(version)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 1_000_000
 
 
 async def test_a_tool_with_hundreds_of_required_parameters_cannot_make_an_answer_long(
