@@ -200,9 +200,10 @@ def search_notes(
     reasons: dict[str, list[str]] = {}
     for tool in found.snapshot.withheld.values():
         reasons.setdefault(tool.server, []).append(tool.reason)
-    changed = [withheld(name, Kind.TOOL, why) for name, why in reasons.items() if name not in known]
+    new = {name: why for name, why in reasons.items() if name not in known and only in (None, name)}
+    changed = [withheld(name, Kind.TOOL, why) for name, why in new.items()]
     notes += [Note(f"{sentence}.") for sentence in changed[:NOTED]]
-    noted[WITHHELD] = frozenset(reasons)
+    noted[WITHHELD] = frozenset(name for name in reasons if name in new or name in noted.get(WITHHELD, ()))
     if not found.results and not any(map(reaches, found.snapshot.servers)):
         notes.append(Note(no_servers(), brief=no_servers()))
     return notes
