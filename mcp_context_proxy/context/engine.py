@@ -69,7 +69,7 @@ from mcp_context_proxy.retrieval.reranker import CANDIDATES, Reranker, RerankerM
 from mcp_context_proxy.statistics.report import arm_of
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust import ACTING, profile_in
+from mcp_context_proxy.trust import ACTING, profile_in, reaches
 
 logger = logging.getLogger(__name__)
 
@@ -324,8 +324,9 @@ class ContextEngine:
                 # The index has it under this name.
                 selection.query = named.exposed_name
             if origin == "search":
-                scope = selection.scope
-                filters = narrowed(scope.filters, query, (*snapshot.servers, *snapshot.unlisted))
+                scope, settings = selection.scope, self._searcher.config.servers
+                on = (one for one in snapshot.servers if one not in settings or settings[one].enabled)
+                filters = narrowed(scope.filters, query, filter(reaches, on))
                 selection.scope = replace(scope, filters=filters)
             await self._searcher.check(selection.scope.filters, snapshot)
         except UnknownFilterError:

@@ -104,6 +104,16 @@ async def test_lists_and_searches_show_its_servers_and_classes_alone(proxy: Prox
         assert word not in seen
 
 
+async def test_a_query_for_the_tools_of_a_server_finds_others_if_it_is_closed_off_or_nowhere(
+    proxy: Proxy, era: str
+) -> None:
+    host = Host(proxy, era, rights=ANNA)
+    for name in ("closed", "down", "nowhere"):
+        told = await host.call("search_available_tools", {"query": f"all tools of {name}"})
+        assert not told.get("isError"), told
+        assert "open__read_maps" in str(told)
+
+
 @each(
     "name",
     ["closed__read_ledgers", "read_ledgers", "closed__write_ledgers", "open__write_maps", "write_maps"],
