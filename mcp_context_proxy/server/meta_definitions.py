@@ -144,8 +144,11 @@ def _of_call(given: Mapping[str, Raw]) -> dict[str, Raw]:
     if beside and "arguments" not in renamed and not several:
         renamed["arguments"] = envelope.raw({word: renamed.pop(word) for word in beside})
     elif len(beside) == 1 and beside[0] in SERVER_WORDS and (tool := envelope.text(renamed.get("name"))):
-        prefix = f"{envelope.text(renamed.pop(beside[0]))}{SEPARATOR}"
-        renamed["name"] = envelope.raw(prefix + tool.removeprefix(prefix))
+        if server := envelope.text(renamed[beside[0]]):
+            prefix = f"{server}{SEPARATOR}"
+            renamed["name"] = envelope.raw(prefix + tool.removeprefix(prefix))
+        if server or bytes(renamed[beside[0]]) in (b"null", b'""'):
+            del renamed[beside[0]]
     return renamed
 
 

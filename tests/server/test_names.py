@@ -449,6 +449,7 @@ async def github(workshop: Workshop) -> AsyncIterator[tuple[Proxy, Server]]:
         {"toolName": "github__create_issue", "arguments": '{"title": "x"}'},
         {"server": "github", "name": "create_issue", "arguments": {"title": "x"}},
         {"server_name": "github", "tool_name": "github__create_issue", "arguments": {"title": "x"}},
+        {"server": None, "name": "github__create_issue", "arguments": {"title": "x"}},
     ],
 )
 async def test_call_tools_understand_the_words_of_others_for_name_and_arguments(
