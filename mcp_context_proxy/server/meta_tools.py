@@ -254,7 +254,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 query = query.strip() or scope.filters.server or ""
                 catalog = self.calls.catalog
                 snapshot = (catalog if caller.rights.limited else catalog.whole).snapshot
-                if asks_for_all(query, snapshot.tools.values()):
+                # Which tools there are matters for few queries.
+                if asks_for_all(query, ()) and await in_thread(asks_for_all, query, snapshot.tools.values()):
                     return await self._overview(scope, caller, partial(tell_waiting, params, notify))
             if not query.strip():
                 raise _UnusableArgumentsError("query must not be empty")

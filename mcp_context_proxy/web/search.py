@@ -286,7 +286,8 @@ async def look(
     figures, quoting = _figures(usage, asked_by), asked_by.may(Role.VIEW)
     count, budget = contexts.costs.count, search_answers.answer_tokens(wanted.top)
     written = partial(search_answers.search_text, answer, notes, count=count, tokens=budget)
-    if asks_for_all(context.query, found.snapshot.tools.values()):
+    tools = found.snapshot.tools.values()
+    if asks_for_all(context.query, ()) and await in_thread(asks_for_all, context.query, tools):
         written = partial(rendering.overview_text, found.snapshot, scope, figures, notes, count)
     text = await in_thread(written)
     return {

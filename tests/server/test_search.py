@@ -1,6 +1,7 @@
 """The answers of the proxy's own tools, as text for models and as data for programs."""
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from support.servers import Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
-from mcp_context_proxy.items import SearchFilters
+from mcp_context_proxy.items import SearchFilters, Tool
 
 SEARCH = "search_available_tools"
 SCHEMA = {
@@ -379,6 +380,22 @@ async def test_a_question_about_servers_finds_the_tools_that_are_for_servers(wor
         text = (await host.call(SEARCH, {"query": "which servers are running"}))["content"][0]["text"]
 
     assert "cloud__list_machines(" in text
+
+
+async def test_the_descriptions_of_all_tools_are_read_off_the_event_loop(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question about servers looks in all of them, of which a very long list has many, in a file."""
+    described, readers = Tool.description.fget, set[threading.Thread]()
+
+    def read(self: Tool) -> str:
+        readers.add(threading.current_thread())
+        return described(self)
+
+    monkeypatch.setattr(Tool, "description", property(read))
+    await host.call(SEARCH, {"query": "which servers are running"})
+    assert readers
+    assert threading.current_thread() not in readers
 
 
 async def test_an_overview_meets_filters(host: Host) -> None:
