@@ -107,8 +107,8 @@ async def test_lists_and_searches_show_its_servers_and_classes_alone(proxy: Prox
 async def test_a_query_for_the_tools_of_a_server_finds_others_if_it_is_closed_off_or_nowhere(
     proxy: Proxy, era: str
 ) -> None:
-    host = Host(proxy, era, rights=ANNA)
-    for name in ("closed", "down", "nowhere"):
+    limited, whole = Host(proxy, era, rights=ANNA), Host(proxy, era)
+    for host, name in ((limited, "closed"), (limited, "nowhere"), (whole, "down"), (whole, "nowhere")):
         told = await host.call("search_available_tools", {"query": f"all tools of {name}"})
         assert not told.get("isError"), told
         assert "open__read_maps" in str(told)
