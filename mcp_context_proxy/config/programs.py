@@ -163,7 +163,8 @@ def _npx_folder(line: str) -> Path | None:
             begins = [match.start() for match in _PATH_BEGINS.finditer(before)][: -PATHS_TRIED - 1 : -1]
         for begin in begins:
             folder = Path(before[begin:]) / NPX_FOLDER / digest
-            if folder.is_absolute() and os.pardir not in folder.parts and folder.is_dir():
+            is_plain = folder.is_absolute() and os.pardir not in folder.parts
+            if is_plain and os.path.isdir(folder):  # noqa: PTH112 - no error, whatever a server writes
                 return folder
     return None
 

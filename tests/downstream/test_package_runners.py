@@ -309,6 +309,7 @@ async def test_a_broken_npx_cache_is_named_with_the_folder_to_delete(workshop: W
         "Cannot find module '/etc/_npx/../../x'",
         f"Cannot find module '/nowhere/_npx/{DIGEST}/x'",
         "starting /cache/_npx/0123456789abcdef/node_modules/x",
+        f"Cannot find module '/{'x' * 300}/_npx/{DIGEST}/x'",
     ],
 )
 def test_nobody_is_told_to_delete_anything_but_a_folder_of_npx(line: str) -> None:
