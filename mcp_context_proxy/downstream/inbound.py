@@ -128,8 +128,8 @@ async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | Non
         return await latest.ask(method, params)
 
 
-_KINDS = {"progress": int | float, "total": int | float, "message": str, "statusMessage": str}
-"""Kinds of params which many hosts demand: some do not read on after another one."""
+_BEGIN = {"progress": b"-0123456789", "total": b"-0123456789", "message": b'"', "statusMessage": b'"'}
+"""First bytes of params of the kind that hosts demand: some do not read on after another one."""
 _EXACT = {RESOURCE_UPDATED: "uri", ELICITATION_COMPLETE: eras.ELICITATION_ID}
 """Params that a client compares with what it knows already. Only secrets are removed from them."""
 
@@ -148,7 +148,10 @@ def shown_params(server: str, method: str, params: Members, redact: Redactor) ->
         )
         for name, value in params.items()
         if envelope.misread((clean(name),)) is None
-        and isinstance(envelope.value_or_none(value), _KINDS.get(clean(name), object))
+    }
+    # A number that is too large has become words.
+    shown = {
+        name: value for name, value in shown.items() if bytes(value)[:1] in _BEGIN.get(name, bytes(value))
     }
     if (given := shown.pop("_meta", None)) is not None:
         # Cleaned first: a key is what it is for its reader.

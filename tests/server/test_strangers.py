@@ -199,13 +199,10 @@ def test_progress_hides_nothing_and_keeps_its_numbers() -> None:
         "message": b'"not today"',
         "total": b"2e300",
     }
-    unread = {
-        "progress": Raw(b"1e400"),
-        "total": Raw(b'"9"'),
-        "message": Raw(b"{}"),
-        "statusMessage": Raw(b"7"),
-    }
-    assert shown_params("work", "notifications/progress", unread, Redactor(())) == {}
+    for progress, total in ((b"1e400", b'"9"'), (b"9" * 400, b"true")):
+        unread = {"progress": Raw(progress), "total": Raw(total)}
+        unread |= {"message": Raw(b"{}"), "statusMessage": Raw(b"7")}
+        assert shown_params("work", "notifications/progress", unread, Redactor(())) == {}
 
 
 async def test_the_cause_of_a_failed_start_hides_nothing(workshop: Workshop) -> None:
