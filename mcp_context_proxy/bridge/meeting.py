@@ -128,6 +128,8 @@ def meeting(arguments: Sequence[str], environ: Mapping[str, str]) -> Meeting:
     """
     given, rest = _configuration(arguments)
     config = configuration_file(given, environ)
+    if os.path.exists(config) and not os.path.isfile(config):
+        raise JoinError("the configuration is no file, and cannot be read again")
     try:
         with open(config, encoding="utf-8-sig") as file:
             text = file.read()

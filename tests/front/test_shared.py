@@ -196,6 +196,26 @@ def place(machine: Machine, text: str, **environ: str) -> Meeting:
     return meeting(arguments, {**machine.told, "HOME": "/home/x", **environ})
 
 
+def test_session_whose_configuration_comes_from_a_pipe_has_a_proxy_of_its_own(machine: Machine) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"[expose]\n")
+    os.close(writing)
+    done = subprocess.run(
+        real_command("--config", f"/dev/fd/{reading}", "serve", shared=True),
+        input='{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n',
+        pass_fds=[reading],
+        capture_output=True,
+        text=True,
+        env=machine.environ,
+        timeout=PATIENCE,
+        check=True,
+    )
+    os.close(reading)
+
+    assert json.loads(done.stdout)["result"] == {}, done.stderr
+    assert "cannot be read again" in done.stderr
+
+
 def test_proxy_has_no_variable_in_which_its_hosts_may_differ(machine: Machine) -> None:
     """Otherwise a configuration that names one later gives all hosts that of the first."""
     text = '[servers.work]\ncommand = "x"\n'
