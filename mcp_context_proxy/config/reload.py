@@ -127,12 +127,13 @@ def _end(file: Path) -> tuple[Mark, bool]:
     Raises `ConfigError` if it cannot be opened, or is a pipe, of which the other end may never come.
     """
     try:
-        with open_regular(file) as opened:
+        with suppress(FileNotFoundError), open_regular(file) as opened:
             mark = _mark(file)
             opened.seek(max(os.fstat(opened.fileno()).st_size - 1, 0))
             return mark, opened.read(1) in b"\n"
     except OSError as error:
         raise ConfigError([ConfigProblem(file, None, "", f"cannot be read: {error.strerror}")]) from None
+    return None, True
 
 
 def _lacks(old: object, new: object, keys: Iterable[str] = ()) -> bool:

@@ -156,10 +156,14 @@ async def test_a_pipe_is_read_once_and_one_in_place_of_the_file_keeps_nobody_wai
         # A second look would find it empty.
         await piped.watch(anyio.lowlevel.checkpoint)
         await written.reloaded()
+        problems = written.problems
+        file.unlink()
+        await written.reloaded()
     os.close(reading)
 
     assert written.applied == []
-    assert "is not a regular file" in written.problems[0]
+    assert "is not a regular file" in problems[0]
+    assert "the file does not exist; correct the path" in written.problems[0]
 
 
 async def test_a_removed_server_is_stopped_and_its_tools_are_gone(workshop: Workshop) -> None:
