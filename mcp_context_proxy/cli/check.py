@@ -566,7 +566,7 @@ def remedy_for(
             return "the error is its own: its documentation, or its output above, may say what it lacks"
     if config.url is None:
         return ""
-    if "certificate" in cause:
+    if "certificate verify failed" in cause:
         return "have its certificate renewed or corrected; an authority of your own is named in SSL_CERT_FILE"
     named = [name for name in os.environ if name.upper() in PROXIES and os.environ[name]]
     through = f"; {some_of(named)} is set: it may be that proxy which cannot be reached" if named else ""

@@ -410,7 +410,7 @@ def test_an_unknown_host_name_is_told_from_a_refused_connection_and_a_proxy_is_n
     run: Run, workshop: Workshop
 ) -> None:
     workshop.server("nowhere").settings = {"url": "http://no-such-host.invalid/mcp"}
-    workshop.server("refused").settings = {"url": "http://127.0.0.1:9/mcp"}
+    workshop.server("refused").settings = {"url": "http://127.0.0.1:9/certificates"}
     config = workshop.config()
     without = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"), "")
     told = flat(run("check", "--config", config, **without).stdout)
