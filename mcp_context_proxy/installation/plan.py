@@ -323,7 +323,7 @@ class Configuration:
     def _lengthen(self, name: str, known: dict[str, Any], table: Mapping[str, Any]) -> None:
         """Give a server the time that the host with the most patience gives the same one."""
         for key, usual in _PATIENCE.items():
-            before, wanted = known.get(key, usual), table.get(key)
+            before, wanted = known.get(key, usual), table.get(key, usual)
             if isinstance(before, int | float) and isinstance(wanted, int | float) and wanted > before:
                 text, after = with_value(self.text, ("servers", name), key, wanted), {**known, key: wanted}
                 with suppress(EditError):

@@ -423,14 +423,16 @@ def test_host_that_keeps_its_variables_hands_over_those_that_servers_need(
 def test_server_that_hosts_wait_for_differently_long_is_configured_once_with_the_longest_time(
     put: Place, machine: Machine
 ) -> None:
-    put("codex", b'[mcp_servers.desk]\ncommand = "desk"\ntool_timeout_sec = 20\nstartup_timeout_sec = 45\n')
+    hasty = '[mcp_servers.{0}]\ncommand = "{0}"\ntool_timeout_sec = 20\nstartup_timeout_sec = 45\n'
+    put("codex", "".join(map(hasty.format, ("desk", "lamp"))).encode())
     put("goose", b"extensions:\n  desk: {type: stdio, cmd: desk, args: [], timeout: 300, enabled: true}\n")
-    put("cursor", b'{"mcpServers": {"desk": {"command": "desk"}}}')
+    put("cursor", b'{"mcpServers": {"desk": {"command": "desk"}, "lamp": {"command": "lamp"}}}')
     machine.file.parent.mkdir(parents=True, exist_ok=True)
     machine.file.write_text('[servers.desk] # mine\ncommand = "desk"\n', "utf-8")
     for host in ("codex", "goose", "cursor"):
         machine.install(host)
 
     assert machine.file.read_text("utf-8") == (
-        '[servers.desk] # mine\ncall_timeout = 300\nconnect_timeout = 45\ncommand = "desk"\n'
+        '[servers.desk] # mine\ncall_timeout = 300\nconnect_timeout = 45\ncommand = "desk"\n\n'
+        '[servers.lamp]\ncommand = "lamp"\nconnect_timeout = 45\ncall_timeout = 60.0\n'
     )
