@@ -283,8 +283,8 @@ def whole_tokenizer() -> Any:
     return tokenizer
 
 
-LINE_CHARACTERS = 400
-LINES_KEPT = 4_096
+COUNTED_CHARACTERS = 400
+COUNTS_KEPT = 4_096
 """Texts up to that length whose counts are kept, in 1 MB: answers have the lines of the same tools again."""
 
 
@@ -298,10 +298,10 @@ class TokenCounter:
 
     def __init__(self) -> None:
         self._count_word = lru_cache(WORDS_KEPT)(self._pieces)
-        self._count_line = lru_cache(LINES_KEPT)(self._sum)
+        self._count_line = lru_cache(COUNTS_KEPT)(self._sum)
 
     def count(self, text: str) -> int:
-        return self._count_line(text) if len(text) <= LINE_CHARACTERS else self._sum(text)
+        return self._count_line(text) if len(text) <= COUNTED_CHARACTERS else self._sum(text)
 
     def _sum(self, text: str) -> int:
         return sum(map(self._count_word, _WORD.findall(text)))

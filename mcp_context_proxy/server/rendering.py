@@ -59,7 +59,7 @@ from mcp_context_proxy.server.search_answers import (
     search_text,
     shown_name,
 )
-from mcp_context_proxy.server.signatures import Detail, ToldTool, asked_of
+from mcp_context_proxy.server.signatures import Detail, ToldTool, query_terms
 from mcp_context_proxy.store.tables import ApprovalStore
 from mcp_context_proxy.system.process import date_of, time_of_day
 from mcp_context_proxy.system.threads import assigned, in_thread
@@ -142,7 +142,7 @@ def document_message(document: Document) -> str:
 def tools_text(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:
     """Return the current tools of a context as a list, with signatures; empty if there are none."""
     tools = [snapshot.tools[item.name] for item in context.of(Kind.TOOL) if item.name in snapshot.tools]
-    lines, asked = [], asked_of(context.query)
+    lines, asked = [], query_terms(context.query)
     for tool in tools:
         told = ToldTool(tool, snapshot, asked)
         signature = name_of(tool) + told.parameters(LISTED) + read_mark(tool)

@@ -38,7 +38,7 @@ from mcp_context_proxy.server.meta_definitions import (
     no_servers,
     server_line,
 )
-from mcp_context_proxy.server.signatures import Detail, ToldTool, asked_of, plain_schema
+from mcp_context_proxy.server.signatures import Detail, ToldTool, plain_schema, query_terms
 from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.fingerprints import sign_in, withheld
 
@@ -410,7 +410,7 @@ class Fitting:
         self._results, self._name_of = results, name_of
         self._count = cache(count)
         """Counts each line once, though several levels have it."""
-        asked = asked_of(query)
+        asked = query_terms(query)
         tools = ((at, one.item) for at, one in enumerate(results) if isinstance(one.item, Tool))
         self._tools = {at: ToldTool(tool, snapshot, asked) for at, tool in tools}
         self._made: dict[tuple[int, int], tuple[str, int]] = {}

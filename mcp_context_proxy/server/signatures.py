@@ -137,7 +137,7 @@ class Lines(Struct, frozen=True, eq=False):
     optional: list[tuple[str, str, str]]
     """Optional parameters, each with the words of its name and values, and of its description."""
     own: frozenset[str]
-    """Terms of the names of tool and server, as `asked_of` has them."""
+    """Terms of the names of tool and server, in the form of `query_terms`: these tell no parameter."""
     made: dict[tuple[object, ...], str] = field(default_factory=dict)
     """Lines that an answer has made, by all that they depend on."""
 
@@ -148,7 +148,7 @@ _latest: OrderedDict[ToolKey, Lines] = OrderedDict()
 _keeping = threading.Lock()
 
 
-def asked_of(query: str) -> list[str]:
+def query_terms(query: str) -> list[str]:
     """Return the terms of a query by which parameters are looked for, each after a blank."""
     return [f" {term}" for term in terms(query) if len(term) > 2]
 
@@ -157,11 +157,11 @@ class ToldTool:
     """One tool as the answer to a query tells it."""
 
     def __init__(self, tool: Tool, snapshot: Snapshot, asked: Sequence[str]) -> None:
-        """Take a tool, and the terms of the query that it was found for; see `asked_of`."""
+        """Take a tool, and the terms of the query that it was found for; see `query_terms`."""
         self.tool = tool
         source, known = _sources(snapshot).get(tool.server) or Source("", ()), _latest.get(tool.key)
         if known is None or known.tool is not tool or known.source() is not source:
-            own = frozenset(asked_of(identifier_words(f"{tool.name} {tool.server}")))
+            own = frozenset(query_terms(identifier_words(f"{tool.name} {tool.server}")))
             sentences = telling_sentences(tool, source, SENTENCES_KEPT)
             known = Lines(tool, ref(source), sentences, *self._signature.names(), own)
         if len(tool.written) <= KEPT_BYTES:

@@ -598,14 +598,3 @@ async def test_a_call_without_an_object_is_told_the_tool_and_the_object_that_it_
     assert answer["content"][0]["text"] == (
         'clock__tell was not called: its arguments must be an object, {"zone": ...}. It takes (zone: string).'
     )
-
-
-async def test_a_name_that_several_servers_have_leads_to_the_names_to_choose_from(workshop: Workshop) -> None:
-    for server in ("wiki", "web"):
-        workshop.server(server, tools=[tool("find_page")])
-    async with inside(workshop.config()) as proxy:
-        answer = await Host(proxy, "modern").call("call_tool", {"name": "find_page"})
-
-    (block,) = answer["content"]
-    assert answer["isError"]
-    assert block["text"] == "several servers have a tool 'find_page': use web__find_page or wiki__find_page"

@@ -556,3 +556,14 @@ async def test_unusable_arguments_of_a_call_tool_are_answered_with_its_form(
     form = 'It takes {"name": "name of the tool", "arguments": {what the tool is given}}'
     assert answer["isError"]
     assert text(answer) == f"{through}: {why}. {form}"
+
+
+async def test_a_name_that_several_servers_have_leads_to_the_names_to_choose_from(workshop: Workshop) -> None:
+    for server in ("wiki", "web"):
+        workshop.server(server, tools=[tool("find_page")])
+    async with inside(workshop.config()) as proxy:
+        answer = await Host(proxy, "modern").call("call_tool", {"name": "find_page"})
+
+    (block,) = answer["content"]
+    assert answer["isError"]
+    assert block["text"] == "several servers have a tool 'find_page': use web__find_page or wiki__find_page"
