@@ -33,7 +33,7 @@ from mcp_context_proxy.config.secrets import SHORTEST
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, first_told
 from mcp_context_proxy.system import open_regular
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import Workers, in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +84,10 @@ async def changes(look: Callable[[], object], every: float = LOOK_SECONDS) -> As
         return found
 
     found = object()
-    # A limiter of its own, as it would keep a share of the threads from all other work.
-    limiter = anyio.CapacityLimiter(1)
+    looks = Workers(1)
     try:
         while True:
-            found = await in_thread(other_than, found, abandon_on_cancel=True, limiter=limiter)
+            found = await looks.run(partial(other_than, found))
             yield
     finally:
         ended.set()

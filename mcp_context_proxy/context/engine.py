@@ -68,7 +68,7 @@ from mcp_context_proxy.retrieval import SUSPECTED, Ranking
 from mcp_context_proxy.retrieval.reranker import CANDIDATES, Reranker, RerankerModel
 from mcp_context_proxy.statistics.report import arm_of
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import ACTING, profile_in, reaches
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class Recollector:
 
         Without them if they cannot be found in time: no request fails for its memory.
         """
+        await in_task()
         with anyio.move_on_after(self.seconds):
             try:
                 return await in_thread(partial(self._complete, answer, owner), abandon_on_cancel=True)
@@ -362,6 +363,7 @@ class ContextEngine:
             return await off_loop(partial(selector.select, selection, snapshot))
         found = await off_loop(partial(selector.search, selection, snapshot, CANDIDATES))
         if found is not None:
+            await in_task()
             tools, selection.rerank = await reranker.rerank(found.tools, client, rerank)
             found = replace(found, tools=tools)
         return await off_loop(partial(selector.complete, selection, snapshot, found))

@@ -44,7 +44,7 @@ from mcp_context_proxy.retrieval.links import files_named, is_about_files, is_fo
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import in_task, in_thread, keep_latest
+from mcp_context_proxy.system.threads import Workers, in_task, keep_latest
 from mcp_context_proxy.trust import ACTING, reaches
 
 ENGINE_DEFAULTS: Final = Filters()
@@ -298,7 +298,7 @@ class Searcher:
         self.remembered = ResultCache[Found]()
         self.config = config
         """The configuration in force; a reload assigns another."""
-        self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
+        self._workers = Workers(SEARCHES_AT_ONCE)
         self._turns: dict[str | None, anyio.CapacityLimiter] = {}
         """Searches of persons that run at a time, while they do."""
         self.indexing = BackgroundIndexing(engine, open_model, None if expander is None else expander.prepare)
@@ -319,11 +319,13 @@ class Searcher:
         if not self._engine.indexed(catalog.snapshot):
             self.indexing.begin()
         if catalog.snapshot.unlisted or not self._has_waited:
+            await in_task()
             with anyio.move_on_after(within):
                 await self._wait_for_starting_servers(self.config.limits.start_wait_seconds, on_wait)
                 self._has_waited = True  # for documents, too, which a start reads beside it
         until = min(anyio.current_time() + patience, last)
         if not self._engine.indexed(snapshot := catalog.snapshot):
+            await in_task()
             await self.indexing.wait(snapshot.part_of or snapshot, until, patience, on_progress)
         return snapshot
 
@@ -349,12 +351,12 @@ class Searcher:
         """Run a function that searches in one of a few threads; many of one person wait for one another."""
         rights = ACTING.get()
         if rights.is_admin:
-            return await in_thread(function, abandon_on_cancel=True, limiter=self._limiter)
+            return await self._workers.run(function)
         await in_task()
         turns = self._turns.setdefault(rights.person, anyio.CapacityLimiter(rights.share(SEARCHES_AT_ONCE)))
         try:
             async with turns:
-                return await in_thread(function, abandon_on_cancel=True, limiter=self._limiter)
+                return await self._workers.run(function)
         finally:
             if not turns.borrowed_tokens and not turns.statistics().tasks_waiting:
                 self._turns.pop(rights.person, None)
@@ -536,7 +538,7 @@ class Searcher:
 
     async def index(self, snapshot: Snapshot, on_progress: OnProgress | None = None) -> None:
         """Index a snapshot to the end, ahead of the first search."""
-        await self.indexing.index(snapshot, on_progress, self._limiter)
+        await self.indexing.index(snapshot, on_progress)
 
 
 def tool_search(options: DomainOptions) -> SearchOptions:

@@ -320,9 +320,7 @@ class BackgroundIndexing:
             if on_progress is not None:
                 self._listeners.remove(on_progress)
 
-    async def index(
-        self, snapshot: Snapshot, on_progress: OnProgress | None, limiter: anyio.CapacityLimiter
-    ) -> None:
+    async def index(self, snapshot: Snapshot, on_progress: OnProgress | None) -> None:
         """Index a snapshot to the end, and wait for it."""
 
         def stopped() -> bool:
@@ -330,7 +328,7 @@ class BackgroundIndexing:
             return False
 
         report = None if on_progress is None else _from_thread(on_progress)
-        await in_thread(partial(self._engine.index, snapshot, report, stopped), limiter=limiter)
+        await in_thread(partial(self._engine.index, snapshot, report, stopped))
 
 
 def _from_thread(on_progress: OnProgress) -> OnProgress:

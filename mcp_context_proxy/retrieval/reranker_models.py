@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import anyio
 import httpx2
 import msgspec
 
@@ -130,15 +130,13 @@ class CrossEncoderModel:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.name = self.key = f"the cross-encoder {directory}"
-        self._lock, self._limiter = threading.Lock(), anyio.CapacityLimiter(CONCURRENT_QUESTIONS)
+        self._lock, self._workers = threading.Lock(), threads.Workers(CONCURRENT_QUESTIONS)
         self._opened: tuple[Any, Any] | None = None
 
     async def order(self, query: str, candidates: Sequence[CandidateItem]) -> Sequence[int]:
         """Order by score; see `RerankerModel.order`."""
         texts = [f"{candidate.name}: {candidate.description}" for candidate in candidates]
-        scores = await threads.in_thread(
-            self._scores, query, texts, abandon_on_cancel=True, limiter=self._limiter
-        )
+        scores = await self._workers.run(partial(self._scores, query, texts))
         return sorted(range(len(texts)), key=lambda at: -scores[at])
 
     async def aclose(self) -> None:

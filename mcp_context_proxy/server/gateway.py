@@ -265,7 +265,6 @@ class Gateway:
         return self._own(name, params, caller)
 
     async def _own(self, name: str, params: Members, caller: Caller) -> bytes:
-        await in_task()
         result = await self._meta_tools.call(name, params, caller)
         return eras.fit_result_to_client("tools/call", result, caller.era)
 

@@ -138,6 +138,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 wanted = _arguments(raw, kind)
                 search = partial(self._search, wanted, params, caller)
                 return await self._with_sampling(params, caller, search)
+            await in_task()
             if name == MANAGE:
                 return await self._manage(_arguments(raw, ManageArguments), caller)
             if name == READ_DOCUMENT:
@@ -206,7 +207,6 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if through == CALL_READ_ONLY and name not in READ_ONLY:
             result = _not_read_only(name, "is none of them")
         else:
-            await in_task()
             result = await self.call(name, params, caller)
         return eras.fit_result_to_client("tools/call", result, caller.era)
 
@@ -219,6 +219,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         """
         if not self.asks_clients or "sampling" not in client_capabilities(caller.capabilities):
             return await search(None, caller.notify)
+        await in_task()
 
         def model(ask: Ask, client: str) -> RerankerModel:
             return SamplingRerankerModel(partial(ask_client, caller, ask), client)

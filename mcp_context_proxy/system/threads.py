@@ -22,6 +22,7 @@ opens one, or opens a `Cancellable`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import logging
@@ -30,6 +31,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from types import TracebackType, coroutine
 from typing import Any, Final, Generic, Self, TypeVar, TypeVarTuple
@@ -62,7 +64,6 @@ def look_up_apart() -> None:
     asyncio has half a dozen threads for it. The owner of a name decides how long its lookup takes: a few of
     one server would keep all others from being connected to, and the program from ending.
     """
-    from concurrent.futures import Future, ThreadPoolExecutor  # noqa: PLC0415 - takes time to import
 
     class Apart(ThreadPoolExecutor):
         """One thread for each call."""
@@ -90,12 +91,7 @@ def look_up_apart() -> None:
     asyncio.get_running_loop().set_default_executor(Apart())
 
 
-async def in_thread(
-    function: Callable[[*Args], T],
-    *arguments: *Args,
-    abandon_on_cancel: bool = False,
-    limiter: anyio.CapacityLimiter | None = None,
-) -> T:
+async def in_thread(function: Callable[[*Args], T], *arguments: *Args, abandon_on_cancel: bool = False) -> T:
     """Call a function in a thread and return its result; see `anyio.to_thread.run_sync`."""
     begun = False
 
@@ -106,7 +102,7 @@ async def in_thread(
 
     while True:
         try:
-            return await anyio.to_thread.run_sync(call, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
+            return await anyio.to_thread.run_sync(call, abandon_on_cancel=abandon_on_cancel)
         except RuntimeError as error:
             if begun or "start new thread" not in str(error):
                 raise
@@ -413,6 +409,50 @@ class Reply(Generic[T]):
                 self._error = None
         value, self._value = self._value, None
         return value  # type: ignore[return-value]
+
+
+class Workers:
+    """A few threads for one kind of work, which keep none from all other work.
+
+    A caller needs no task to wait for them, and goes on in the step of the event loop that gets the result.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._pool = ThreadPoolExecutor(most, "worker")
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Return the result of a function. If the caller is cancelled, the function goes on for nobody."""
+        reply, loop, context, begun = Reply[T](), asyncio.get_running_loop(), copy_context(), False
+
+        def hand_over(take: Callable[[Any], None], result: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(take, result)
+
+        def work() -> None:
+            nonlocal begun
+            if begun:
+                return
+            begun = True
+            try:
+                result = context.run(function)
+            except BaseException as error:  # boundary: whatever is raised is for the caller
+                hand_over(reply.fail, error)
+            else:
+                hand_over(reply.answer, result)
+
+        while True:
+            try:
+                waiting = self._pool.submit(work)
+                break
+            except RuntimeError as error:
+                if "start new thread" not in str(error):
+                    raise
+            await in_task()
+            await _wait()
+        try:
+            return await reply
+        finally:
+            waiting.cancel()
 
 
 LAST_SECONDS: Final = 2.0

@@ -1,13 +1,15 @@
 """Requests without a task of their own: a reply resumes them at once, anything else gives them a task."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
+from support.raw_client import PATIENCE
 from support.tables import each
 
-from mcp_context_proxy.system.threads import Cancellable, Flight, Reply, in_task
+from mcp_context_proxy.system.threads import Cancellable, Flight, Reply, Workers, in_task
 
 
 async def test_a_reply_resumes_a_flight_in_the_step_in_which_it_comes() -> None:
@@ -163,6 +165,45 @@ async def test_an_error_that_nobody_takes_ends_the_group() -> None:
         async with anyio.create_task_group() as group:
             Flight(group).start(break_down())
     assert raised.group_contains(ZeroDivisionError)
+
+
+async def test_a_flight_waits_for_workers_without_a_task_and_takes_what_they_return_or_raise() -> None:
+    workers, got, done = Workers(1), list[object](), anyio.Event()
+
+    async def work(function: Callable[[], object]) -> None:
+        try:
+            got.append(await workers.run(function))
+        except ZeroDivisionError as error:
+            got.append(str(error))
+        got.append(Flight.current() is not None)
+        if got[-2] == 2:
+            done.set()
+
+    async with anyio.create_task_group() as group:
+        for function in (lambda: 1, lambda: 1 // 0, lambda: 2):
+            Flight(group).start(work(function))
+        with anyio.fail_after(PATIENCE):
+            await done.wait()
+    assert got == [1, True, "integer division or modulo by zero", True, 2, True]
+
+
+async def test_work_is_abandoned_with_its_flight_and_not_begun_where_it_waits_for_a_thread() -> None:
+    workers, begun, over, ran = Workers(1), threading.Event(), threading.Event(), list[int]()
+
+    def held() -> None:
+        begun.set()
+        over.wait()
+
+    async with anyio.create_task_group() as group:
+        flights = [Flight(group), Flight(group)]
+        flights[0].start(workers.run(held))
+        flights[1].start(workers.run(lambda: ran.append(1)))
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
+        for flight in flights:
+            flight.cancel()
+        over.set()
+        await workers.run(lambda: ran.append(2))
+    assert ran == [2]
 
 
 async def _later(function: Callable[[int], None], value: int) -> None:
