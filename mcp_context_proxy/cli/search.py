@@ -1,7 +1,8 @@
 """``search``, and on remembered interactions ``interactions``, ``recall`` and ``backfill``.
 
-``interactions`` counts, forgets, exports and imports them, ``recall`` searches them, ``backfill`` embeds
-those without an embedding. None of them starts a server.
+``search`` asks the proxy that runs, or starts the servers. The others read the store: ``interactions``
+counts, forgets, exports and imports them, ``recall`` searches them, ``backfill`` embeds those that have no
+embedding.
 """
 
 from __future__ import annotations
