@@ -99,6 +99,7 @@ class Lists:
             options=configured(config),
             costs=Costs(self.counter, tool_definition),
             expander=ContextExpander(Expander(self._engine.index_of, queries), {}),
+            redact=str,
         )
 
     @property

@@ -86,6 +86,7 @@ class Subject:
             options=configured(config),
             costs=Costs(TokenCounter(), tool_definition),
             expander=ContextExpander(Expander(self.engine.index_of, self.queries), {}),
+            redact=str,
         )
 
     async def _nothing_starts(self, seconds: float, on_wait: OnWait | None = None) -> None:

@@ -259,6 +259,7 @@ class ContextEngine(engine.ContextEngine):
             costs=Costs(TokenCounter(), tool_definition),
             reading=ResultReading.of(config),
             expander=ContextExpander(near, config.context.expansion_rules),
+            redact=str,
         )
         self._model = model
         self._given: tuple[tuple[Item, ...], Catalog] = ((), Catalog())

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SearchStatistics
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import Figures, OnWait
@@ -133,8 +134,8 @@ class StatisticsParts:
 class InteractionParts:
     """The parts of the memory of interactions: the memory, its recorder, the log of hosts."""
 
-    def __init__(self, config: Config, store: Store, model: LazyModel) -> None:
-        self.memory = InteractionMemory(model, store.interactions, config)
+    def __init__(self, config: Config, store: Store, model: LazyModel, redact: Redactor) -> None:
+        self.memory = InteractionMemory(model, store.interactions, config, redact=redact)
         self.recorder = InteractionRecorder(self.memory)
         self.log = InteractionLog(self.recorder)
         self.recall_tool = config.interactions.recall_tool

@@ -58,8 +58,8 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
     def figures() -> Figures:
         return statistics.figures
 
-    file = audit_file(config)
-    audit = AuditLog(file)
+    file, redact = audit_file(config), Redactor(all_secrets_of(config))
+    audit = AuditLog(file, redact)
 
     # The catalog: servers, documents, and the task that keeps it current.
     stale = asyncio.Event()
@@ -91,6 +91,7 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
     refresh = CatalogRefresh(
         catalog, fleet, library, stale, first_list_seconds=config.limits.first_list_seconds
     )
+    fleet.known.redactors.append(redact)
     fleet.shared.catch_up = refresh.catch_up
     fleet.shared.read_ahead = catalog.read_ahead
 
@@ -102,6 +103,8 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
     records = RequestRecords(config.limits, kept)
     costs = Costs(TokenCounter(), tool_definition)
     expander = ContextExpander(search.expander, config.context.expansion_rules)
+    remembers = config.interactions.enabled
+    interactions = InteractionParts(config, store, search.model, redact) if remembers else None
     contexts = ContextEngine(
         catalog=catalog,
         searcher=search.searcher,
@@ -115,10 +118,9 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
         reranker=search.reranker,
         working_set=search.working_set,
         presets=PresetBook(None if (folder := state_folder(config)) is None else folder / FILE_NAME),
+        recollector=None if interactions is None else Recollector(interactions.memory, costs.count),
+        redact=redact,
     )
-    interactions = InteractionParts(config, store, search.model) if config.interactions.enabled else None
-    if interactions is not None:
-        contexts.recollector = Recollector(interactions.memory, costs.count)
     recall_recorder = interactions.recorder if interactions is not None and interactions.recall_tool else None
 
     # Large results of calls, shortened; the whole is kept beside the store.
@@ -154,12 +156,7 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
     watches = Watches(catalog, fleet)
     changes = ChangeNotifier(catalog, tool_list, open_sessions, watches)
     pending_input = PendingInput(config.limits.parked_calls, config.limits.ask_seconds)
-    forwarder = Forwarder(pending_input)
-    forwarder.audit = audit
-    redact = contexts.redact = audit.redact = Redactor(all_secrets_of(config))
-    fleet.known.redactors.append(redact)
-    if interactions is not None:
-        interactions.memory.redact = redact
+    forwarder = Forwarder(pending_input, audit)
     skills = Skills(catalog=catalog, library=library, fleet=fleet, forwarder=forwarder)
     links = ResourceLinks()
     resources = Resources(

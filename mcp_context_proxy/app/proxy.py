@@ -473,8 +473,6 @@ class Proxy(Struct, kw_only=True, eq=False):
     def trace(self, tracing: Tracing | None) -> None:
         """Make spans of requests from now on, or none."""
         self.gateway.tracing = self.forwarder.tracing = tracing
-        if tracing is not None:
-            tracing.redact = self.redact
 
     def instructions(self) -> str:
         return self.introduction().text

@@ -153,7 +153,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                     # This process has a tracer provider, for which it has loaded the packages.
                     from mcp_context_proxy.server.tracing import open_tracing  # noqa: PLC0415 - seldom needed
 
-                    proxy.trace(open_tracing())
+                    proxy.trace(open_tracing(proxy.redact))
                 negotiation = Negotiation(
                     gateway=proxy.gateway,
                     subscriptions=Subscriptions(proxy.changes, proxy.gateway.resources),

@@ -1,7 +1,8 @@
 """``search``, and on remembered interactions ``interactions``, ``recall`` and ``backfill``.
 
-``interactions`` counts, forgets, exports and imports them, ``recall`` searches them, ``backfill`` embeds
-those without an embedding. None of them starts a server.
+``search`` asks the proxy that runs, or starts the servers. The others read the store: ``interactions``
+counts, forgets, exports and imports them, ``recall`` searches them, ``backfill`` embeds those that have no
+embedding.
 """
 
 from __future__ import annotations
@@ -382,12 +383,14 @@ def import_command(
 @contextmanager
 def _opened_memory(config: Config, *, tries_again: bool = False) -> Iterator[InteractionMemory]:
     """Open the memory of a configuration; its model may be tried again at once after a failure."""
+    from mcp_context_proxy.config.programs import all_secrets_of
+    from mcp_context_proxy.config.secrets import Redactor
     from mcp_context_proxy.embedding.embeddings import RETRY_SECONDS, LazyModel, open_model
     from mcp_context_proxy.interactions import InteractionMemory
 
     model = LazyModel(partial(open_model, config), retry_seconds=0 if tries_again else RETRY_SECONDS)
     with open_configured_store(config) as store, closing(model):
-        yield InteractionMemory(model, store.interactions, config)
+        yield InteractionMemory(model, store.interactions, config, redact=Redactor(all_secrets_of(config)))
 
 
 def _note_if_off(console: Terminal, enabled: bool) -> None:

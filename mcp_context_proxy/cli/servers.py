@@ -1,8 +1,7 @@
 """``servers``, ``tools``, ``index``, ``session``: servers, their tools, and what a host's session has.
 
-Servers are shown without their secrets.
-
-Every command asks the proxies that run. A model may change nothing that a person has chosen here.
+``session`` asks the proxies that run; a model may change nothing that a person has chosen by it. ``index``
+starts the servers, and so do the other two where no proxy runs. Servers are shown without their secrets.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Results go to stdout, everything else to stderr. Without a terminal the output is plain text, and a name is
 never cut. Everything is cleaned and redacted as it is printed (`shown`), and is never markup.
-
 """
 
 from __future__ import annotations

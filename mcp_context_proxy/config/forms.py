@@ -66,7 +66,7 @@ class Table(Struct, frozen=True):
     def of(cls, values: Mapping[str, Any], **derived: Any) -> Self:
         """Return the table of values as they stand in a file; raises `ConfigError` with all mistakes."""
         found: list[Mistake] = []
-        table: Self = read(cls, values, (), found)
+        table: Self = read_value(cls, values, (), found)
         if found:
             raise ConfigError([ConfigProblem(None, None, dotted(one.path), one.message) for one in found])
         return replace(table, **derived)
@@ -158,7 +158,7 @@ Seconds = Annotated[float, within(above=0, most=LONGEST)]
 SecondsOrNone = Annotated[float, within(0, LONGEST)]
 
 
-def read(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> Any:
+def read_value(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> Any:
     """Return a value in its form; where there is a mistake in it, add that, and return anything."""
     origin, parts = get_origin(form), get_args(form)
     if origin in (typing.Union, UnionType):
@@ -166,9 +166,9 @@ def read(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> Any:
             return None
         # A key with two forms has either one value or a list of them.
         lists = isinstance(value, list) and [part for part in parts if get_origin(part) is tuple]
-        return read(lists[0] if lists else parts[0], value, path, found)
+        return read_value(lists[0] if lists else parts[0], value, path, found)
     if origin is Annotated:
-        before, value = len(found), read(parts[0], value, path, found)
+        before, value = len(found), read_value(parts[0], value, path, found)
         for check in filter(callable, parts[1:]):
             try:
                 value = check(value) if len(found) == before else value
@@ -176,11 +176,11 @@ def read(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> Any:
                 found.append(Mistake(path, str(error)))
         return value
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(read(parts[0], item, (*path, at), found) for at, item in enumerate(value))
+        return tuple(read_value(parts[0], item, (*path, at), found) for at, item in enumerate(value))
     if origin is dict and isinstance(value, Mapping):
         places = {key: (*path, str(key)) for key in value}
-        names = {key: read(parts[0], key, place, found) for key, place in places.items()}
-        return {names[key]: read(parts[1], value[key], place, found) for key, place in places.items()}
+        names = {key: read_value(parts[0], key, place, found) for key, place in places.items()}
+        return {names[key]: read_value(parts[1], value[key], place, found) for key, place in places.items()}
     if _is_table(form) and isinstance(value, Mapping):
         return _read_table(form, value, path, found)
     if isinstance(value, str) and (form is Path or (origin is None and form is str)):
@@ -243,7 +243,7 @@ def _kind_of(value: Any) -> str:
 
 def _read_table(table: type[Table], values: Mapping[str, Any], path: KeyPath, found: list[Mistake]) -> Any:
     before, forms, keys = len(found), _forms_of(table), table.keys()
-    given = {key: read(forms[key], values[key], (*path, key), found) for key in keys if key in values}
+    given = {key: read_value(forms[key], values[key], (*path, key), found) for key in keys if key in values}
     for key in (key for key in values if key not in keys):
         message = unknown_key(str(key), keys) if len(found) < EXPLAINED else "unknown key"
         found.append(Mistake((*path, str(key)), message))

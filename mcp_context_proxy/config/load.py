@@ -26,8 +26,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
-from mcp_context_proxy.config.forms import REFERENCE, any_means, expand
-from mcp_context_proxy.config.forms import read as read_form
+from mcp_context_proxy.config.forms import REFERENCE, any_means, expand, read_value
 from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.programs import downloads, inherited_secrets
 from mcp_context_proxy.config.secrets import SecretSource, sources
@@ -311,7 +310,7 @@ class _Draft(Struct, dict=True):
         if isinstance(servers, dict):
             understood = {name: self._understood(server) for name, server in servers.items()}
             tables = tables | {"servers": understood}
-        config: Config = read_form(Config, tables, (), wrong)
+        config: Config = read_value(Config, tables, (), wrong)
         if wrong:
             return None, found + wrong
         servers = {name: self._with_general(name, config) for name in config.servers}

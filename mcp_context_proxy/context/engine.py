@@ -204,17 +204,18 @@ class ContextEngine:
         working_set: WorkingSet | None = None,
         presets: PresetBook | None = None,
         reading: ResultReading = NO_RESULTS,
+        recollector: Recollector | None = None,
+        redact: Callable[[str], str],
     ) -> None:
         """Connect the parts; ``options`` and ``reading`` are those of the configuration.
 
         ``ab_share`` is the share of recorded requests that are answered without learned pairs.
+        ``recollector`` adds remembered interactions to contexts. ``redact`` removes secrets from a query: it
+        is kept, and models and endpoints may read it.
         """
         self.presets = presets or PresetBook(None)
         """Presets that sessions may begin with."""
-        self.recollector: Recollector | None = None
-        """Adds remembered interactions to contexts; None if nothing is remembered."""
-        self.redact: Callable[[str], str] = str
-        """Removes secrets from a query: it is kept, and models and endpoints may read it."""
+        self.recollector, self._redact = recollector, redact
         self._catalog, self._searcher, self._reranker, self.costs = catalog, searcher, reranker, costs
         self.sessions, self.records, self._ab_share = sessions, records, ab_share
         self.configure(options, reading)
@@ -288,7 +289,7 @@ class ContextEngine:
         Raises:
             UnknownFilterError: a server, category or tag in the scope does not exist.
         """
-        query = self.redact(clean(query[: context_session.QUERY_CHARACTERS]))
+        query = self._redact(clean(query[: context_session.QUERY_CHARACTERS]))
         begun_with = ACTING.get().all_presets
         levels = [NO_OVERRIDES if session is None else session.overrides, overrides]
         if begun_with:
@@ -300,7 +301,7 @@ class ContextEngine:
         else:
             view = session.view(options.retain_requests, options.history)
         if view.client is not None:
-            view = replace(view, client=self.redact(clean(view.client)))
+            view = replace(view, client=self._redact(clean(view.client)))
         arm = None
         if remember and self._ab_share:
             arm = arm_of(self._ab_share, view.id, query, time_of_day())

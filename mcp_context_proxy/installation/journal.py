@@ -1,15 +1,15 @@
-"""Changes of hosts' files: installations and prompt hooks, carried out by a journal, and undone.
+"""Changes of files that belong to a person: installations, prompt hooks and switches, and the way back.
 
-Before a host's file changes, a copy of its bytes is kept, with a record of what leaves it. A file is replaced
-in one step, so that a host never reads half of it. As long as the host's file is the one that the
-installation wrote, undoing it puts back the kept bytes. If the host or its person has changed it since, only
-our entry leaves, and the servers that were moved come back.
+Each of the three keeps the bytes of the file before it changes it, and replaces the file in one step, so that
+nobody reads half of it. As long as nothing else has changed the file since, the way back puts these bytes
+there again. Everything here blocks.
 
-docs/hooks.md has the source of each form.
+An installation has a copy and a record in the journal, a folder of ours. If the host or its person has
+changed the file since, only our entry leaves, and the servers that were moved come back.
 
-One key is changed or added; comments, order and unknown keys stay. The result is read again and compared with
-what was meant before it is written, and the file as it was is kept beside it. Running proxies follow the
-file. Everything here blocks.
+A prompt hook and a switch, which turns a server or a tool on or off in our configuration, keep the copy
+beside the file. They change or add one key; comments, order and unknown keys stay. docs/hooks.md has the
+source of each form of hooks. Running proxies follow a switch.
 """
 
 from __future__ import annotations

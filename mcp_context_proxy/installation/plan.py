@@ -22,7 +22,7 @@ from msgspec.structs import fields, replace
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import options_of
 from mcp_context_proxy.config import ServerConfig, default_path
-from mcp_context_proxy.config.forms import expand, read
+from mcp_context_proxy.config.forms import expand, read_value
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import (
     DISABLED_SERVERS,
@@ -253,7 +253,7 @@ def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, str) and (key == "cwd" or re.search(r"[/\\]", value)) and not _FULL.match(value):
             yield f"{key}: {value} counts from the folder that its host has open; write the full path"
     found: list[Mistake] = []
-    read(ServerConfig, table, (), found)
+    read_value(ServerConfig, table, (), found)
     yield from (f"{dotted(one.path)}: {one.message}" for one in found)
 
 

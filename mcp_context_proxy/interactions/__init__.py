@@ -24,8 +24,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.programs import all_secrets_of
-from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.embedding.embeddings import LazyModel
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.interactions.index import InteractionIndex, MemoryQuery
@@ -118,13 +116,14 @@ class InteractionMemory:
         model: LazyModel,
         store: InteractionStore,
         config: Config,
+        *,
+        redact: Redact,
         clock: Callable[[], float] = time_of_day,
     ) -> None:
-        """Use a store, with the bounds and without the secrets of a configuration."""
+        """Use a store, with the bounds of a configuration; `redact` removes secrets from a text."""
         self._model, self._store, self._clock = model, store, clock
         self._keep, self._characters = config.interactions, config.limits.interaction_characters
-        self.redact: Redact = Redactor(all_secrets_of(config))
-        """Removes secrets from a text; may be replaced."""
+        self._redact = redact
         self._index = InteractionIndex(store, config.interactions, calibration_for(config.embedding))
         self._comparing = threading.Lock()
 
@@ -136,9 +135,9 @@ class InteractionMemory:
         """Return an interaction as it is kept: without secrets, and of a bounded length."""
         return replace(
             interaction,
-            agent_name=agent_named(self.redact(clean(interaction.agent_name))),
-            interaction_type=one_line(self.redact(clean(interaction.interaction_type)), TYPE_CHARACTERS),
-            content=plain(interaction.content, self.redact, self._characters),
+            agent_name=agent_named(self._redact(clean(interaction.agent_name))),
+            interaction_type=one_line(self._redact(clean(interaction.interaction_type)), TYPE_CHARACTERS),
+            content=plain(interaction.content, self._redact, self._characters),
             time=min(interaction.time, self._clock()),
         )
 

@@ -23,6 +23,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.programs import all_secrets_of
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.interactions import BATCH, MESSAGE, Backfilled, InteractionMemory, backfill, scope_of
@@ -296,7 +298,9 @@ class Interactions(InteractionMemory):
         config = config or Config()
         self._opened = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
         self._lazy = LazyModel(partial(open_model, config))
-        super().__init__(self._lazy, self._opened.interactions, config)
+        super().__init__(
+            self._lazy, self._opened.interactions, config, redact=Redactor(all_secrets_of(config))
+        )
 
     def record(
         self, agent_name: str, interaction_type: str, content: str, when: float | None = None

@@ -185,10 +185,9 @@ class _Request(Outgoing):
 class Forwarder:
     """Forwards requests on behalf of callers."""
 
-    def __init__(self, pending: PendingInput) -> None:
-        self._pending = pending
-        self.audit = AuditLog(None)
-        """Takes the questions of servers, and how they were answered."""
+    def __init__(self, pending: PendingInput, audit: AuditLog) -> None:
+        """Keep what waits for a client in `pending`; `audit` takes the questions of servers, with answers."""
+        self._pending, self.audit = pending, audit
         self.tracing: Tracing | None = None
 
     async def forward(

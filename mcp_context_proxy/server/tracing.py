@@ -35,20 +35,19 @@ NAMED: Final = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.
 """Methods whose ``name`` param becomes part of the span, and the attribute that holds it."""
 
 
-def open_tracing() -> Tracing | None:
+def open_tracing(redact: Callable[[str], str]) -> Tracing | None:
     """Return tracing by the provider that is installed in this process; None without one."""
     if isinstance(get_tracer_provider(), ProxyTracerProvider):
         return None
-    return Tracing(get_tracer("mcp-context-proxy", __version__))
+    return Tracing(get_tracer("mcp-context-proxy", __version__), redact)
 
 
 class Tracing:
     """Makes spans with one tracer."""
 
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-        self.redact: Callable[[str], str] = str
-        """Removes secrets from words of clients and servers: a collector keeps it elsewhere."""
+    def __init__(self, tracer: Tracer, redact: Callable[[str], str]) -> None:
+        """Remove secrets from words of clients and servers by `redact`: a collector keeps them elsewhere."""
+        self._tracer, self._redact = tracer, redact
 
     @contextmanager
     def request(self, method: str, params: Members, era: eras.Era) -> Iterator[TracedRequest]:
@@ -78,7 +77,7 @@ class Tracing:
                 raise
 
     def _said(self, error: Exception) -> str:
-        return self.redact(clean(str(error)))[:LINE_CHARACTERS]
+        return self._redact(clean(str(error)))[:LINE_CHARACTERS]
 
     def _span(
         self,
@@ -92,7 +91,7 @@ class Tracing:
         if method == "tools/call":
             attributes["gen_ai.operation.name"] = "execute_tool"
         if method in NAMED and (named := envelope.text(params.get("name"))) is not None:
-            named = stranger_text(named, self.redact, NAME_CHARACTERS)
+            named = stranger_text(named, self._redact, NAME_CHARACTERS)
             name, attributes[NAMED[method]] = f"{method} {named}", named
         return self._tracer.start_as_current_span(
             name, parent, kind, attributes, record_exception=False, set_status_on_exception=False

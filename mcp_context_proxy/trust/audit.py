@@ -152,11 +152,14 @@ def note_now(config: Config, kind: str, /, **facts: JSON) -> None:
 class AuditLog:
     """The audit of a running proxy. Its `run` owns the writing; the other methods only append to memory."""
 
-    def __init__(self, file: AuditFile | None, *, waiting: int = WAITING) -> None:
-        """Record into a file, or nothing at all; `waiting` entries wait at most."""
-        self._file, self._most = file, waiting
-        self.redact: Callable[[str], str] = str
-        """Removes secrets from the names that clients give themselves; may be replaced."""
+    def __init__(
+        self, file: AuditFile | None, redact: Callable[[str], str] = str, *, waiting: int = WAITING
+    ) -> None:
+        """Record into a file, or nothing at all; `waiting` entries wait at most.
+
+        `redact` removes secrets from the names that clients give themselves.
+        """
+        self._file, self._redact, self._most = file, redact, waiting
         self._queue: deque[AuditedCall | _Note] = deque()
         self._queued_of: Counter[str] = Counter()
         self._bytes = 0
@@ -258,7 +261,7 @@ class AuditLog:
     def _write(
         self, file: AuditFile, queue: deque[AuditedCall | _Note], refused: Counter[str], dropped: int
     ) -> None:
-        now, name_of = time.time(), cache(partial(_client_name, self.redact))
+        now, name_of = time.time(), cache(partial(_client_name, self._redact))
         while queue:
             try:
                 self._lines.append(self._encoded(file, queue.popleft(), name_of))

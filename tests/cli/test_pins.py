@@ -178,32 +178,20 @@ def test_an_argument_with_a_variable_is_left_to_its_owner(tmp_path: Path) -> Non
         ("uv", ["tool", "run", "some-server"], "some-server"),
         ("uv", ["run", "server.py"], None),
         ("pipx", ["run", "some-server==1.2"], None),
+        ("docker", ["run", "-i", "--rm", "-e", "TOKEN", "ghcr.io/owner/server"], "ghcr.io/owner/server"),
+        ("docker", ["run", "-it", "--init", "--name", "x", "server:latest", "serve"], "server"),
+        ("docker", ["run", "--network=host", "localhost:5000/server"], "localhost:5000/server"),
+        ("docker", ["run", "-i", "--rm", "server:1.2"], None),
+        ("docker", ["run", "-v", "/a:/b:ro", "server@sha256:0123"], None),
+        ("docker", ["run", "localhost:5000/server:v1"], None),
+        ("docker", ["exec", "-i", "container", "server"], None),
+        ("docker", ["run", "--help"], None),
     ],
 )
-def test_a_runner_without_a_version_is_warned_about(
+def test_a_runner_without_a_version_and_an_image_without_a_tag_are_warned_about(
     command: str, args: list[str], package: str | None
 ) -> None:
     found = unpinned(ServerConfig(name="s", command=command, args=tuple(args)))
 
     assert (found is None) == (package is None)
     assert found is None or found.package == package
-
-
-@each(
-    ("args", "image"),
-    [
-        (["run", "-i", "--rm", "-e", "TOKEN", "ghcr.io/owner/server"], "ghcr.io/owner/server"),
-        (["run", "-it", "--init", "--name", "x", "server:latest", "serve"], "server"),
-        (["run", "--network=host", "localhost:5000/server"], "localhost:5000/server"),
-        (["run", "-i", "--rm", "server:1.2"], None),
-        (["run", "-v", "/a:/b:ro", "server@sha256:0123"], None),
-        (["run", "localhost:5000/server:v1"], None),
-        (["exec", "-i", "container", "server"], None),
-        (["run", "--help"], None),
-    ],
-)
-def test_an_image_without_a_tag_is_warned_about(args: list[str], image: str | None) -> None:
-    found = unpinned(ServerConfig(name="s", command="docker", args=tuple(args)))
-
-    assert (found is None) == (image is None)
-    assert found is None or found.package == image

@@ -249,11 +249,12 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             options=configured(proxy.config),
             costs=Costs(TokenCounter(), tool_definition),
             expander=ContextExpander(proxy.search.expander, {}),
+            redact=proxy.redact,
         )
         calls = ToolCalls(
             catalog=proxy.catalog,
             fleet=proxy.fleet,
-            forwarder=Forwarder(proxy.pending_input),
+            forwarder=Forwarder(proxy.pending_input, proxy.audit),
             tasks=proxy.gateway.tasks,
             contexts=contexts,
             handles=proxy.handles,

@@ -223,15 +223,16 @@ async def test_a_direct_call_call_tool_and_the_bare_name_of_a_tool_give_the_same
     assert direct["content"] == through["content"] == bare["content"]
 
 
-async def test_arguments_given_as_a_json_string_are_read_as_the_object_in_it(
-    client: RawClient, server: Server
+@each(("given", "read"), [('{"text": "x"}', {"text": "x"}), ("", {})])
+async def test_arguments_given_as_a_json_string_are_read_as_the_object_in_it_and_an_empty_one_as_none(
+    client: RawClient, server: Server, given: str, read: dict[str, str]
 ) -> None:
-    params = {"name": f"{server.name}__echo", "arguments": '{"text": "x"}'}
+    params = {"name": f"{server.name}__echo", "arguments": given}
 
     through = await client.call("call_tool", params)
     direct = await client.request("tools/call", params)
 
-    assert echoed(through)["arguments"] == echoed(direct)["arguments"] == {"text": "x"}
+    assert echoed(through)["arguments"] == echoed(direct)["arguments"] == read
 
 
 @pytest.mark.parametrize("given", ["x", "[1]", "null", '"{}"', [1], 1, True])
@@ -248,15 +249,6 @@ async def test_arguments_that_are_no_object_reach_no_server(
     assert "must be an object" in through["content"][0]["text"]
     assert through["isError"]
     assert len(server.ledger.lines("tools/call")) == before
-
-
-async def test_an_empty_string_for_arguments_is_read_as_none(client: RawClient, server: Server) -> None:
-    params = {"name": f"{server.name}__echo", "arguments": ""}
-
-    through = await client.call("call_tool", params)
-    direct = await client.request("tools/call", params)
-
-    assert echoed(through)["arguments"] == echoed(direct)["arguments"] == {}
 
 
 async def test_a_request_id_may_be_any_text(client: RawClient, server: Server) -> None:

@@ -120,9 +120,8 @@ def memory_in(
     config = Config.of(
         {"interactions": {"keep": rows, "keep_days": days, **more}, "embedding": {"model": "words"}}
     )
-    memory = InteractionMemory(words, store.interactions, config, clock)
-    memory.redact = Redactor([("PASSWORD", SECRET)])
-    return memory
+    redact = Redactor([("PASSWORD", SECRET)])
+    return InteractionMemory(words, store.interactions, config, redact=redact, clock=clock)
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ async def test_pairs_survive_a_restart_and_end_with_the_store(workshop: Workshop
     assert without == before
 
 
-async def test_statistics_can_be_switched_off_as_a_whole(workshop: Workshop) -> None:
+async def test_learning_that_is_switched_off_neither_ranks_nor_learns(workshop: Workshop) -> None:
     store = {"path": str(workshop.folder / "store.sqlite3")}
     async with inside(configured(workshop, store=store)) as proxy:
         host = Host(proxy, "handshake")

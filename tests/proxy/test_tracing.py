@@ -59,7 +59,7 @@ async def proxy(config: Path) -> AsyncIterator[Proxy]:
 def collected(proxy: Proxy) -> InMemorySpanExporter:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    proxy.trace(Tracing(provider.get_tracer("test")))
+    proxy.trace(Tracing(provider.get_tracer("test"), proxy.redact))
     return exporter
 
 
@@ -143,7 +143,7 @@ async def test_what_a_client_writes_reaches_a_collector_short_clean_and_without_
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     async with inside(workshop.config()) as proxy:
-        proxy.trace(Tracing(provider.get_tracer("test")))
+        proxy.trace(Tracing(provider.get_tracer("test"), proxy.redact))
         host = Host(proxy, "handshake")
         await host.call(written)
         with pytest.raises(RpcError):
@@ -162,7 +162,7 @@ async def test_without_a_provider_there_is_no_tracing_and_the_context_passes_unc
 ) -> None:
     await host.call("s__echo", traceparent=TRACEPARENT, tracestate="vendor=1", baggage="a=b")
 
-    assert open_tracing() is None
+    assert open_tracing(str) is None
     meta = received(workshop)
     assert (meta["traceparent"], meta["tracestate"], meta["baggage"]) == (TRACEPARENT, "vendor=1", "a=b")
 

@@ -470,6 +470,10 @@ async def test_an_audit_that_is_off_or_keeps_nothing_writes_no_file(workshop: Wo
     await log.flush()
 
 
+def calls_in(file: AuditFile) -> list[dict[str, Any]]:
+    return [entry for entry in file.entries() if entry["kind"] == "call"]
+
+
 async def test_a_killed_proxy_leaves_whole_entries_without_a_gap_and_the_next_one_goes_on(
     workshop: Workshop, work: Server
 ) -> None:
@@ -479,17 +483,17 @@ async def test_a_killed_proxy_leaves_whole_entries_without_a_gap_and_the_next_on
     file = file_in(state)
     made = 0
     for _ in range(2):
-        before = len(list(file.entries()))
+        before = len(calls_in(file))
         with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):  # it does not exit with 0
             async with stdio(command(config)) as client:
                 assert client.process is not None
                 await client.until_listed("work__echo")
-                while len(list(file.entries())) == before:
+                while len(calls_in(file)) == before:
                     await client.call("work__echo", {"title": str(made)})
                     made += 1
                 client.process.kill()
 
-    entries = [entry for entry in file.entries() if entry["kind"] == "call"]
+    entries = calls_in(file)
     assert 2 <= len(entries) <= made
     assert len({entry["session"] for entry in entries}) == 2
     assert all(entry["outcome"] == "succeeded" for entry in entries)
