@@ -21,6 +21,7 @@ from weakref import ref
 import msgspec
 from msgspec import Raw, Struct, field
 
+from mcp_context_proxy.catalog.model_schemas import referred
 from mcp_context_proxy.items import Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
@@ -327,13 +328,8 @@ class ToolSignature:
         for _ in range(OPTIONS):
             if not isinstance(schema, dict):
                 break
-            reference, parts = schema.get("$ref"), schema.get("allOf")
-            if isinstance(reference, str) and reference.startswith("#/"):
-                found = self._root
-                for key in reference[2:LINE_CHARACTERS].split("/", OPTIONS):
-                    found = found.get(key) if isinstance(found, dict) else None
-                if found is None:
-                    break
+            found, parts = referred(schema.get("$ref"), self._root), schema.get("allOf")
+            if found is not None:
                 schema = found
             elif isinstance(parts, list) and len(parts) == 1 and not schema.keys() & {"type", "properties"}:
                 schema = parts[0]

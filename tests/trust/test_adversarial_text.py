@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import islice, permutations
 from pathlib import Path
 from string import ascii_lowercase
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from support.tables import each
 from mcp_context_proxy.catalog import definitions, document_reading, names, skills, uri_owners
 from mcp_context_proxy.catalog.document_reading import divide, overview
 from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
+from mcp_context_proxy.catalog.model_schemas import taken_by_models
 from mcp_context_proxy.config import Config, Limits, ServerConfig, source
 from mcp_context_proxy.config.forms import expand
 from mcp_context_proxy.config.secrets import Redactor, secret_arguments
@@ -467,3 +469,12 @@ def test_a_schema_that_leads_to_the_same_thousands_of_things_again_and_again_is_
         ToolSignature(tool("x", schema=schemas[0] | defined)).text("x", DETAIL_OF_MISFIT)
 
     assert not costs_more(20, told, [f"r{at}" for at in range(40)], [])
+
+
+@each("told", [{"required": [f"p{at}" for at in range(9_000)]}, {"$ref": "#" + "/a" * 100_000}])
+def test_what_many_references_at_the_root_of_a_schema_lead_to_is_listed_at_once(told: dict[str, Any]) -> None:
+    def listed(references: int) -> None:
+        schema = {"anyOf": [{"$ref": "#/$defs/told"}] * references, "$defs": {"told": told}}
+        taken_by_models(msgspec.Raw(json.dumps(schema).encode()))
+
+    assert not costs_more(20, listed, 480, 1)
