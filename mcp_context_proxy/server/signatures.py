@@ -410,6 +410,8 @@ def misfit(tool: Tool, name: str, arguments: bytes) -> str:
     Only names, types and values at the top are compared, for a model whose call its server has refused;
     ``name`` is that under which the model has the tool.
     """
+    if len(arguments) > envelope.TAKEN_APART_BYTES:
+        return ""
     try:
         given = envelope.members(arguments)
     except (msgspec.DecodeError, RecursionError):
