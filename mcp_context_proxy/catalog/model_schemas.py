@@ -36,7 +36,9 @@ BOUNDS: Final = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 """Bounds that an old version of JSON Schema writes as a flag beside another."""
 
 PARTS: Final = 500
-"""Parts of a schema at its root that are looked at: references let few words stand for millions."""
+"""Parts of a schema at its root that are looked at, each for ten of its properties as well: references let
+few words stand for millions."""
+REFERENCE_CHARACTERS: Final = 500
 LEVELS: Final = 5
 """References and choices in one another at the root of a schema."""
 TOLD: Final = 5
@@ -119,11 +121,11 @@ def _parts(
 
     ``left`` has the number of parts that may still be looked at.
     """
-    if not isinstance(schema, dict) or levels == 0 or left[0] == 0:
+    if not isinstance(schema, dict) or levels == 0 or left[0] <= 0:
         return
-    left[0] -= 1
+    left[0] -= 1 + (len(_object(schema.get("properties"))) + len(_list(schema.get("required")))) // 10
     yield schema, True
-    yield from _parts(_referred(schema.get("$ref"), root), root, levels - 1, left)
+    yield from _parts(referred(schema.get("$ref"), root), root, levels - 1, left)
     for one in _list(schema.get("allOf")):
         yield from _parts(one, root, levels - 1, left)
     for key in CHOICES:
@@ -137,10 +139,15 @@ def _parts(
             yield {"required": sorted(set.intersection(*needed))}, True
 
 
-def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
-    if not isinstance(reference, str) or not reference.startswith("#/"):
+def referred(reference: Any, root: Any) -> Any:
+    """Return the place in a document that a reference names; None for one that is elsewhere or too long."""
+    if (
+        not isinstance(reference, str)
+        or not reference.startswith("#/")
+        or len(reference) > REFERENCE_CHARACTERS
+    ):
         return None
-    found: Any = root
+    found = root
     for key in reference[2:].split("/"):
         found = _object(found).get(key.replace("~1", "/").replace("~0", "~"))
     return found

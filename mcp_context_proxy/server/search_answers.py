@@ -38,7 +38,7 @@ from mcp_context_proxy.server.meta_definitions import (
     no_servers,
     server_line,
 )
-from mcp_context_proxy.server.signatures import Detail, ToldTool, plain_schema, query_terms
+from mcp_context_proxy.server.signatures import Detail, ToldTool, ToolSignature, plain_schema, query_terms
 from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.fingerprints import sign_in, withheld
 
@@ -65,6 +65,9 @@ ANSWER_TOKENS: Final = 400
 
 MOST_TOKENS: Final = 700
 """Size from which even the best items are told by their names alone."""
+
+WHOLE_CHARACTERS: Final = 150_000
+"""Characters of tools that are told whole: those of the twenty largest of a thousand real tools."""
 
 NOTHING_FITS_TOKENS: Final = 80
 """Budget of an answer that nothing fits."""
@@ -217,7 +220,7 @@ def _is_named(server: str, asked: Set[str]) -> bool:
 def _standing(client: DownstreamClient, *, whole: bool = False) -> str:
     """Return the state of a server that is not connected, with the reason; if `whole`, with its remedy.
 
-    Where no remedy is known, the server's own error stands there instead.
+    Where no remedy is known, the server's own error stands there instead; no reason with a sign of an attack.
     """
     if not client.cause:
         return client.standing
@@ -227,6 +230,8 @@ def _standing(client: DownstreamClient, *, whole: bool = False) -> str:
     if whole:
         said = "" if client.remedy else error_line(client)
         cause = ": ".join(filter(None, ("; ".join(filter(None, (client.cause, client.remedy))), said)))
+    if sign_in(cause) is not None:
+        return client.standing
     return f"{client.standing}{again}: {one_line(cause, REMEDY_CHARACTERS if whole else CAUSE_CHARACTERS)}"
 
 
@@ -321,7 +326,10 @@ def search_text(
     call = how_to_call(result.item for result in results)
     if whole or is_one:
         tail = [call] if call else []
-        told = [_whole(result, name_of, about) for result in (results if whole else named)]
+        told, left = list[str](), WHOLE_CHARACTERS
+        for result in results if whole else named:
+            told.append(_whole(result, name_of, about, left))
+            left -= len(told[-1])
         if not whole:
             told += further([item_name(result, name_of) for result in results if not result.exact])
     else:
@@ -536,8 +544,11 @@ def _count_text(tools: int, documents: int) -> str:
     return f"{tools + documents:,} tools and documents" if documents else alone
 
 
-def _whole(result: Result, name_of: NameOf, about: Callable[[Tool], str] | None) -> str:
-    """Return a tool with its whole description and schema; of a document, the piece that was found."""
+def _whole(result: Result, name_of: NameOf, about: Callable[[Tool], str] | None, most: int) -> str:
+    """Return a tool with its whole description and schema; of a document, the piece that was found.
+
+    One that is larger than `most` is told by its signature.
+    """
     item = result.item
     if isinstance(item, Document):
         return f"{item.uri} ({item.kind})\n  {one_line(result.chunk)}"
@@ -546,5 +557,6 @@ def _whole(result: Result, name_of: NameOf, about: Callable[[Tool], str] | None)
     lines += [] if about is None else [about(item)]
     lines += [line.strip() for line in item.description.splitlines()]
     schema = envelope.encode(plain_schema(envelope.schema_of(item.definition))).decode()
-    first = shown_name(item, name_of) + read_mark(item)
-    return "\n  ".join([first, *filter(None, lines), f"Input schema: {schema}"])
+    name, mark = shown_name(item, name_of), read_mark(item)
+    text = "\n  ".join([name + mark, *filter(None, lines), f"Input schema: {schema}"])
+    return text if len(text) <= most else ToolSignature(item).text(name, DETAILS[0]) + mark

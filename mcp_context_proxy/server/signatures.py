@@ -21,6 +21,7 @@ from weakref import ref
 import msgspec
 from msgspec import Raw, Struct, field
 
+from mcp_context_proxy.catalog.model_schemas import referred
 from mcp_context_proxy.items import Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
@@ -46,8 +47,11 @@ OPTIONS: Final = 8
 NESTED: Final = 4
 """Lists and alternatives within each other that a signature follows."""
 
-STEPS: Final = 1_000
-"""Types in a signature that are looked at; a stranger's schema may branch without end."""
+LOOKS: Final = 2_000
+"""Members, values and nested parameters that a signature looks at, ten times those of any real tool.
+
+A stranger's schema may branch without end, and lead to the same thousands of parameters again and again.
+"""
 
 ALWAYS_NAMED: Final = 3
 """Optional parameters that a signature names in any detail where a query speaks of them."""
@@ -227,17 +231,17 @@ class ToolSignature:
 
     def __init__(self, tool: Tool) -> None:
         self._tool, self._root = tool, envelope.schema_of(tool.definition)
+        self._nested, self._looks = 0, 0
         self.properties, self.needed, self._options = self._members(self._root)
         self._first: Named | None = None
         self._optional_named = 0
-        self._nested, self._steps = 0, 0
 
     def text(self, name: str, detail: Detail, first: Named | None = None) -> str:
         """Return a signature; `first` has the optional parameters that it names, else the first are."""
         # A schema that leaves open whether there are any parameters; the protocol demands at least its type.
         if not isinstance(self._root, dict) or not self._root.keys() - {"$schema", "title", "description"}:
             return f"{name}(parameters not told by its server)"
-        self._first, self._optional_named, self._steps = first, detail.optional, 0
+        self._first, self._optional_named, self._looks = first, detail.optional, 0
         return f"{name}({', '.join(self._parameters(self._root, detail.depth))})"
 
     def names(self) -> tuple[list[str], list[tuple[str, str, str]]]:
@@ -297,7 +301,7 @@ class ToolSignature:
             yield f"{_word(name)}?: {self._type(given, depth, spelled)}"
         if (more := len(optional) - len(first)) > 0:
             yield f"... {more} optional"
-        if depth > 0:
+        if depth > 0 and self._looks < LOOKS:
             told = (", ".join(self._parameters(option, depth - 1)) for option in options)
             if choices := dict.fromkeys(f"{{{one}}}" for one in told if one):
                 yield " | ".join(choices)
@@ -307,11 +311,12 @@ class ToolSignature:
         whole = self._resolved(schema)
         parts = [whole, *map(self._resolved, _list(whole, "allOf")[:OPTIONS])]
         properties: dict[str, Any] = {}
-        for part in parts:
-            if isinstance(part, dict) and isinstance(given := part.get("properties"), dict):
-                properties |= {name: given[name] for name in given if name not in properties}
+        for part in map(_dict, parts):
+            given = _dict(part.get("properties"))
+            self._looks += len(given) + len(_list(part, "required"))
+            properties |= {name: given[name] for name in given if name not in properties}
         needed = {name for part in parts for name in _list(part, "required") if isinstance(name, str)}
-        options = [one for part in parts for one in (*_list(part, "anyOf"), *_list(part, "oneOf"))]
+        options = [one for part in parts for key in ("anyOf", "oneOf") for one in _list(part, key)[:OPTIONS]]
         return properties, needed, options[:OPTIONS]
 
     def _type(self, schema: Any, depth: int, spelled: bool) -> str:
@@ -323,13 +328,8 @@ class ToolSignature:
         for _ in range(OPTIONS):
             if not isinstance(schema, dict):
                 break
-            reference, parts = schema.get("$ref"), schema.get("allOf")
-            if isinstance(reference, str) and reference.startswith("#/"):
-                found = self._root
-                for key in reference[2:].split("/", OPTIONS):
-                    found = found.get(key) if isinstance(found, dict) else None
-                if found is None:
-                    break
+            found, parts = referred(schema.get("$ref"), self._root), schema.get("allOf")
+            if found is not None:
                 schema = found
             elif isinstance(parts, list) and len(parts) == 1 and not schema.keys() & {"type", "properties"}:
                 schema = parts[0]
@@ -340,21 +340,20 @@ class ToolSignature:
     def _any_type(self, schema: Any, depth: int, spelled: bool) -> str:
         if not isinstance(schema, dict):
             return "any"
-        if isinstance(values := schema.get("enum"), list):
+        self._looks += 1 + len(schema)
+        values = [schema["const"]] if "const" in schema else []
+        if (values := _list(schema, "enum") or values) and self._looks < LOOKS:
             return self._values(values, spelled)
-        if "const" in schema:
-            return _literal(schema["const"])
-        self._steps += 1
         kind = schema.get("type")
-        if kind == "object" and depth > 0 and spelled and self._steps < STEPS:
+        if kind == "object" and depth > 0 and spelled and self._looks < LOOKS:
             nested, self._nested = self._nested, 0
             fields = ", ".join(self._parameters(schema, depth - 1))
             self._nested = nested
             return f"{{{fields}}}" if fields and not fields.startswith("...") else "object"
         options = _list(schema, "anyOf") or _list(schema, "oneOf")
-        options = options or [{**schema, "type": one} for one in _list(schema, "type")]
+        options = options or [{**schema, "type": one} for one in _list(schema, "type")[:OPTIONS]]
         if options or kind == "array":
-            if self._nested >= NESTED or self._steps >= STEPS:
+            if self._nested >= NESTED or self._looks >= LOOKS:
                 return "any"
             self._nested += 1
             told = self._one_of(options, depth, spelled) if options else self._list_of(schema, depth, spelled)
@@ -367,10 +366,10 @@ class ToolSignature:
 
     def _values(self, values: list[Any], spelled: bool) -> str:
         most = ENUM_VALUES if spelled else OPTIONAL_ENUM_VALUES
-        if len(values) <= most:
-            return " | ".join(map(_literal, values))
-        first = values[: most if spelled else FIRST_VALUES]
-        return " | ".join([*map(_literal, first), f"... {len(values) - len(first)} more"])
+        first = values if len(values) <= most else values[: most if spelled else FIRST_VALUES]
+        self._looks += len(first)
+        more = [f"... {len(values) - len(first)} more"] if len(values) > len(first) else []
+        return " | ".join([*map(_literal, first), *more])
 
     def _list_of(self, schema: Mapping[str, Any], depth: int, spelled: bool) -> str:
         inner = self._type(schema.get("items"), depth, spelled)
@@ -411,6 +410,8 @@ def misfit(tool: Tool, name: str, arguments: bytes) -> str:
     Only names, types and values at the top are compared, for a model whose call its server has refused;
     ``name`` is that under which the model has the tool.
     """
+    if len(arguments) > envelope.TAKEN_APART_BYTES:
+        return ""
     try:
         given = envelope.members(arguments)
     except (msgspec.DecodeError, RecursionError):
@@ -462,7 +463,7 @@ def _without_null(schema: Any) -> Any:
     """Return the schema of an optional parameter without the type null, which says that it is optional."""
     if not isinstance(schema, dict):
         return schema
-    kinds = {key: found for key in ("anyOf", "oneOf", "type") if (found := _list(schema, key))}
+    kinds = {key: found for key in ("anyOf", "oneOf", "type") if (found := _list(schema, key)[: OPTIONS + 1])}
     null = "null", {"type": "null"}
     return {**schema, **{key: [kind for kind in kinds[key] if kind not in null] for key in kinds}}
 
@@ -590,7 +591,9 @@ def _list(schema: Any, key: str) -> list[Any]:
 
 
 def _literal(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict | list):
+        return "[...]" if isinstance(value, list) else "{...}"
+    text = json.dumps(value[:LITERAL_CHARACTERS] if isinstance(value, str) else value, ensure_ascii=False)
     return text if len(text) <= LITERAL_CHARACTERS else text[: LITERAL_CHARACTERS - 3] + "..."
 
 

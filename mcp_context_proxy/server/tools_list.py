@@ -34,7 +34,7 @@ from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results.result_store import KeptResults
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, RECALL
-from mcp_context_proxy.system.threads import assigned, in_thread
+from mcp_context_proxy.system.threads import assigned, in_thread_if
 from mcp_context_proxy.trust import ACTING, Principal, Role, reaches
 
 BYTES_PER_TOKEN = 4
@@ -59,14 +59,21 @@ T = TypeVar("T")
 
 
 async def encoded_list(
-    first: Iterable[Any], define: Callable[[T], Any], items: Collection[T], last: Iterable[Any] = ()
+    first: Iterable[Any],
+    define: Callable[[T], Any],
+    items: Collection[T],
+    last: Iterable[Any] = (),
+    size: int = 0,
 ) -> Raw:
-    """Encode a list of definitions: those that come first, one for each item, and those that come last."""
+    """Encode a list of definitions: those that come first, one for each item, and those that come last.
+
+    ``size`` is that of the items, where it takes long to define a large one.
+    """
 
     def encoded() -> Raw:
         return envelope.raw([*first, *map(define, items), *last])
 
-    return await in_thread(encoded) if len(items) > LISTED_AT_ONCE else encoded()
+    return await in_thread_if(len(items) > LISTED_AT_ONCE or size > envelope.TAKEN_APART_BYTES, encoded)
 
 
 class BaseList(Struct, frozen=True):
@@ -170,7 +177,8 @@ class ToolList:
                 named = (definitions.tool_definition(tool, tool.name) for tool in called)
                 last = [definitions.visible_to(one, PAGES) for one in named]
             listed = [snapshot.tools[name] for name in names]
-            tools = await encoded_list(first, define, listed, last)
+            size = sum(len(tool.written) for tool in listed)
+            tools = await encoded_list(first, define, listed, last, size)
             if len(self._cached) >= BASES_KEPT:
                 self._cached.clear()
             self._cached[room, caller.rights, apps] = state, tools

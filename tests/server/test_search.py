@@ -309,6 +309,20 @@ async def test_schemas_are_whole_for_who_asks_for_them_or_for_one_tool_by_name(
     assert "Name of the city" not in short
 
 
+async def test_the_schemas_of_one_server_do_not_fill_an_answer_with_those_of_all(workshop: Workshop) -> None:
+    large = {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(4_000)}}
+    kinds = ("text", "image", "table", "music")
+    workshop.server(
+        "files", tools=[tool(f"read_{one}", f"Reads a {one}", inputSchema=large) for one in kinds]
+    )
+    async with host_of(workshop.config(), "handshake") as host:
+        wanted = {"query": "read a text, an image, a table and music", "include_schema": True}
+        text = (await host.call(SEARCH, wanted))["content"][0]["text"]
+
+    assert text.count("files__read_") == 4 and text.count("Input schema: ") == 1
+    assert text.count("p4?: string, p5?: string, ... 3994 optional)") == 3
+
+
 async def test_arguments_as_a_string_of_json_are_understood(host: Host) -> None:
     result = await host.request(
         "tools/call", {"name": SEARCH, "arguments": '{"query": "weather of a city", "top_n": 1}'}

@@ -7,15 +7,18 @@ from contextlib import suppress
 from itertools import islice, permutations
 from pathlib import Path
 from string import ascii_lowercase
+from typing import Any
 
 import msgspec
 import pytest
+from support.catalogs import tool
 from support.growth import costs_more
 from support.tables import each
 
 from mcp_context_proxy.catalog import definitions, document_reading, names, skills, uri_owners
 from mcp_context_proxy.catalog.document_reading import divide, overview
 from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
+from mcp_context_proxy.catalog.model_schemas import taken_by_models
 from mcp_context_proxy.config import Config, Limits, ServerConfig, source
 from mcp_context_proxy.config.forms import expand
 from mcp_context_proxy.config.secrets import Redactor, secret_arguments
@@ -47,6 +50,7 @@ from mcp_context_proxy.retrieval.reranker import numbers_in
 from mcp_context_proxy.server import Profiles, UnknownProfileError
 from mcp_context_proxy.server.consent import described_arguments
 from mcp_context_proxy.server.questions import secret_field
+from mcp_context_proxy.server.signatures import DETAIL_OF_MISFIT, ToolSignature
 from mcp_context_proxy.trust import THE_USER
 from mcp_context_proxy.trust.decisions import changed_lines
 from mcp_context_proxy.trust.fingerprints import sign_in
@@ -436,3 +440,41 @@ def test_the_nearest_of_many_equal_names_are_found_at_once() -> None:
 
     assert len(nearest_names("a" * 1_000_000, known)) == 3
     assert not costs_more(10, lambda asked: nearest_names(asked, known), "a" * 1_000_000, "a" * 100)
+
+
+EIGHT = [{"$ref": "#/$defs/many"}] * 8
+MANY = {"properties": {f"p{at}": {"const": 1} for at in range(2_000)}}
+BRANCHING = {
+    "parameters": {"type": "object", "allOf": EIGHT, "anyOf": EIGHT},
+    "choices": {"type": "object", "allOf": [{"$ref": "#/$defs/one"}] * 8, "anyOf": [True] * 9_000},
+    "types": {"type": ["a"] * 500, **{f"k{at}": 1 for at in range(500)}},
+    "values": {"enum": [{"a": ["x"] * 9_000}]},
+}
+
+
+@each("name", BRANCHING)
+def test_a_schema_that_leads_to_the_same_thousands_of_things_again_and_again_is_told_at_once(
+    name: str,
+) -> None:
+    def told(names: list[str]) -> None:
+        schemas = [
+            {
+                "type": "object",
+                "properties": {one: {"$ref": f"#/$defs/{of}"} for one in names},
+                "required": names,
+            }
+            for of in ("inner", "one")
+        ]
+        defined = {"$defs": {"inner": schemas[1], "one": BRANCHING[name], "many": MANY}}
+        ToolSignature(tool("x", schema=schemas[0] | defined)).text("x", DETAIL_OF_MISFIT)
+
+    assert not costs_more(20, told, [f"r{at}" for at in range(40)], [])
+
+
+@each("told", [{"required": [f"p{at}" for at in range(9_000)]}, {"$ref": "#" + "/a" * 100_000}])
+def test_what_many_references_at_the_root_of_a_schema_lead_to_is_listed_at_once(told: dict[str, Any]) -> None:
+    def listed(references: int) -> None:
+        schema = {"anyOf": [{"$ref": "#/$defs/told"}] * references, "$defs": {"told": told}}
+        taken_by_models(msgspec.Raw(json.dumps(schema).encode()))
+
+    assert not costs_more(20, listed, 480, 1)
