@@ -15,7 +15,7 @@ import webbrowser
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 from urllib.parse import urlsplit
 
 import anyio
@@ -51,6 +51,7 @@ from mcp_context_proxy.config import Config, ServerConfig, load
 from mcp_context_proxy.config.hosts import names_for, servers_place
 from mcp_context_proxy.config.settings import SERVER_NAME
 from mcp_context_proxy.config.source import parse, plain
+from mcp_context_proxy.config.tables import RoleName
 from mcp_context_proxy.installation import HOST_PLACES, about, read_text
 from mcp_context_proxy.installation.editing import entries
 from mcp_context_proxy.installation.journal import write
@@ -301,7 +302,11 @@ def _classes(ctx: click.Context, option: click.Parameter, value: str | None) -> 
 @click.option("--classes", callback=_classes, help="Only tools of these classes: read,write,destructive.")
 @click.option("--expires", type=Period(), help="Period after which it expires: 12h, 90d.")
 @click.option(
-    "--admin", is_flag=True, help="An administrator: without limits, and sees the data of all others."
+    "--role",
+    type=click.Choice(get_args(RoleName)),
+    default="use",
+    show_default=True,
+    help="Rights over the proxy; metrics is for Prometheus, and reads them alone.",
 )
 def add(
     config: Config,
@@ -309,7 +314,7 @@ def add(
     servers: tuple[str, ...] | None,
     classes: tuple[ToolClass, ...] | None,
     expires: int | None,
-    admin: bool,
+    role: RoleName,
 ) -> None:
     """Add a token for NAME and print it. It is shown only now: just its hash is kept."""
     if unknown := [server for server in servers or () if server not in config.servers]:
@@ -318,13 +323,13 @@ def add(
     now = time.time()
     until = None if expires is None else now + expires
     with _tokens(config) as tokens:
-        token = tokens.add(name, admin=admin, servers=servers, classes=classes, expires=until, now=now)
+        token = tokens.add(name, role=role, servers=servers, classes=classes, expires=until, now=now)
     note_now(
         config,
         "token",
         event="added",
         name=name,
-        admin=admin,
+        role=role,
         servers=None if servers is None else list(servers),
         classes=None if classes is None else [each.value for each in classes],
         expires=until,
@@ -346,7 +351,7 @@ def list_tokens(config: Config, as_json: bool) -> None:
         tokens = kept.read()
     profiles = {token: name for name, table in config.clients.items() for token in table.tokens}
     if as_json:
-        facts = ("name", "admin", "servers", "classes", "created", "expires")
+        facts = ("name", "role", "servers", "classes", "created", "expires")
         data = ({fact: getattr(one, fact) for fact in facts} for one in tokens)
         echo_json({"tokens": [one | {"profile": profiles.get(one["name"])} for one in data]})
         return
@@ -354,16 +359,18 @@ def list_tokens(config: Config, as_json: bool) -> None:
     if not tokens:
         console.say("There are no named tokens. `mcp-context-proxy token add NAME` adds one.")
         return
-    rows = [("name", "may reach", "created", "expires")]
+    rows = [("name", "role", "may reach", "created", "expires")]
     for one in tokens:
         within = f", within profile {profiles[one.name]}" if one.name in profiles else ""
-        rows.append((one.name, _reach(one) + within, moment(one.created), _expiry(one, time.time())))
+        rows.append(
+            (one.name, one.role, _reach(one) + within, moment(one.created), _expiry(one, time.time()))
+        )
     console.columns(rows)
 
 
 def _reach(token: NamedToken) -> str:
-    if token.admin:
-        return "everything, as an administrator"
+    if token.role == "metrics":
+        return "no server"
     servers = "all servers" if token.servers is None else ", ".join(token.servers) or "no server"
     return servers if token.classes is None else f"{servers}: {', '.join(token.classes)} tools"
 

@@ -1,8 +1,8 @@
 """Commands on the data in the store: ``learning``, ``store``, and ``cluster`` on the replicas that share it.
 
 ``learning`` shows, exports, imports and forgets pairs of queries and tools. ``store`` checks the store,
-copies it into another one, prunes it, and brings the schema of a database up to date. ``cluster`` shows the
-replicas, and has one drained.
+copies it into another one, prunes it, erases a person, and brings the schema of a database up to date.
+``cluster`` shows the replicas, and has one drained.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec import Raw
+from msgspec.json import encode
 from msgspec.structs import replace
 
 from mcp_context_proxy.cli import (
@@ -297,6 +299,50 @@ def prune(config: Config) -> None:
         store.leases.give_back(lease)
         after = sum(_counted(store).values())
     results().say(f"Deleted {counted(max(before - after, 0), 'row')}; {after:,} are left.")
+
+
+@store_command.command("person")
+@configured
+@click.argument("name")
+@click.option("--erase", is_flag=True, help="Delete it, too.")
+def person(config: Config, name: str, erase: bool) -> None:
+    """Print all that the store has of a person, one JSON object on a line.
+
+    NAME is that of a token, or the principal of a person of an issuer, as the audit has it.
+    """
+    from mcp_context_proxy.store.learned import InteractionScope
+    from mcp_context_proxy.store.opening import tables
+    from mcp_context_proxy.trust import MARK
+
+    # Beside their own rows they have those of their clients within each profile.
+    of_profiles = f"{name} {MARK}"
+    found = (name, len(of_profiles), of_profiles)
+    owned = [table for table in tables() if "owner" in table.columns]
+    number, owners = 0, set[str]()
+    with open_configured_store(config) as store:
+        if store.warning is not None:
+            raise click.ClickException(store.warning)
+        for table in owned:
+            select = f"SELECT {', '.join(table.columns)} FROM {table.name} WHERE {_OF_PERSON}"
+            for values in store.database.rows(select, found):
+                row = dict(zip(table.columns, values, strict=True))
+                if table.name == "requests":
+                    row["context"] = Raw(row["context"])
+                click.echo(encode({"table": table.name, **row}))
+                owners.add(row["owner"])
+                number += 1
+        if erase:
+            # By way of these, the proxies that run forget them as well.
+            store.learned.remove(pair for pair in store.learned.all() if pair.owner in owners)
+            for owner in owners:
+                store.interactions.forget(InteractionScope(owner=owner))
+            for table in owned:
+                store.database.change(f"DELETE FROM {table.name} WHERE {_OF_PERSON}", found)
+            store.database.overwrite_deleted()
+    click.echo(f"{'Deleted' if erase else 'Found'} {counted(number, 'row')} of {name}.", err=True)
+
+
+_OF_PERSON: Final = "(owner = ? OR substr(owner, 1, ?) = ?)"
 
 
 def _counted(store: Store) -> dict[str, int]:

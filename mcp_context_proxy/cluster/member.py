@@ -80,7 +80,7 @@ COMPLAINTS_PER_SECOND, COMPLAINTS = 0.1, 10
 LONGEST_ID: Final = 128
 """Longest id of a session that is looked up: a name, a dot, and 32 digits."""
 
-UNDECIDED: Final = "this session cannot be looked up now, because the store is away; it did not run"
+UNDECIDED: Final = "this session cannot be reached or taken over now; the request did not run"
 
 MAY_HAVE_RUN: Final = "the replica that holds this {} was lost; the request may or may not have run"
 
@@ -451,7 +451,7 @@ class Member:
             counts=self.counts,
         )
         self.contexts = SharedContexts(self._table, handles, self.name, self.counts)
-        self._signer = Signer(keys, self.name)
+        self._signer = Signer(keys, self.name, self.replicas.now)
         self._relay = Relay(self._signer)
         self._hints, self._changes, self._fleet = store.database.hints, changes, fleet
         self._stored = StoredRequests(records)

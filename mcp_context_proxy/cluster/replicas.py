@@ -56,7 +56,7 @@ NOT_HERE: Final = b"not-here"
 VERSION: Final = "1"
 
 CLOCK_SECONDS: Final = 30.0
-"""Difference of the clocks of two replicas, and the time for which a relay is valid."""
+"""Time for which a relay is valid, by the clock of the database as its two replicas know it."""
 
 CONNECT_SECONDS: Final = 1.0
 """Time to connect to a replica, which is near; one that takes longer counts as gone."""
@@ -149,7 +149,7 @@ class ClusterCounts(Struct, eq=False):
 class Signer:
     """Signs relays of this replica, and checks those of others."""
 
-    def __init__(self, keys: Sequence[bytes], name: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, keys: Sequence[bytes], name: str, clock: Callable[[], float]) -> None:
         """Sign with the first of the keys, and accept messages signed with any of them."""
         self._keys, self._name, self._clock = keys, name, clock
         self._seen: OrderedDict[str, float] = OrderedDict()
@@ -353,6 +353,7 @@ class Replicas:
         self._problem: str | None = None
         self.refused: str | None = None
         """The replica that has refused a relay of this one, if any did lately."""
+        self._ahead = time.time() - time.monotonic()
         self.on_drain: Callable[[], None] = lambda: None
         """Called when a person wants this replica to be drained."""
         self.after_beat: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
@@ -364,8 +365,12 @@ class Replicas:
         if self._problem is not None:
             return self._problem
         if self.refused is not None:
-            return "another replica has refused a relay of this one: cluster.key or the clock differs"
+            return "another replica has refused a relay of this one: cluster.key differs"
         return None
+
+    def now(self) -> float:
+        """Return the time by the clock of the database: that of a replica may be wrong, or jump."""
+        return time.monotonic() + self._ahead
 
     def address_of(self, replica: str) -> str | None:
         """Return the address of another replica that is alive, as far as that is known; None otherwise."""
@@ -422,6 +427,7 @@ class Replicas:
             # Nor is there any of the others, so each is tried again.
             self._suspects.clear()
             return
+        self._ahead = now - time.monotonic()
         before, self._alive = self._alive, {}
         self._known = {row.replica for row in rows}
         for row in rows:

@@ -195,7 +195,7 @@ Algorithm: TypeAlias = Literal[
 """Signatures that only the holder of a private key can make. ``none`` and those with a shared secret (HS256
 and its kin) are not among them: with a public key as the secret, anyone could make those."""
 
-RoleName: TypeAlias = Literal["use", "view", "operate", "admin"]
+RoleName: TypeAlias = Literal["metrics", "use", "view", "operate", "admin"]
 
 LONGEST_LEEWAY = 300.0
 """Clocks that differ by more than five minutes are wrong, and every second of leeway prolongs each token."""

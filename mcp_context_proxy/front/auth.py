@@ -44,7 +44,7 @@ from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.server.negotiation import LISTEN
 from mcp_context_proxy.system import Bucket
 from mcp_context_proxy.system.threads import Cancellable, assigned, in_task, keep_latest
-from mcp_context_proxy.trust import ACTING, THE_USER, Principal
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Role
 from mcp_context_proxy.trust.tokens import OWNER, NamedToken, TokenBook
 
 PROBE_PATHS: Final = frozenset({"/livez", "/readyz"})
@@ -55,6 +55,8 @@ RIGHTS_KEY = "mcp-context-proxy/rights"
 
 PROVEN_KEY = "mcp-context-proxy/proven"
 """Key of an ASGI scope: True if the guard has seen a token that it knows."""
+
+METRICS_PATH: Final = "/metrics"
 
 HEALTH_PATH = "/healthz"
 """Path that is answered without a token: its response then says that the proxy is up, and nothing else."""
@@ -244,6 +246,7 @@ class Guard:
             if self._policy.drain.leaving:
                 send = _closing(send)
             refusal = self._refusal(scope, headers) or await self._token_refusal(scope, headers)
+            refusal = refusal or self._beyond(scope)
             if refusal is not None:
                 await refusal(scope, receive, send)
                 return
@@ -374,6 +377,12 @@ class Guard:
             return resource.refused(str(error))
         scope[RIGHTS_KEY], scope[_TOKEN_KEY], scope[PROVEN_KEY] = issued.principal, issued, True
         return None
+
+    def _beyond(self, scope: Scope) -> Response | None:
+        """Return the refusal of a request that its token, which is right, is not for."""
+        if rights_of(scope).may(Role.USE) or scope["path"] in (METRICS_PATH, HEALTH_PATH):
+            return None
+        return PlainTextResponse(f"This token is for {METRICS_PATH} alone.\n", HTTPStatus.FORBIDDEN)
 
     def _unauthorized(self) -> Response:
         resource = self._policy.resource

@@ -109,6 +109,8 @@ class KeySet:
         self._destinations: Destinations | None = None
         self._keys: tuple[PublicKey, ...] = ()
         self._fetched_at = self._tried_at = -float("inf")
+        self.fetched = 0.0
+        """Time of the last successful fetch, in seconds since 1970."""
         self._fetching: anyio.Event | None = None
         self._waiting = 0
         self._fault: str | None = None
@@ -182,7 +184,7 @@ class KeySet:
                 keys = _keys(await self._document(url), self._config.algorithms)
             if not keys:
                 raise ValueError("it has no public key for the configured algorithms")
-            self._keys, self._fetched_at = keys, self._clock()
+            self._keys, self._fetched_at, self.fetched = keys, self._clock(), time.time()
             for changed in self.changed:
                 changed()
         except TimeoutError:
@@ -283,7 +285,7 @@ TOKEN_CHARACTERS: Final = 16 * 1024
 """Longest token; honest ones have one or two thousand characters."""
 
 HEADER_CHARACTERS: Final = 8 * 1024
-"""Longest header of a token that is looked at before anything else; honest ones have a hundred."""
+"""Longest part of a token that is looked at before anything else; an honest header has a hundred."""
 
 KID_CHARACTERS: Final = 256
 SUBJECT_CHARACTERS: Final = 1024
@@ -355,7 +357,7 @@ class IssuedTokens:
 
         Any other is counted as a guess, and compared with the proxy's own, which may have dots in it.
         """
-        return FORM.fullmatch(token) is not None and _header_of(token) is not None
+        return FORM.fullmatch(token) is not None and _part_of(token, 0) is not None
 
     async def verify(self, token: str) -> Issued:
         """Return whose token this is.
@@ -371,17 +373,30 @@ class IssuedTokens:
             self._known.move_to_end(digest)
             return known
         algorithm, kid = self._header(token)
-        claims = self._claims(token, algorithm, await self.keys.fitting(kid, algorithm))
+        keys = await self.keys.fitting(kid, algorithm)
+        if not keys and self.keys.fetched < now and self._is_newer(token, now):
+            raise KeysUnavailableError
+        claims = self._claims(token, algorithm, keys)
         # The library reads it so, too, however large it is.
         until = min(int(claims["exp"]), FOR_EVER) + self._settings.leeway_seconds
         return keep_latest(self._known, digest, Issued(self._principal(claims), until), KEPT)
+
+    def _is_newer(self, token: str, now: float) -> bool:
+        """Return whether a token says that it is newer than the keys.
+
+        That decides between waiting and refusal: whoever is refused logs in again, and gets another like it.
+        """
+        made = (_part_of(token, 1) or {}).get("iat")
+        # Issuers write whole seconds.
+        newest = now + self._settings.leeway_seconds
+        return isinstance(made, int) and self.keys.fetched - 1 < made <= newest
 
     def _forget(self) -> None:
         self._known.clear()
 
     def _header(self, token: str) -> tuple[str, str | None]:
         """Return algorithm and key id of a token; nothing else in its header is looked at, or followed."""
-        header = _header_of(token)
+        header = _part_of(token, 0)
         if header is None:
             raise TokenRefusedError("the header of the token cannot be read")
         algorithm, kid, kind = header.get("alg"), header.get("kid"), header.get("typ", "JWT")
@@ -460,8 +475,8 @@ class IssuedTokens:
         return tuple(found) or NOTHING
 
 
-def _header_of(token: str) -> dict[str, Any] | None:
-    encoded = token.partition(".")[0][:HEADER_CHARACTERS]
+def _part_of(token: str, number: int) -> dict[str, Any] | None:
+    encoded = token.split(".", 2)[number][:HEADER_CHARACTERS]
     try:
         decoded = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
         return msgspec.json.decode(decoded, type=dict[str, Any])

@@ -80,13 +80,15 @@ class Role(IntEnum):
     It says nothing about the servers and tools that may be reached.
     """
 
-    USE = 0
+    METRICS = 0
+    """Reads the metrics, and reaches nothing else."""
+    USE = 1
     """Calls and searches, and sees what is its own."""
-    VIEW = 1
+    VIEW = 2
     """Sees everybody's: requests, sessions, statistics, logs, the audit, what waits for approval."""
-    OPERATE = 2
+    OPERATE = 3
     """Restarts servers, turns servers and tools on and off, approves definitions."""
-    ADMIN = 3
+    ADMIN = 4
     """Everything."""
 
 

@@ -29,6 +29,7 @@ import msgspec
 from msgspec import Struct
 
 from mcp_context_proxy.config import Config, HttpConfig
+from mcp_context_proxy.config.tables import RoleName
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, ContextProxyError, StoreError
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol.strangers import is_loopback
@@ -75,7 +76,7 @@ class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds since 1970."""
     expires: float | None = None
     """In seconds since 1970; None for never."""
-    admin: bool = False
+    role: RoleName = "use"
     servers: tuple[str, ...] | None = None
     classes: tuple[ToolClass, ...] | None = None
 
@@ -83,7 +84,7 @@ class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def principal(self) -> Principal:
         servers = None if self.servers is None else frozenset(self.servers)
         classes = None if self.classes is None else frozenset(self.classes)
-        return Principal(self.name, Role.ADMIN if self.admin else Role.USE, (Reach(servers, classes),))
+        return Principal(self.name, Role[self.role.upper()], (Reach(servers, classes),))
 
     def is_valid(self, now: float) -> bool:
         return self.expires is None or now < self.expires
@@ -120,7 +121,7 @@ class NamedTokens(ABC):
         self,
         name: str,
         *,
-        admin: bool = False,
+        role: RoleName = "use",
         servers: Sequence[str] | None = None,
         classes: Sequence[ToolClass] | None = None,
         expires: float | None = None,
@@ -131,7 +132,7 @@ class NamedTokens(ABC):
         Raises `TokenError` if the name cannot be used or is taken, there are too many, or nothing can be
         written.
         """
-        _check(name, admin, servers, classes)
+        _check(name, role, servers, classes)
         token = secrets.token_urlsafe(TOKEN_BYTES)
         with self._changing() as tokens:
             if any(one.name == name for one in tokens):
@@ -144,7 +145,7 @@ class NamedTokens(ABC):
                     sha256=digest(token),
                     created=time.time() if now is None else now,
                     expires=expires,
-                    admin=admin,
+                    role=role,
                     servers=None if servers is None else tuple(servers),
                     classes=None if classes is None else tuple(classes),
                 )
@@ -192,7 +193,7 @@ class TokenFile(NamedTokens):
         for number, entry in enumerate(entries, 1):
             try:
                 token = msgspec.json.decode(entry, type=NamedToken)
-                _check(token.name, token.admin, token.servers, token.classes)
+                _check(token.name, token.role, token.servers, token.classes)
                 if token.name in tokens:
                     raise TokenError(f"another one is named {token.name!r}")
                 if len(tokens) >= MOST_TOKENS:
@@ -248,7 +249,7 @@ class SharedTokens(NamedTokens):
             if found.content is not None:
                 try:
                     token = msgspec.json.decode(found.content, type=NamedToken)
-                    _check(token.name, token.admin, token.servers, token.classes)
+                    _check(token.name, token.role, token.servers, token.classes)
                 except (TokenError, msgspec.DecodeError) as error:
                     logger.debug("token %s is not accepted: %s", name, error)
                     continue
@@ -314,8 +315,11 @@ def tokens_of(config: Config, shared: SharedCredentials | None) -> NamedTokens:
     return file if shared is None else SharedTokens(shared, file)
 
 
+_WITHOUT_LIMITS: Final = {"admin": "everything", "metrics": "the metrics alone"}
+
+
 def _check(
-    name: str, admin: bool, servers: Sequence[str] | None, classes: Sequence[ToolClass] | None
+    name: str, role: RoleName, servers: Sequence[str] | None, classes: Sequence[ToolClass] | None
 ) -> None:
     """Check the name and the limits of a token; raises `TokenError` if there is no such token."""
     if not NAME.fullmatch(name) or name == OWNER:
@@ -323,8 +327,9 @@ def _check(
             f"a token cannot be named {name[:NAME_SHOWN]!r}: write 1 to 64 letters, digits, '_', '.' or '-', "
             f"beginning with a letter or digit; {OWNER!r} is the proxy's own token"
         )
-    if admin and (servers is not None or classes is not None):
-        raise TokenError("an administrator's token reaches everything: leave out the servers and classes")
+    if role in _WITHOUT_LIMITS and (servers is not None or classes is not None):
+        reached = _WITHOUT_LIMITS[role]
+        raise TokenError(f"a token with the role {role} reaches {reached}: leave out the servers and classes")
 
 
 def digest(token: str) -> str:

@@ -62,10 +62,7 @@ LIST_CHARACTERS = 1000
 
 
 def needs(role: Role) -> str:
-    return (
-        "This needs an administrator's token, the proxy's own or one that was added with --admin, or the "
-        f"role {role.name.lower()}."
-    )
+    return f"This needs an administrator's token, such as the proxy's own, or the role {role.name.lower()}."
 
 
 AUDITED: Final = "order"

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 from mcp_context_proxy import __version__
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.front.auth import rights_of
+from mcp_context_proxy.front.auth import METRICS_PATH, rights_of
 from mcp_context_proxy.front.http import HEADERS
 from mcp_context_proxy.interactions import MESSAGE, PATIENCE_SECONDS, InteractionRecorder, Method, agent_named
 from mcp_context_proxy.items import IncludeMode, Snapshot
@@ -71,7 +71,6 @@ from mcp_context_proxy.web.search import Served
 if TYPE_CHECKING:
     from mcp_context_proxy.cluster.replicas import ClusterCounts  # most proxies are alone
 
-METRICS_PATH: Final = "/metrics"
 
 _PREFIX: Final = "mcp_context_proxy"
 
@@ -448,7 +447,7 @@ def metrics_route(
     ProcessCollector(registry=registry)
 
     async def endpoint(request: Request) -> Response:
-        if not rights_of(request.scope).may(Role.VIEW):
+        if rights_of(request.scope).role is Role.USE:
             return refused(HTTPStatus.FORBIDDEN, needs(Role.VIEW))
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         text = await in_thread(encode, registry)

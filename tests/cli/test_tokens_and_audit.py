@@ -23,7 +23,7 @@ def config(workshop: Workshop) -> Path:
 
 
 def test_a_token_is_shown_once_and_listed_and_revoked_by_its_name(run: Run, config: Path) -> None:
-    options = ("--servers", "desk", "--classes", "read,write", "--expires", "90d")
+    options = ("--servers", "desk", "--classes", "read,write", "--expires", "90d", "--role", "view")
     added = run("token", "add", "anna", *options, "--config", config)
     listed = run("token", "list", "--config", config)
     data = json.loads(run("token", "list", "--json", "--config", config).stdout)
@@ -39,7 +39,7 @@ def test_a_token_is_shown_once_and_listed_and_revoked_by_its_name(run: Run, conf
     assert added.stdout.strip() not in listed.stdout + json.dumps(data)
     assert "anna" in listed.stdout
     (entry,) = data["tokens"]
-    assert (entry["servers"], entry["classes"], entry["admin"]) == (["desk"], ["read", "write"], False)
+    assert (entry["servers"], entry["classes"], entry["role"]) == (["desk"], ["read", "write"], "view")
     assert abs(entry["expires"] - time.time() - 90 * 86_400) < 3_600
     assert revoked.returncode == 0
     assert TokenFile(tokens_path(load(config, environ={}))).read() == ()
@@ -64,7 +64,7 @@ def test_the_list_of_tokens_names_the_profile_that_a_token_is_bound_to(run: Run,
         (("anna", "--servers", "dusk"), "there is no server 'dusk'"),
         (("anna", "--classes", "all"), "'all' is no class; there are read, write, destructive"),
         (("anna", "--expires", "soon"), "'soon' is no period"),
-        (("anna", "--admin", "--servers", "desk"), "reaches everything"),
+        (("anna", "--role", "admin", "--servers", "desk"), "reaches everything"),
     ],
 )
 def test_a_mistake_in_a_token_is_said(run: Run, config: Path, arguments: tuple[str, ...], why: str) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,22 @@ async def test_a_replica_with_another_key_is_not_ready_and_says_why(
         assert http.get(f"{wrong.base}/readyz").status_code == 503
         for base in cluster.bases:
             assert http.get(f"{base}/readyz").status_code == 200
+
+
+async def test_sessions_are_relayed_between_replicas_whose_clocks_differ(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer
+) -> None:
+    config = configured(tmp_path / "s", postgres, "s", cluster.port)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\nright = time.time\ntime.time = lambda: right() + 300\n"
+    )
+    with http_proxy(config, real=True, env=os.environ | {"PYTHONPATH": str(tmp_path)}) as late:
+        until_ready(late.base)
+        async with httpx2.AsyncClient(timeout=30) as http:
+            for home, other in (late.base, cluster.bases[0]), (cluster.bases[0], late.base):
+                session = await session_at(home, http)
+                answer = await http.post(f"{other}/mcp", json=ping(), headers=session)
+                assert (answer.status_code, answer.json().get("result")) == (200, {})
 
 
 async def test_the_key_is_changed_replica_by_replica_while_clients_go_on(

@@ -394,7 +394,7 @@ async def test_relays_that_nobody_has_signed_fill_no_log(cluster: Cluster) -> No
 async def test_a_relay_is_taken_once_and_never_relayed_again(cluster: Cluster) -> None:
     async with httpx2.AsyncClient(timeout=30) as http:
         ada = await session_at(cluster.bases[0], http)
-        body, signer = json.dumps(ping()).encode(), Signer([KEY.encode()], "c")
+        body, signer = json.dumps(ping()).encode(), Signer([KEY.encode()], "c", time.time)
         scope = RELAYED | {"headers": [(name.encode(), value.encode()) for name, value in ada.items()]}
 
         async def send(replica: int, value: bytes) -> httpx2.Response:

@@ -28,7 +28,7 @@ META = {
     PREFIX + "clientCapabilities": {},
     OWN + "format": "json",
 }
-ROLES = {"viewers": "view", "operators": "operate", "owners": "admin"}
+ROLES = {"viewers": "view", "operators": "operate", "owners": "admin", "monitors": "metrics"}
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +238,27 @@ async def test_a_role_opens_what_it_names_and_what_lower_ones_do(
             answer = await client.request(method, path, headers=who)
             refused = answer.status_code == 403 and "or the role" in answer.text
             assert refused == (order.index(needed) > order.index(role)), request
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_token_for_metrics_reads_them_and_reaches_nothing_else(
+    client: httpx2.AsyncClient, proxy: HttpProxy, issuer: Issuer, named: bool
+) -> None:
+    tokens, token = TokenFile(proxy.folder / "state" / FILE_NAME), issuer.token("ann", roles=["monitors"])
+    if named:
+        token = tokens.add("prometheus", role="metrics")
+    who, owner = bearer(token), bearer(issuer.token("olga", roles=["owners"]))
+    described = (await client.get("/api/v1/openapi.json", headers=owner)).json()["paths"]
+    places = [(method, f"/api/v1{path}") for path, methods in described.items() for method in methods]
+    with anyio.fail_after(PATIENCE):
+        while (answer := await client.get("/metrics", headers=who)).status_code == 401:
+            pass
+
+    assert "mcp_context_proxy_calls_total" in answer.text
+    assert (await client.get("/healthz", headers=who)).json().keys() == {"status"}
+    for method, path in [*places, ("POST", "/mcp"), ("GET", "/mcp"), ("GET", "/sse"), ("POST", "/messages/")]:
+        refused = await client.request(method, path, headers=who, json={})
+        assert (refused.status_code, refused.text) == (403, "This token is for /metrics alone.\n"), path
 
 
 async def test_nobody_gives_orders_to_a_server_beyond_the_reach_of_their_groups(

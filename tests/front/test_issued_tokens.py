@@ -101,7 +101,8 @@ def by_a_stranger(issuer: Issuer, **headers: Any) -> str:
     stranger = ec_key()
     own = jwk(stranger, "one")
     named = {name: own if value is ... else value for name, value in headers.items()}
-    return jwt.encode(issuer.claims(), stranger, "ES256", headers={"kid": issuer.kid} | named)
+    claims = issuer.claims(iat=int(time.time()) - 5)
+    return jwt.encode(claims, stranger, "ES256", headers={"kid": issuer.kid} | named)
 
 
 def changed(issuer: Issuer) -> str:
@@ -210,11 +211,15 @@ async def test_a_token_without_a_key_id_is_for_an_issuer_with_one_key(issuer: Is
 
 async def test_a_new_key_is_fetched_and_an_old_one_no_longer_believed(issuer: Issuer) -> None:
     clock = Clock()
-    tokens, old = tokens_of(issuer, clock), issuer.token()
+    tokens, old = tokens_of(issuer, clock), issuer.token(iat=int(time.time()) - 5)
     await tokens.verify(old)
     issuer.rotate("two")
-    with pytest.raises(TokenRefusedError):
+    # Until then only a token that is older than the last fetch is refused.
+    with pytest.raises(KeysUnavailableError):
         await tokens.verify(issuer.token())
+    for made in (int(time.time()) - 5, int(time.time()) + 3600, None, "now"):
+        with pytest.raises(TokenRefusedError):
+            await tokens.verify(issuer.token(iat=made))
     clock.now += REFETCH_SECONDS + 1
 
     await tokens.verify(issuer.token())

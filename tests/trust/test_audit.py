@@ -232,7 +232,14 @@ async def test_a_changed_configuration_is_recorded_with_its_tables(proxy: Proxy,
 
 
 def test_an_entry_is_read_by_a_person_without_repetitions_and_numbers_of_seconds() -> None:
-    added = {"kind": "token", "event": "added", "name": "anna", "admin": False, "expires": 1_803_782_471.85}
+    added = {
+        "kind": "token",
+        "event": "added",
+        "name": "anna",
+        "role": "use",
+        "again": False,
+        "expires": 1_803_782_471.85,
+    }
     stopped = {"kind": "order", "order": "stop", "principal": "owner"}
     called = {
         "kind": "call",
@@ -243,8 +250,8 @@ def test_an_entry_is_read_by_a_person_without_repetitions_and_numbers_of_seconds
         "ms": 8.0149,
     }
 
-    assert re.fullmatch(r"added; name anna; expires 2027-0\d-\d\d \d\d:\d\d:\d\d", summary(added))
-    assert "admin" in summary(added | {"admin": True})
+    assert re.fullmatch(r"added; name anna; role use; expires 2027-0\d-\d\d \d\d:\d\d:\d\d", summary(added))
+    assert "again" in summary(added | {"again": True})
     assert summary(stopped) == "stop; principal owner"
     assert summary(called) == "s.t; allowed, failed; 8.0 ms"
 

@@ -456,7 +456,7 @@ async def test_a_token_that_is_bound_to_a_profile_reads_no_figures_and_no_proble
     workshop.server("code", tools=[tool("read_ledgers")])
     workshop.server("vault", settings={"command": "no-such-program-anywhere"})
     tokens = TokenFile(workshop.folder / "state" / FILE_NAME)
-    bound, free = (tokens.add(name, admin=True) for name in ("bound", "free"))
+    bound, free = (tokens.add(name, role="admin") for name in ("bound", "free"))
     config = workshop.config(
         clients={"chat": CHAT}, store={"path": str(workshop.folder / "state" / "store.sqlite3")}
     )

@@ -108,7 +108,7 @@ def test_whoever_can_write_the_database_makes_no_token(join: Join) -> None:
     anna = replica.tokens.add("anna", servers=["desk"])
     store, forged = CredentialStore(replica.store.database), "a token that somebody has thought up"
     ((row),) = store.all()
-    record = {"name": "eve", "sha256": digest(forged), "created": 1.0, "admin": True}
+    record = {"name": "eve", "sha256": digest(forged), "created": 1.0, "role": "admin"}
     store.put(SealedRow(TOKEN, "eve", msgspec.json.encode(record), mark_of(KEY.encode()), 0))
     # That of somebody else, under another name.
     store.put(SealedRow(TOKEN, "mallory", row.sealed, row.key_mark, 0))

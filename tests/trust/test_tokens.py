@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from support.ledger import until
 
+from mcp_context_proxy.config.tables import RoleName
 from mcp_context_proxy.front.auth import Guard, policy, principal_of, rights_of
 from mcp_context_proxy.items import Tool, ToolClass
 from mcp_context_proxy.trust import Principal, Reach, Role
@@ -96,7 +97,7 @@ def test_what_a_killed_command_has_left_is_removed_an_hour_later(file: TokenFile
 
 
 async def test_a_principal_is_the_name_of_its_token(file: TokenFile) -> None:
-    anna, ben = file.add("anna"), file.add("ben", admin=True)
+    anna, ben = file.add("anna"), file.add("ben", role="admin")
     front = Front(file)
 
     assert await front.says(anna) == (200, "anna False")
@@ -230,9 +231,10 @@ def test_a_name_that_cannot_stand_in_a_log_is_refused(file: TokenFile, name: str
 
 BAD_ENTRIES: dict[str, dict[str, Any]] = {
     "cannot be named 'a\\nb'": {"name": "a\nb"},
-    "cannot be named 'owner'": {"name": OWNER, "admin": True},
-    "another one is named 'anna'": {"name": "anna", "admin": True},
-    "reaches everything": {"name": "limited", "admin": True, "servers": ["one"]},
+    "cannot be named 'owner'": {"name": OWNER, "role": "admin"},
+    "another one is named 'anna'": {"name": "anna", "role": "admin"},
+    "reaches everything": {"name": "limited", "role": "admin", "servers": ["one"]},
+    "Invalid enum value 'root'": {"name": "ruler", "role": "root"},
     "Expected `float`": {"name": "dated", "created": "today"},
     "Invalid enum value 'any'": {"name": "classed", "classes": ["any"]},
 }
@@ -273,9 +275,10 @@ def test_tokens_have_different_names_and_are_bounded_in_number(file: TokenFile) 
         file.revoke("t0")
 
 
-def test_an_administrator_has_no_limits(file: TokenFile) -> None:
-    with pytest.raises(TokenError, match="reaches everything"):
-        file.add("anna", admin=True, servers=["one"])
+@pytest.mark.parametrize(("role", "reached"), [("admin", "everything"), ("metrics", "the metrics alone")])
+def test_some_roles_have_no_limits(file: TokenFile, role: RoleName, reached: str) -> None:
+    with pytest.raises(TokenError, match=f"reaches {reached}"):
+        file.add("anna", role=role, servers=["one"])
 
 
 def test_a_principal_may_call_what_both_its_servers_and_its_classes_allow() -> None:
