@@ -31,7 +31,7 @@ from mcp_context_proxy.downstream.era_negotiation import Connected, EraMemory, I
 from mcp_context_proxy.downstream.inbound import ClientSubscriptions, OnEvent
 from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import CachedListing, ListingCache, Lists
-from mcp_context_proxy.downstream.stdio import KeepLine, Output
+from mcp_context_proxy.downstream.stdio import QUOTED_LINES, KeepLine, Output
 from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError, innermost
 from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.oauth import Logins
@@ -42,9 +42,6 @@ from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.guard import KnownSecrets
 
 logger = logging.getLogger(__name__)
-
-QUOTED_LINES = 5
-"""Lines of a server's stderr that an error message quotes."""
 
 LEAST_SHARE = 0.1
 """Least share of a backoff that jitter leaves."""
