@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import partial
 
 import anyio
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -86,6 +86,8 @@ class Shared(Struct, kw_only=True, eq=False):
     """Takes each line of a server's stderr."""
     take_place: Callable[[bool], Awaitable[Callable[[], None]]]
     """Waits for a place among servers that start, or are downloaded; see `fleet.StartLimiter.take`."""
+    changed: set[Lists] = field(default_factory=set)
+    """Lists of servers that have said that they changed, until they are fetched."""
     catch_up: Callable[[], Awaitable[None]] | None = None
     """Waits until the catalog has all lists so far; set before any server starts."""
     read_ahead: Callable[[ServerConfig, tuple[Encoded, ...]], None] | None = None
@@ -123,7 +125,12 @@ class ServerLifecycle:
             server=config.name, limits=limits, redact=self.redact, keep_line=shared.keep_line
         )
         self.lists = Lists(
-            config.name, limits, self.redact, on_change=shared.on_change, read_ahead=self._read_ahead
+            config.name,
+            limits,
+            self.redact,
+            on_change=shared.on_change,
+            read_ahead=self._read_ahead,
+            changed=shared.changed,
         )
         self._shared, self._inbound = shared, inbound
         self._has_answered = False

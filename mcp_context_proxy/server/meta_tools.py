@@ -242,6 +242,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         notify: Notify,
     ) -> bytes:
         """Search for either meta tool; a handshake-era session lists the selected tools from now on."""
+        await self.fleet.wait_changed()
         handle, query = self._handle(wanted.context_id, caller), wanted.query
         overrides, scope, best = Overrides(), None, False
         if isinstance(wanted, SearchArguments):
