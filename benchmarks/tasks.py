@@ -12,6 +12,7 @@ FOLDER has the servers and the other proxies:
     for peer in mcp-compressor fastmcp pmcp lazy-mcp; do
         python -m venv FOLDER/$peer && FOLDER/$peer/bin/pip install $peer
     done
+    npm install --prefix FOLDER/slop-mcp @standardbeagle/slop-mcp
 
 The host is raw JSON-RPC over stdio, and can be asked by servers. Tokens are characters divided by four.
 Linux only.
@@ -90,8 +91,14 @@ CALLS: dict[str, Callable[[str, str, Any], tuple[str, Any]]] = {
     "lazy-mcp": lambda server, tool, given: _call(
         "invoke_command", server=server, command_name=tool, parameters=given
     ),
+    "slop-mcp": lambda server, tool, given: _call(
+        "execute_tool", mcp_name=server, tool_name=tool, parameters=given
+    ),
 }
-SEARCH = {"this proxy": "search_available_tools", "fastmcp": "search_tools", "pmcp": "gateway.catalog_search"}
+SEARCH = {
+    "this proxy": "search_available_tools", "fastmcp": "search_tools", "pmcp": "gateway.catalog_search",
+    "slop-mcp": "search_tools",
+}  # fmt: skip
 DESCRIBE: dict[str, tuple[str, dict[str, Any]]] = {
     "this proxy": (
         "search_available_tools",
@@ -101,6 +108,7 @@ DESCRIBE: dict[str, tuple[str, dict[str, Any]]] = {
     "fastmcp": ("search_tools", {"query": "git_log"}),
     "pmcp": ("gateway.describe", {"tool_id": "git::git_log"}),
     "lazy-mcp": ("describe_commands", {"server": "git", "command_names": ["git_log"]}),
+    "slop-mcp": ("get_metadata", {"mcp_name": "git", "tool_name": "git_log"}),
 }
 PATIENCE = 90.0
 """Seconds for an answer."""
@@ -248,6 +256,8 @@ def command(peer: str, folder: Path, home: Path, config: Path) -> list[str]:
         return [sys.executable, "-m", "mcp_context_proxy", "--config", str(config), "serve", "--own"]
     if peer == "fastmcp":
         return [str(folder / "fastmcp" / "bin" / "python"), "-c", FASTMCP, str(config)]
+    if peer == "slop-mcp":
+        return [str(folder / peer / "node_modules" / ".bin" / peer), "serve"]
     program = str(folder / peer / "bin" / peer)
     return [program, "-c" if peer == "pmcp" else "--config", str(config)] + (
         ["--lock-dir", str(home)] if peer == "pmcp" else []
@@ -256,6 +266,16 @@ def command(peer: str, folder: Path, home: Path, config: Path) -> list[str]:
 
 def write(peer: str, config: Path, entries: dict[str, dict[str, Any]]) -> None:
     written: dict[str, Any] = {"mcpServers": entries}
+    if peer == "slop-mcp":
+        kdl = (
+            f"mcp {json.dumps(name)} {{\n"
+            f"    command {json.dumps(entry['command'])}\n"
+            + (f"    args {' '.join(map(json.dumps, entry['args']))}\n" if entry["args"] else "")
+            + "}\n"
+            for name, entry in entries.items()
+        )
+        (config.parent / ".slop-mcp.kdl").write_text("".join(kdl), encoding="utf-8")
+        return
     if peer == "lazy-mcp":
         listed = [
             {"name": name, "description": name, "command": [entry["command"], *entry["args"]]}

@@ -350,10 +350,14 @@ class ServerUnavailableError(DownstreamError):
 
     def __init__(self, server: str, state: str, cause: str = "", stderr: Sequence[str] = ()) -> None:
         self.state, self.cause, self.stderr = state, cause, tuple(stderr)
-        message = f"server {server!r} is not available ({state}{': ' + cause if cause else ''})"
-        if self.stderr:
-            message += "; its last output: " + " | ".join(self.stderr)
-        super().__init__(server, message)
+        super().__init__(
+            server,
+            f"server {server!r} is not available ({state}{': ' + cause if cause else ''}){_quoted(stderr)}",
+        )
+
+
+def _quoted(stderr: Sequence[str]) -> str:
+    return "; its last output: " + " | ".join(stderr) if stderr else ""
 
 
 class DisconnectedError(ServerUnavailableError):
@@ -373,11 +377,12 @@ class SessionForgottenError(DisconnectedError):
 class CallInterruptedError(DownstreamError):
     """The connection was lost while the request was pending; it may or may not have run."""
 
-    def __init__(self, server: str, subject: str, cause: str) -> None:
-        self.subject, self.cause = subject, cause
+    def __init__(self, server: str, subject: str, cause: str, stderr: Sequence[str] = ()) -> None:
+        self.subject, self.cause, self.stderr = subject, cause, tuple(stderr)
         super().__init__(
             server,
-            f"server {server!r} {cause} during {subject}; it may or may not have run and was not sent again",
+            f"server {server!r} {cause} during {subject}; it may or may not have run and was not sent again"
+            + _quoted(stderr),
         )
 
 

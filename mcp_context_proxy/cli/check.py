@@ -407,7 +407,7 @@ async def _server(
         from mcp_context_proxy.downstream.http_client import http_status
 
         status = await http_status(config) if config.url is not None else None
-        said = status is None or status < 300 or LOGIN in cause
+        said = status is None or status < 300 or LOGIN in cause or f"HTTP status {status}" in cause
         shown = cause if said else f"{cause} (HTTP status {status})"
         remedy = client.remedy or remedy_for(config, client.fault, status, bool(stray), cause)
         return Verdict(Level.PROBLEM, client.name, shown, remedy, (*last_output(client), *stray))

@@ -73,7 +73,7 @@ def converted(dialect: Dialect, entry: Mapping[str, Any]) -> Converted:
 def dialect_of(place: KeyPath, source: ConfigSource) -> Dialect:
     if isinstance(_at(source.tables, place), list):
         return "continue"
-    if source.file.parent.name == ".gemini":
+    if source.file.parent.name in {".gemini", ".qwen"}:
         return "gemini"
     if source.file.stem == "opencode":
         return "opencode"

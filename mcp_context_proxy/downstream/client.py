@@ -515,7 +515,8 @@ def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
         case BadAnswerError():
             return BadAnswerError(error.server, stranger_text(error.what, redact), error.http_status)
         case CallInterruptedError():
-            return CallInterruptedError(error.server, error.subject, stranger_text(error.cause, redact))
+            cause = stranger_text(error.cause, redact)
+            return CallInterruptedError(error.server, error.subject, cause, error.stderr)
         case ServerUnavailableError():
             return ServerUnavailableError(
                 error.server, error.state, stranger_text(error.cause, redact), error.stderr

@@ -31,7 +31,7 @@ from mcp_context_proxy.downstream import Channel, Link, Outgoing, Party, era_neg
 from mcp_context_proxy.downstream.era_negotiation import Connected, Loss
 from mcp_context_proxy.downstream.inbound import Route, answer
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
-from mcp_context_proxy.downstream.stdio import Output, open_sdk_channel, open_stdio
+from mcp_context_proxy.downstream.stdio import QUOTED_LINES, Output, open_sdk_channel, open_stdio
 from mcp_context_proxy.errors import (
     NAMED,
     AuthorizationError,
@@ -117,7 +117,7 @@ class _Opening(Struct, frozen=True):
                 idle = all(sent.party is None for sent in peer.in_flight)
                 loss.cause = await channel.wait_closed()
                 loss.while_idle = idle and not channel.killed
-                peer.close(loss.cause)
+                peer.close(loss.cause, self.output.stderr_lines()[-QUOTED_LINES:])
                 loss.happened.set()
 
             try:

@@ -204,6 +204,17 @@ class Fleet:
         for client, listing in zip(clients, await in_thread(cached), strict=True):
             client.restore(listing)
 
+    async def wait_changed(self, *, called: bool = False) -> None:
+        """Wait for a moment until the catalog has the lists of which servers have said that they changed.
+
+        That is longer where a tool is `called` that may be new.
+        """
+        if self.shared.changed:
+            for lists in tuple(self.shared.changed):
+                await lists.wait_fetched(called=called)
+            if self.shared.catch_up is not None:
+                await self.shared.catch_up()
+
     async def wait_first_connect(self) -> None:
         """Wait until every server is ready or has failed its first attempt."""
         for client in self.clients.values():

@@ -39,7 +39,7 @@ from mcp_context_proxy.protocol import envelope, eras, headers
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members, RequestId
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import EventFramer, OversizedEventError, ServerSentEvent, gate
-from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS
+from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line
 from mcp_context_proxy.system import threads
 from mcp_context_proxy.system.threads import in_task
 
@@ -91,6 +91,12 @@ REST = 3
 
 PIECES = 128
 """Pieces without a pause, however little work they are here: receiving each takes some work, too."""
+
+STATED_BYTES = 16_384
+"""Longer bodies are pages, and state no error in a line."""
+
+_STATED_AS: Final = ("error_description", "message", "detail", "title", "error")
+"""Members that state an error, the best first."""
 
 PASSING = frozenset({408, 425, 429, 502, 503, 504})
 """Statuses of a condition that passes sooner or later."""
@@ -269,8 +275,8 @@ async def _read_pieces(response: httpx2.Response, take: Callable[[bytes], Awaita
     return False
 
 
-def without_message(server: str, response: httpx2.Response, kind: str = "") -> BadAnswerError:
-    """Return the error of a response without a message, by its status and the kind of its content."""
+def without_message(server: str, response: httpx2.Response, body: bytes = b"") -> BadAnswerError:
+    """Return the error of a response without a message, by its status and its body."""
     status, seconds = response.status_code, response.headers.get("retry-after", "")
     if status < HTTPStatus.BAD_REQUEST:
         advice = "the program there does not speak MCP as it should; check its URL in the configuration"
@@ -280,8 +286,30 @@ def without_message(server: str, response: httpx2.Response, kind: str = "") -> B
         advice = "it has a fault that only its operator can fix"
     else:
         advice = _ADVICE.get(status, "it refuses the request; check its URL in the configuration")
-    reason = f"with HTTP status {status} and no message{f' ({kind})' if kind else ''}"
-    return BadAnswerError(server, f"{reason}: {advice}", status)
+    kind = content_kind(response)
+    if words := _stated(body, kind):
+        said = f' and "{words}"'
+    else:
+        said = f" and no message ({kind or 'no content'})" if status < HTTPStatus.BAD_REQUEST else ""
+    return BadAnswerError(server, f"with HTTP status {status}{said}: {advice}", status)
+
+
+def content_kind(response: httpx2.Response) -> str:
+    """Return the media type of a response, without parameters."""
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _stated(body: bytes, kind: str) -> str:
+    """Return the error that a body states, as OAuth and web frameworks write it; empty if it states none."""
+    if len(body) > STATED_BYTES:
+        return ""
+    if kind == "text/plain":
+        return one_line(body.decode("utf-8", "replace"), LINE_CHARACTERS // 2)
+    said = envelope.value_or_none(Raw(body))
+    if isinstance(said, dict) and isinstance(said.get("error"), dict):
+        said = said["error"]
+    found = (said.get(key) for key in _STATED_AS) if isinstance(said, dict) else ()
+    return one_line(next((one for one in found if isinstance(one, str)), ""), LINE_CHARACTERS // 2)
 
 
 class ModernHttp:
@@ -325,11 +353,10 @@ class ModernHttp:
                 body = envelope.request(request_id, method, down)
                 sent = self._headers(method, down)
                 async with self._client.stream("POST", self._url, content=body, headers=sent) as response:
-                    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-                    if kind == "text/event-stream" and response.is_success:
+                    if content_kind(response) == "text/event-stream" and response.is_success:
                         return await self._read_events(response, request_id, note)
                     body = await read(response, self.server, self._limits.message_bytes)
-                    return await self._read_reply(body, response, kind)
+                    return await self._read_reply(body, response)
             except httpx2.HTTPError as error:
                 cause = f"broke off ({described(error)})"
                 interrupted = CallInterruptedError(self.server, subject, cause)
@@ -384,7 +411,7 @@ class ModernHttp:
             raise unread or httpx2.RemoteProtocolError("the event stream ended without an answer")
         return result_of(self.server, reply)
 
-    async def _read_reply(self, body: bytes, response: httpx2.Response, kind: str) -> bytes:
+    async def _read_reply(self, body: bytes, response: httpx2.Response) -> bytes:
         message, status = envelope.Envelope(), response.status_code
         if status < HTTPStatus.BAD_REQUEST and body.lstrip()[:1] in (b"{", b"["):
             message = await self._decode(body)
@@ -394,7 +421,7 @@ class ModernHttp:
         # An OAuth error is no JSON-RPC error: its "error" is a word.
         is_error = message.error is not UNSET and envelope.starts_with(message.error, b"{")
         if not is_error and (message.result is UNSET or status >= HTTPStatus.BAD_REQUEST):
-            raise without_message(self.server, response, kind or "no content")
+            raise without_message(self.server, response, body)
         return result_of(self.server, message)
 
     async def _decode(self, data: bytes) -> envelope.Envelope:

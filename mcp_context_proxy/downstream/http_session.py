@@ -180,13 +180,12 @@ class HttpSession(Channel):
     async def _exchange(self, request_id: RequestId, frame: bytes) -> None:
         """Post a request and pass its response on, from the body or from an event stream."""
         async with self._stream("POST", frame) as response:
-            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             if response.is_success:
                 for name, value in response.headers.raw:
                     if name.lower() == SESSION_HEADER:
                         # It is sent back byte for byte.
                         self._session = value
-            if kind == STREAM and response.is_success:
+            if http_client.content_kind(response) == STREAM and response.is_success:
                 await self._read_response(request_id, response)
                 return
             body = await http_client.read(response, self._server, self._limits.message_bytes)
@@ -203,7 +202,7 @@ class HttpSession(Channel):
                 except envelope.MalformedError as error:
                     reason = f"with a message that cannot be read ({error})"
                     raise BadAnswerError(self._server, reason) from None
-            raise http_client.without_message(self._server, response, kind or "no content")
+            raise http_client.without_message(self._server, response, body)
 
     def _disowned(self, status: int, body: bytes) -> bool:
         """Return whether a response may mean that the server has forgotten our session: some send 400."""
@@ -369,11 +368,11 @@ class SseChannel(QueuedChannel):
                 async with self._client.stream(
                     "POST", self._address, content=frame, headers=headers
                 ) as response:
-                    await http_client.read(response, self._server, RECEIPT_BYTES)
+                    body = await http_client.read(response, self._server, RECEIPT_BYTES)
                 if response.status_code in UNKNOWN:
                     self.give_up(f"took no message (HTTP status {response.status_code})")
                 elif not response.is_success:
-                    self._fail(frame, http_client.without_message(self._server, response))
+                    self._fail(frame, http_client.without_message(self._server, response, body))
         except httpx2.HTTPError as error:
             self._fail(frame, error)
         except DownstreamError as error:

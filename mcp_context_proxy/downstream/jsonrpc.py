@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -205,14 +205,17 @@ class Peer:
         with contextlib.suppress(ConnectionError):
             self._attached.send_nowait(frame)
 
-    def close(self, cause: str) -> None:
-        """Fail every pending request: the connection is lost because of the first `cause` given."""
+    def close(self, cause: str, stderr: Sequence[str] = ()) -> None:
+        """Fail every pending request: the connection is lost because of the first `cause` given.
+
+        `stderr` has the last lines of a program that has ended.
+        """
         self._closed = self._closed or cause
         for pending in tuple(self._pending.by_id.values()):
             if pending.done:
                 continue
             if pending.sending is None:
-                pending.fail(self._interrupted(pending, cause))
+                pending.fail(self._interrupted(pending, cause, stderr))
             else:
                 pending.fail(self._unsent(cause))
                 pending.sending.cancel()
@@ -234,8 +237,8 @@ class Peer:
     def _unsent(self, cause: str) -> DisconnectedError:
         return DisconnectedError(self.server, self._closed or cause)
 
-    def _interrupted(self, pending: _Pending, cause: str) -> CallInterruptedError:
-        return CallInterruptedError(self.server, pending.subject, self._closed or cause)
+    def _interrupted(self, pending: _Pending, cause: str, stderr: Sequence[str] = ()) -> CallInterruptedError:
+        return CallInterruptedError(self.server, pending.subject, self._closed or cause, stderr)
 
     def receive(self, frame: bytes | Oversized) -> None:
         if isinstance(frame, Oversized):

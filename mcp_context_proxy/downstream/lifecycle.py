@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import partial
 
 import anyio
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -31,7 +31,7 @@ from mcp_context_proxy.downstream.era_negotiation import Connected, EraMemory, I
 from mcp_context_proxy.downstream.inbound import ClientSubscriptions, OnEvent
 from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import CachedListing, ListingCache, Lists
-from mcp_context_proxy.downstream.stdio import KeepLine, Output
+from mcp_context_proxy.downstream.stdio import QUOTED_LINES, KeepLine, Output
 from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError, innermost
 from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.oauth import Logins
@@ -42,9 +42,6 @@ from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.guard import KnownSecrets
 
 logger = logging.getLogger(__name__)
-
-QUOTED_LINES = 5
-"""Lines of a server's stderr that an error message quotes."""
 
 LEAST_SHARE = 0.1
 """Least share of a backoff that jitter leaves."""
@@ -89,6 +86,8 @@ class Shared(Struct, kw_only=True, eq=False):
     """Takes each line of a server's stderr."""
     take_place: Callable[[bool], Awaitable[Callable[[], None]]]
     """Waits for a place among servers that start, or are downloaded; see `fleet.StartLimiter.take`."""
+    changed: set[Lists] = field(default_factory=set)
+    """Lists of servers that have said that they changed, until they are fetched."""
     catch_up: Callable[[], Awaitable[None]] | None = None
     """Waits until the catalog has all lists so far; set before any server starts."""
     read_ahead: Callable[[ServerConfig, tuple[Encoded, ...]], None] | None = None
@@ -126,7 +125,12 @@ class ServerLifecycle:
             server=config.name, limits=limits, redact=self.redact, keep_line=shared.keep_line
         )
         self.lists = Lists(
-            config.name, limits, self.redact, on_change=shared.on_change, read_ahead=self._read_ahead
+            config.name,
+            limits,
+            self.redact,
+            on_change=shared.on_change,
+            read_ahead=self._read_ahead,
+            changed=shared.changed,
         )
         self._shared, self._inbound = shared, inbound
         self._has_answered = False

@@ -50,6 +50,13 @@ REFRESH_SECONDS = 1.0
 SETTLE_SECONDS = 0.05
 """Time that a change notice waits for the others that usually come with it."""
 
+RELISTED_SECONDS = 0.5
+"""Time that a search waits for a list after its server has said that it changed: a model that has a server
+offer more tools looks for them at once."""
+
+CALLED_SECONDS = 2.0
+"""The same for a call of a tool that is not known, also where the list is fetched after `REFRESH_SECONDS`."""
+
 RETRY_SECONDS, LONGEST_SECONDS = 2.0, 60.0
 """Wait before a list whose fetch failed is fetched again; it doubles each time, up to the second value."""
 
@@ -215,10 +222,12 @@ class Lists:
         *,
         on_change: Callable[[], None],
         read_ahead: Callable[[tuple[Encoded, ...]], None],
+        changed: set[Lists],
     ) -> None:
         """Start with an empty listing; `on_change` is called when one that differs is published.
 
-        `read_ahead` takes a long list of tools apart, in a thread, before it counts.
+        `read_ahead` takes a long list of tools apart, in a thread, before it counts. `changed` has those of
+        all servers of which a list has changed and is not fetched yet.
         """
         self.current = self._published = ServerListing()
         self.limits = limits
@@ -230,6 +239,8 @@ class Lists:
         self._partial: set[str] = set()
         """Lists of which a later page could not be fetched."""
         self._notice, self._read_ahead = anyio.Event(), read_ahead
+        self._changed, self._changed_at, self._fetched_again = changed, 0.0, anyio.Event()
+        self._rests = False
 
     def publish(self) -> bool:
         """Report the listing if it differs from the last one reported; return whether it does."""
@@ -280,6 +291,23 @@ class Lists:
         """Fetch these lists again; all of them where a change may have gone unnoticed."""
         self._stale.update(names)
         self._notice.set()
+        if self not in self._changed:
+            self._changed.add(self)
+            self._changed_at, self._fetched_again = anyio.current_time(), anyio.Event()
+
+    async def wait_fetched(self, *, called: bool) -> None:
+        """Wait for a moment until a list that has changed is fetched.
+
+        Only a call of a tool that is not known waits for a fetch that is put off because the last one was a
+        moment ago: a server may say again and again that it changes.
+        """
+        if called or not self._rests:
+            with anyio.move_on_at(self._changed_at + (CALLED_SECONDS if called else RELISTED_SECONDS)):
+                await self._fetched_again.wait()
+
+    def _end_change(self) -> None:
+        self._changed.discard(self)
+        self._fetched_again.set()
 
     def note_unverified(self, message: str) -> None:
         """Note a file of a skill that does not match its manifest, and fetch the manifests again."""
@@ -294,6 +322,12 @@ class Lists:
 
     async def refresh(self, connected: Connected, on_fetched: Callable[[], Awaitable[None]]) -> None:
         """Fetch stale lists, at most once a second, until cancelled; retry failures with longer waits."""
+        try:
+            await self._refresh(connected, on_fetched)
+        finally:
+            self._end_change()
+
+    async def _refresh(self, connected: Connected, on_fetched: Callable[[], Awaitable[None]]) -> None:
         failures = 0
         while True:
             retry_seconds = min(RETRY_SECONDS * 2.0 ** (failures - 1), LONGEST_SECONDS)
@@ -312,9 +346,13 @@ class Lists:
             self._stale |= failed
             failures = failures + 1 if failed else 0
             self.publish()
+            if not self._notice.is_set():
+                self._end_change()
             if failed != names:
                 await on_fetched()
+            self._rests = True
             await anyio.sleep(REFRESH_SECONDS)
+            self._rests = False
 
     async def _fetched(
         self, connected: Connected, name: str, known: ServerListing, page_seconds: float = float("inf")

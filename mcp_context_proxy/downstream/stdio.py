@@ -85,7 +85,10 @@ ADVERTISEMENT = b"npm notice"
 """Beginning of the lines with which npm ends, such as that of a newer npm, after its errors."""
 
 LINES_KEPT = 20
-"""Lines of stderr that an error message or a command may quote."""
+"""Lines of stderr that a command may quote."""
+
+QUOTED_LINES = 5
+"""Lines of stderr that an error message quotes."""
 
 LINE_CHARACTERS = 300
 """Characters shown of each line, half of its beginning and half of its end: an exception has its name first,

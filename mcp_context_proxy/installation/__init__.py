@@ -193,6 +193,12 @@ _HOSTS: Final = (
         restart="start a new session, in a folder that you trust: elsewhere it starts no server",
     ),
     HostPlace(
+        name="qwen-code",
+        title="Qwen Code",
+        files={"any": ("~/.qwen/settings.json",)},
+        allowed=ALLOWED_SERVERS,
+    ),
+    HostPlace(
         name="zed",
         title="Zed",
         files={

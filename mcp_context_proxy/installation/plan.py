@@ -299,6 +299,7 @@ class Configuration:
         if file.suffix.lower() != ".toml":
             raise EditError("it is not a config.toml, and servers are only written into one")
         self.servers: dict[str, Any] = entries("toml", self.text, ("servers",))
+        self._there_before = frozenset(self.servers)
 
     def add(self, name: str, table: Mapping[str, Any], host: str) -> str:
         """Add a server, unless the same one is there; return its name.
@@ -321,9 +322,13 @@ class Configuration:
         return wish
 
     def _lengthen(self, name: str, known: dict[str, Any], table: Mapping[str, Any]) -> None:
-        """Give a server the time that the host with the most patience gives the same one."""
+        """Give a server the time that the host with the most patience gives the same one.
+
+        A time that the file had before is a person's: only a host that states a longer one changes it.
+        """
         for key, usual in _PATIENCE.items():
-            before, wanted = known.get(key, usual), table.get(key, usual)
+            before = known.get(key, usual)
+            wanted = table.get(key, before if name in self._there_before else usual)
             if isinstance(before, int | float) and isinstance(wanted, int | float) and wanted > before:
                 text, after = with_value(self.text, ("servers", name), key, wanted), {**known, key: wanted}
                 with suppress(EditError):

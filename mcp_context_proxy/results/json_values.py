@@ -236,18 +236,21 @@ def project(value: Raw, path: str) -> bytes:
 
     A path is a simple JSON path: ``items[0].title``, ``$.items[*].user.login``, ``items[10:20]``, and fields
     of objects as ``items[*][id,title]``, or ``id,title`` alone. A member of an array is that of each of its
-    elements. A text alone is given as it is, without quotes. Raises `PathError` if the path cannot be read or
-    leads nowhere.
+    elements, and a number is the element, as in ``items.0.title``. A text alone is given as it is, without
+    quotes. Raises `PathError` if the path cannot be read or leads nowhere.
     """
     steps = _steps(path)
     values, several, walked = [value], False, 0
-    for step in steps:
-        walked += sum(map(len, values))
+    for asked in steps:
+        step, walked = asked, walked + sum(map(len, values))
         if walked > WALKED_BYTES:
             raise PathError("it has too many steps for a result of this size; read it by page or pattern")
+        in_array = any(envelope.starts_with(each, b"[") for each in values)
+        if in_array and isinstance(step, _MemberName) and _INDEX.fullmatch(step.name):
+            step = _bracket(step.name)
         if isinstance(step, _Elements):
             several = several or not step.single
-        elif any(envelope.starts_with(each, b"[") for each in values):
+        elif in_array:
             values, several = _all_elements(values, _Elements(slice(None))), True
         before = values
         values = _all_elements(values, step) if isinstance(step, _Elements) else _members(values, step)

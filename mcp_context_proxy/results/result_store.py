@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -35,6 +35,9 @@ PLACES: Final = 1_000
 
 PATTERN_CHARACTERS: Final = 200
 """Longest pattern: a line that somebody looks for."""
+
+OTHERS: Final = 9
+"""Alternatives beside the first one of a pattern; the text is gone through for each."""
 
 CONTEXT_LINES: Final = 2
 """Lines before and after a match that are shown with it."""
@@ -98,22 +101,30 @@ class Search(Struct, frozen=True):
     """True if there are further places, which were not looked for."""
 
 
-def search(text: bytes, pattern: str) -> Search:
-    """Find a pattern in the lines of a text, in capital or small letters.
+def search(text: bytes, patterns: Sequence[str]) -> Search:
+    """Find patterns in the lines of a text, in capital or small letters.
 
-    A ``*`` in it stands for anything within a line. No text and no pattern can make it slow: what was found
+    A ``*`` in one stands for anything within a line. No text and no pattern can make it slow: what was found
     of a pattern is never looked for again.
     """
-    lines, places, more = _Lines(text.decode()), 0, False
+    decoded, places, more = text.decode(), 0, False
     shown: dict[int, list[str]] = {}
     """Lines by number: those of matches, and those around them; a long one once for each place in it."""
-    long = set[int]()
-    for begin, end in lines.matches([part for part in _lowered(pattern).split("*") if part]):
+    long, matched = set[int](), set[int]()
+    found = (
+        (lines, *match)
+        for lines, pattern in ((_Lines(decoded), pattern) for pattern in patterns)
+        for match in lines.matches([part for part in _lowered(pattern).split("*") if part])
+    )
+    for lines, begin, end in found:
         if more := places == PLACES:
             break
-        places += 1
         number, (start, stop) = lines.number(begin), lines.bounds(begin)
+        if number in matched:
+            continue
+        places += 1
         if stop - start <= LINE_CHARACTERS:
+            matched.add(number)
             for at, line in (*lines.before(start, number), *lines.after(stop, number)):
                 shown.setdefault(at, [f"{at}- {line}"])
             shown[number] = [f"{number}: {lines.text[start:stop]}"]
@@ -218,6 +229,16 @@ class _Lines:
             yield number + on, self.text[start:stop]
             if found < 0:
                 return
+
+
+def _patterns(text: str) -> list[str]:
+    """Return the patterns that a regular expression comes near to, since models write them all the same."""
+    return [_ESCAPED.sub(r"\1", _ANYTHING.sub("*", _NOTHING.sub("", one))) for one in text.split("|", OTHERS)]
+
+
+_NOTHING: Final = re.compile(r"^\(*(?:\?[:i]\)?)?\^?|\\b|(?<!\\)[$)]+$")
+_ANYTHING: Final = re.compile(r"(?:\.|\\[dsw])[*+]\??|\\[dsw]")
+_ESCAPED: Final = re.compile(r"\\(.)")
 
 
 def _lowered(text: str) -> str:
@@ -463,10 +484,12 @@ def read(
     if pattern is not None and pattern.strip("* "):
         if len(pattern) > PATTERN_CHARACTERS:
             raise ReadError(f"a pattern has at most {PATTERN_CHARACTERS} characters")
-        result = search(found, pattern)
+        result = search(found, [pattern])
         if not result.places:
-            rule = "* stands for anything in a line, and nothing else is special"
-            raise ReadError(f"nothing matches {pattern!r} in {line_count(found):,} lines; {rule}")
+            result = search(found, _patterns(pattern))
+        if not result.places:
+            rule = "* stands for anything in a line, | for or, and nothing else is special"
+            raise ReadError(f"nothing matches {pattern!r} in {_lines_of(line_count(found))}; {rule}")
         found = result.shown
         places = "1 place matches" if result.places == 1 else f"{result.places:,} places match"
         # Each line has its own number, and those of the page would be others.
@@ -477,12 +500,14 @@ def read(
         raise ReadError(f"there is no page {number:,}; the last one is {last.pages if last else 1:,}")
     total = line_count(found)
     if one.pages == 1:
-        return ReadPage(
-            one.text, f"[{said or ('1 line' if total == 1 else f'{total:,} lines')}; this is all]"
-        )
+        return ReadPage(one.text, f"[{said or _lines_of(total)}; this is all]")
     lines = said or f"lines {one.first_line:,} to {one.last_line:,} of {total:,}"
     following = f". The next is page={number + 1}" if number < one.pages else ". It is the last"
     return ReadPage(one.text, f"[page {number:,} of {one.pages:,}, {lines}{following}]")
+
+
+def _lines_of(number: int) -> str:
+    return "1 line" if number == 1 else f"{number:,} lines"
 
 
 def _projected(whole: bytes, path: str) -> bytes:

@@ -6,7 +6,7 @@ process, so that the prompt cache of a host stays valid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Final, Literal
 
@@ -117,22 +117,26 @@ SERVER_WORDS: Final = ("server", "server_name", "serverName")
 """The same for the server of a tool, which is a part of the name here."""
 
 
-def in_our_words(raw: Raw, kind: type[Struct]) -> Raw | None:
+def in_our_words(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw | None:
     """Return arguments as they are named and formed here; None if that changes none of them."""
-    change = {CallArguments: _of_call, SearchArguments: _of_search}.get(kind)
     try:
         given = dict(envelope.members(raw))
     except msgspec.DecodeError:
         return None
-    changed = given if change is None else change(given)
+    changed = given
+    if kind is CallArguments:
+        changed = _of_call(given, servers)
+    elif kind is SearchArguments:
+        changed = _of_search(given)
     return None if changed == given else envelope.raw(changed)
 
 
-def _of_call(given: Mapping[str, Raw]) -> dict[str, Raw]:
+def _of_call(given: Mapping[str, Raw], servers: Container[str]) -> dict[str, Raw]:
     """Return the arguments of a call tool under the names that they have here.
 
-    A word stays as it is beside the name that it stands for, and so do two for the same. Where nothing stands
-    for ``arguments``, what stands beside the name is what the tool is given; else a server goes to the name.
+    A word stays as it is beside the name that it stands for, and so do two for the same. A server goes to the
+    name. Where nothing stands for ``arguments``, what stands beside the name is what the tool is given; a
+    server is then one of ``servers``, and the name has no other one.
     """
     renamed, several = dict(given), False
     for name, others in OTHER_WORDS.items():
@@ -141,14 +145,20 @@ def _of_call(given: Mapping[str, Raw]) -> dict[str, Raw]:
         if name not in given and len(there) == 1:
             renamed[name] = renamed.pop(there[0])
     beside = [word for word in renamed if word not in CallArguments.__struct_fields__]
-    if beside and "arguments" not in renamed and not several:
+    flat = "arguments" not in renamed and not several
+    words = [word for word in beside if word in SERVER_WORDS]
+    tool = envelope.text(renamed.get("name"))
+    if len(words) == 1 and tool and (flat or len(beside) == 1):
+        server, owner = envelope.text(renamed[words[0]]), tool.partition(SEPARATOR)[0]
+        is_argument = flat and (server not in servers or (owner != server and owner in servers))
+        if server is not None and not is_argument:
+            beside.remove(words[0])
+            del renamed[words[0]]
+            if server:
+                prefix = f"{server}{SEPARATOR}"
+                renamed["name"] = envelope.raw(prefix + tool.removeprefix(prefix))
+    if beside and flat:
         renamed["arguments"] = envelope.raw({word: renamed.pop(word) for word in beside})
-    elif len(beside) == 1 and beside[0] in SERVER_WORDS and (tool := envelope.text(renamed.get("name"))):
-        if server := envelope.text(renamed[beside[0]]):
-            prefix = f"{server}{SEPARATOR}"
-            renamed["name"] = envelope.raw(prefix + tool.removeprefix(prefix))
-        if server or bytes(renamed[beside[0]]) in (b"null", b'""'):
-            del renamed[beside[0]]
     return renamed
 
 

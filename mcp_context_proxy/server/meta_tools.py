@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -159,9 +159,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             _wants_data(caller)  # before anything is done
             if len(raw) > envelope.TAKEN_APART_BYTES:  # those of the tool may be large
                 await in_task()
-                wanted = await in_thread(_decoded, raw, CallArguments)
+                wanted = await in_thread(_decoded, raw, CallArguments, self.fleet.clients)
             else:
-                wanted = _decoded(raw, CallArguments)
+                wanted = _decoded(raw, CallArguments, self.fleet.clients)
             arguments = wanted.arguments
             if arguments is UNSET or _is_null(arguments):
                 arguments = NO_ARGUMENTS
@@ -243,6 +243,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         notify: Notify,
     ) -> bytes:
         """Search for either meta tool; a handshake-era session lists the selected tools from now on."""
+        await self.fleet.wait_changed()
         handle, query = self._handle(wanted.context_id, caller), wanted.query
         overrides, scope, best = Overrides(), None, False
         if isinstance(wanted, SearchArguments):
@@ -257,7 +258,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 snapshot = (catalog if caller.rights.limited else catalog.whole).snapshot
                 # Which tools there are matters for few queries.
                 if asks_for_all(query, ()) and await in_thread(asks_for_all, query, snapshot.tools.values()):
-                    return await self._overview(scope, caller, partial(tell_waiting, params, notify))
+                    known = self._noted(handle or caller.session, caller)
+                    return await self._overview(scope, caller, known, partial(tell_waiting, params, notify))
             if not query.strip():
                 raise _UnusableArgumentsError("query must not be empty")
         else:
@@ -290,11 +292,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 self.changes.tools_grew(caller.session)
             if caller.session.subscriptions:
                 self.changes.context_changed(caller.session)
-        session: SessionContext | None = handle or caller.session
-        noted = None
-        if not _wants_data(caller):
-            agent = eras.name_of(caller.client_info)
-            noted = self.noted.of(caller.principal, agent) if session is None else session.noted
+        noted = None if _wants_data(caller) else self._noted(handle or caller.session, caller)
         notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
         rerank = answer.context.rerank
         if best and rerank is not None and not rerank.used:
@@ -330,14 +328,26 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             about=partial(figures_line, figures=self._figures(caller)) if whole else None,
         )
 
-    async def _overview(self, scope: Scope, caller: Caller, on_wait: OnWait) -> bytes:
-        """Return an overview of the catalog. Nothing is chosen, so nothing is recorded or learned from."""
+    def _noted(self, session: SessionContext | None, caller: Caller) -> dict[str, frozenset[str]]:
+        """Return the servers that earlier answers to a caller named, by note, to be kept up to date."""
+        agent = eras.name_of(caller.client_info)
+        return self.noted.of(caller.principal, agent) if session is None else session.noted
+
+    async def _overview(
+        self, scope: Scope, caller: Caller, noted: dict[str, frozenset[str]], on_wait: OnWait
+    ) -> bytes:
+        """Return an overview of the catalog, with all notes, which `noted` has afterwards.
+
+        Nothing is chosen, so nothing is recorded or learned from.
+        """
         try:
             answer = await self.contexts.select("", scope=scope, remember=False, on_wait=on_wait)
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
         snapshot, count = answer.found.snapshot, self.contexts.costs.count
-        notes = search_notes(answer, self.fleet, name_of=caller.name_of)
+        told: dict[str, frozenset[str]] = {}
+        notes = search_notes(answer, self.fleet, told, caller.name_of)
+        noted.update({note: names | noted.get(note, frozenset()) for note, names in told.items()})
         if not any(map(reaches, snapshot.servers)):
             notes = [Note(no_servers())]
         written = partial(overview_text, snapshot, scope, self.figures(), notes, count, caller.name_of)
@@ -487,18 +497,18 @@ def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind, strict=False)  # models send numbers as texts
 
 
-def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
+def _decoded(raw: Raw, kind: type[Arguments], servers: Container[str] = ()) -> Arguments:
     """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
     decoder: msgspec.json.Decoder[Arguments] = _decoder(kind)
     try:
         return decoder.decode(raw)
     except msgspec.DecodeError as error:
         if (given := _without_nulls(raw)) is not None:
-            return _decoded(given, kind)
+            return _decoded(given, kind, servers)
         if (written := envelope.text(raw)) is not None:
-            return _decoded(Raw(written.encode()), kind)
-        if (ours := in_our_words(raw, kind)) is not None:
-            return _decoded(ours, kind)
+            return _decoded(Raw(written.encode()), kind, servers)
+        if (ours := in_our_words(raw, kind, servers)) is not None:
+            return _decoded(ours, kind, servers)
         raise _UnusableArgumentsError(in_words(error, kind)) from None
 
 

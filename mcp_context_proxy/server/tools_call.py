@@ -408,6 +408,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         name, server = names.as_full(self.catalog.snapshot, name)
         if server is not None or not names.is_full(name):
             await self.wait_for_server(server, partial(tell_waiting, params, caller.notify))
+        await self.fleet.wait_changed(called=True)
         snapshot = self.catalog.snapshot
         self.fleet.raise_if_unavailable(names.owner(name, snapshot.servers))
         compared = names.COMPARED_IN_THREAD

@@ -23,7 +23,10 @@ async def test_a_crash_during_a_call_is_reported_and_the_call_is_never_sent_agai
     workshop: Workshop, good: Server, era: str
 ) -> None:
     server = workshop.server(
-        "frail", era=era, tools=[tool("die"), tool("live")], calls={"die": [{"exit": 6}]}
+        "frail",
+        era=era,
+        tools=[tool("die"), tool("live")],
+        calls={"die": [{"stderr": "no room"}, {"exit": 6}]},
     )
     async with inside(workshop.config(limits=QUICK)) as proxy:
         host = Host(proxy, era)
@@ -36,7 +39,7 @@ async def test_a_crash_during_a_call_is_reported_and_the_call_is_never_sent_agai
 
     assert died["isError"] is True
     assert "exited (code 6)" in text(died)
-    assert "may or may not have run" in text(died)
+    assert text(died).endswith("may or may not have run and was not sent again; its last output: no room")
     assert "isError" not in lived
     assert len(server.ledger.calls("die")) == 1
 

@@ -35,6 +35,23 @@ async def test_a_changed_list_is_fetched_again(workshop: Workshop, era: str) -> 
         assert "growing__grow" not in await host.names()
 
 
+async def test_a_tool_that_a_call_has_added_is_found_and_called_at_once(workshop: Workshop) -> None:
+    """A server may offer more tools when a model asks for them; the model looks for them at once."""
+    more = [tool("grow"), tool("paint", "Paint the wall")]
+    most = [*more, tool("plaster", "Plaster the ceiling")]
+    grow = {"once": [str(workshop.flag("grown")), [{"set": {"tools": more}}, {"result": {"content": []}}]]}
+    workshop.server("growing", tools=[tool("grow")], calls={"grow": [grow, {"set": {"tools": most}}]})
+    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
+        host = Host(proxy, "handshake")
+        await host.call("growing__grow")
+        found = await host.call("search_available_tools", {"query": "paint the wall"})
+        await host.call("growing__grow")
+        called = await host.call("growing__plaster")
+
+    assert "growing__paint" in found["content"][0]["text"]
+    assert not called.get("isError")
+
+
 @pytest.mark.parametrize("declared", [{"tools": []}, {"tools": True}, [], None])
 async def test_tools_are_listed_in_whatever_form_a_server_declares_them(
     workshop: Workshop, declared: object

@@ -46,23 +46,20 @@ class Machine:
         self.journal, self.environ = Journal(home / "journal"), environ
         self.file = home / "config.toml"
 
-    def install(self, host: str, **variables: bool) -> HostPlan:
+    def install(self, *hosts: str, **variables: bool) -> HostPlan:
+        """Install in hosts with one command; return the plan for the last one."""
         text = self.file.read_text("utf-8") if self.file.exists() else None
         configuration = Configuration(self.file, text)
-        file = HOST_PLACES[host].file(self.environ)
-        one = plan(
-            HOST_PLACES[host],
-            file,
-            read_text(file),
-            configuration,
-            COMMAND,
-            self.environ,
-            variables=variables,
-        )
+        plans = list[HostPlan]()
+        for place in map(HOST_PLACES.__getitem__, hosts):
+            file = place.file(self.environ)
+            given = (place, file, read_text(file), configuration, COMMAND, self.environ)
+            plans.append(plan(*given, variables=variables))
         if configuration.change:
             write(configuration.change)
-        self.journal.install(one)
-        return one
+        for one in plans:
+            self.journal.install(one)
+        return plans[-1]
 
     def uninstall(self) -> list[bool]:
         whole = []

@@ -92,6 +92,10 @@ SETTINGS: Final[dict[str, str]] = {
         ("mcpServers",),
         {"desk": COMMON["desk"], "remote": {"httpUrl": URL, "headers": COMMON["remote"]["headers"]}},
     ),
+    "qwen-code": _json(
+        ("mcpServers",),
+        {"desk": COMMON["desk"], "remote": {"httpUrl": URL, "headers": COMMON["remote"]["headers"]}},
+    ),
     "zed": _json(
         ("context_servers",),
         {

@@ -429,10 +429,15 @@ def test_server_that_hosts_wait_for_differently_long_is_configured_once_with_the
     put("cursor", b'{"mcpServers": {"desk": {"command": "desk"}, "lamp": {"command": "lamp"}}}')
     machine.file.parent.mkdir(parents=True, exist_ok=True)
     machine.file.write_text('[servers.desk] # mine\ncommand = "desk"\n', "utf-8")
-    for host in ("codex", "goose", "cursor"):
-        machine.install(host)
+    machine.install("codex", "goose", "cursor")
 
-    assert machine.file.read_text("utf-8") == (
+    configured = machine.file.read_text("utf-8")
+    assert configured == (
         '[servers.desk] # mine\ncall_timeout = 300\nconnect_timeout = 45\ncommand = "desk"\n\n'
         '[servers.lamp]\ncommand = "lamp"\nconnect_timeout = 45\ncall_timeout = 60.0\n'
     )
+    # A shorter time that a person has written stays, unless a host states a longer one.
+    machine.file.write_text(written := configured.replace("60.0", "5"), "utf-8")
+    put("cursor", b'{"mcpServers": {"lamp": {"command": "lamp"}}}')
+    machine.install("cursor")
+    assert machine.file.read_text("utf-8") == written

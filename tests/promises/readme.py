@@ -44,8 +44,9 @@ README = (
         INSTALL + "test_install_moves_servers_tries_them_and_uninstall_gives_the_file_back",
     ),
     Promise(
-        "It knows Claude Desktop, Claude Code, Cursor, VS Code, Windsurf, Codex, Gemini CLI, Zed, opencode, "
-        "Cline, Goose, LM Studio, Continue, Copilot CLI, Copilot in JetBrains IDEs, Kiro and Antigravity",
+        "It knows Claude Desktop, Claude Code, Cursor, VS Code, Windsurf, Codex, Gemini CLI, Qwen Code, Zed, "
+        "opencode, Cline, Goose, LM Studio, Continue, Copilot CLI, Copilot in JetBrains IDEs, Kiro and "
+        "Antigravity",
         HOSTS + "test_install_then_uninstall_changes_nothing",
         HOSTS + "test_each_host_has_a_place_on_each_platform",
     ),

@@ -162,6 +162,9 @@ async def test_a_session_is_told_once_of_a_server_that_is_off_and_again_where_no
     workshop.server("github").settings = {"command": "x", "env": {"T": "${GITHUB_TOKEN}"}}
     queries = ("say something again", "say it again", UNRELATED, "say something again")
     async with inside(workshop.config()) as proxy:
+        overviewed = Host(proxy, "handshake")
+        asked = ("*", *queries, "*")
+        overview = [text_of(await overviewed.call("search_available_tools", {"query": one})) for one in asked]
         host, stranger = Host(proxy, "handshake"), Host(proxy, "handshake")
         answers = [text_of(await host.call("search_available_tools", {"query": one})) for one in queries]
         data = await host.data("search_available_tools", {"query": queries[0]})
@@ -169,6 +172,9 @@ async def test_a_session_is_told_once_of_a_server_that_is_off_and_again_where_no
 
     assert ["None of 1 tool fits" in answer for answer in answers] == [False, False, True, False]
     assert ["Not searched: github" in answer for answer in answers] == [True, False, True, False]
+    # An overview tells all, and counts as having told it.
+    told = ["Not searched: github" in answer for answer in overview]
+    assert told == [True, False, False, True, False, True]
     assert "Not searched: github" in data["note"]
     assert "Not searched: github" in other
 

@@ -34,6 +34,22 @@ def test_a_star_stands_for_anything_in_one_line() -> None:
         found("error\nfailed", "error*failed")
 
 
+def test_what_is_written_like_a_regular_expression_finds_lines_where_it_has_no_match_as_it_stands() -> None:
+    text = "begin\n\n\nERROR a(1)\n\n\nit took 12 ms\n\n\nfatal: b|c"
+
+    def numbers(pattern: str) -> list[int]:
+        return [
+            int(line.partition(":")[0]) for line in found(text, pattern) if line.split(" ")[0].endswith(":")
+        ]
+
+    assert numbers("error|fatal") == [4, 10]
+    assert numbers("(took \\d+ ms|^begin$)") == [1, 7]
+    assert numbers(r"(?i)\berror.*a\(1\)") == [4]
+    assert numbers("b|c") == [10]
+    with pytest.raises(ReadError, match=r"in 1 line; \* stands for anything in a line, \| for or"):
+        found("a", "x|y")
+
+
 def test_a_match_in_a_long_line_is_shown_with_what_surrounds_it() -> None:
     line = "x" * 5000 + "needle" + "y" * 5000 + "needle" + "z" * 5000
     first, second = found(line, "needle")
@@ -82,6 +98,7 @@ def test_a_path_and_a_pattern_together_search_the_part() -> None:
         ('["odd.name"][0]', "2"),
         ("list[-1].id", "4"),
         ("list.id", "3\n4"),
+        (".list.1.id", "4"),
         ("list[*][id, t]", '{"id":3,"t":"x"}\n{"id":4}'),
         ("list[0:1]['id']", "3"),
         ("list[0].t", "x"),
@@ -142,6 +159,7 @@ def test_what_cannot_be_read_is_refused_in_words(
         ("\n", None, "x"),
         ("a\n", None, "a*a"),
         ("a\n", None, "a*b"),
+        ("a\n", None, "b|" * 99),
         ("ab\n\n", None, "b*a"),
         ("İ", None, "i"),
         ("[", "[0][0]", None),

@@ -450,6 +450,8 @@ async def github(workshop: Workshop) -> AsyncIterator[tuple[Proxy, Server]]:
         {"server": "github", "name": "create_issue", "arguments": {"title": "x"}},
         {"server_name": "github", "tool_name": "github__create_issue", "arguments": {"title": "x"}},
         {"server": None, "name": "github__create_issue", "arguments": {"title": "x"}},
+        {"server": "github", "name": "create_issue", "title": "x"},
+        {"server_name": "github", "tool": "github__create_issue", "title": "x"},
     ],
 )
 async def test_call_tools_understand_the_words_of_others_for_name_and_arguments(
@@ -524,13 +526,14 @@ async def test_what_stands_beside_the_name_is_what_the_tool_is_given(workshop: W
     said = [
         {"name": "github__create_issue", "title": "x"},
         {"tool": "github__create_issue", "title": "x", "input": "a text", "goal": "a note"},
+        {"name": "github__create_issue", "server": "web1"},
     ]
     async with inside(workshop.config()) as proxy:
         answers = [await Host(proxy, "modern").call("call_tool", one) for one in said]
 
     assert not any(answer.get("isError") for answer in answers)
     sent = [message["params"]["arguments"] for message in server.ledger.messages("tools/call")]
-    assert sent == [{"title": "x"}, {"title": "x", "input": "a text"}]
+    assert sent == [{"title": "x"}, {"title": "x", "input": "a text"}, {"server": "web1"}]
 
 
 @each("through", ["call_tool", "call_read_only_tool"])
