@@ -42,35 +42,10 @@ from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import files_named, is_about_files, is_for, without_files
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
-from mcp_context_proxy.retrieval.text import identifier_words
-from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import Workers, in_task, keep_latest
 from mcp_context_proxy.trust import ACTING, reaches
 
 ENGINE_DEFAULTS: Final = Filters()
-
-_OF_ALL: Final = frozenset(("tool", "tools", "everything", "all", "capabilities", "help", "mcp", "*"))
-"""Words of which a query for the whole catalog has at least one."""
-
-_OF_NO_NEED = """
-a about accessible an any are available by call can connected could display do does each enumerate every exist
-existing for from get give has have here how i in is know like list many me my name names of offer offers on
-please possible provide provides re s see server servers show tell the there to us use view we what which with
-would you your
-"""
-_GENERAL: Final = _OF_ALL | frozenset(_OF_NO_NEED.split())
-"""Words that say nothing about a need."""
-
-_OF_SERVERS: Final = frozenset(("servers", "mcp"))
-_STATES = """
-active broken configured disconnected down failed failing healthy installed not off offline online running
-status unavailable up why work working
-"""
-_ABOUT_SERVERS: Final = _GENERAL | frozenset(_STATES.split())
-"""Words of a question about the servers, which has one of `_OF_SERVERS`."""
-
-_WHAT_CAN_YOU_DO: Final = frozenset(("what", "can", "do"))
-_WORD: Final = pattern(r"[^\W_]+")
 
 
 class Found(Struct, frozen=True):
@@ -555,48 +530,3 @@ def _document_search(options: DomainOptions) -> SearchOptions:
 
 def _plain_score(result: Result) -> float:
     return (result.cosine or 0.0) + float(LEXICAL_FACTOR) * result.lexical
-
-
-def asks_for_all(query: str, tools: Iterable[Tool]) -> bool:
-    """Return whether a query, such as "list all tools" or "which servers work", asks for the whole catalog.
-
-    It asks for a tool instead if it spells the name of one, such as ``list_all``, or if a tool is there for
-    other servers, such as machines of a cloud.
-    """
-    asked = _query_words(query)
-    of_servers = asked & _OF_SERVERS
-    of_all = not asked or asked & _OF_ALL or of_servers or asked >= _WHAT_CAN_YOU_DO
-    if not (of_all and asked <= (_ABOUT_SERVERS if of_servers else _GENERAL)):
-        return False
-
-    def is_meant(tool: Tool) -> bool:
-        name = set(identifier_words(tool.name).split())
-        about = "servers" in asked and ("server" in name or "servers" in tool.description.casefold())
-        return about or (name <= asked and (len(name) > 1 or name == asked))
-
-    return not any(map(is_meant, tools))
-
-
-def server_asked_for(query: str, servers: Iterable[str]) -> str | None:
-    """Return the server whose tools a query such as "all tools of git" asks for; None if it does not."""
-    asked = _query_words(query)
-    telling = next(iter(asked - _GENERAL), "")  # by which most of many servers need no look
-    for server in (server for server in servers if telling in server.casefold()):
-        name = _query_words(server)
-        if name == asked or (name <= asked and asked - name <= _GENERAL and not name <= _GENERAL):
-            return server
-    return None
-
-
-def narrowed(wanted: SearchFilters, query: str, servers: Iterable[str]) -> SearchFilters:
-    """Return the filters of a search, for one server alone if the query asks for "all tools of git"."""
-    asked = _query_words(query)
-    if wanted.server is not None or not (asked & _OF_ALL or asked >= _WHAT_CAN_YOU_DO):
-        return wanted
-    server = server_asked_for(query, servers)
-    return wanted if server is None else replace(wanted, server=server)
-
-
-def _query_words(query: str) -> set[str]:
-    # A first search begins here, on the event loop, where the expressions of `identifier_words` take 50 ms.
-    return set(_WORD.findall(query.casefold()) or query.split())

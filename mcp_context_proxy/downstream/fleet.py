@@ -146,6 +146,11 @@ class Fleet:
             client.stop()
         self._successors.clear()
 
+    @property
+    def failed(self) -> list[str]:
+        """Names of servers without tools, because of a mistake or because they could not be connected to."""
+        return [*self.off, *(client.name for client in self.unlisted if failure(client))]
+
     def configured(self) -> frozenset[str]:
         """Return the names of all servers in the configuration, also of those that are off."""
         # A name that is itself the mistake could be part of the names of another server's tools.

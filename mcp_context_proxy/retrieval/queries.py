@@ -68,6 +68,7 @@ from mcp_context_proxy.retrieval.text import (
     joined,
     listed,
     quotations,
+    rejoined,
     spoken,
     stem,
     synonyms,
@@ -211,7 +212,7 @@ def read_query(
     """
     said = without_pasted(query)[:QUERY_LIMIT]
     as_written = without_opener(encodable(said).strip())
-    written = ordered(as_written)
+    written = ordered(rejoined(as_written) if translates else as_written)
     idiom = idiom_of(written)
     divided = _Divided.of(written, None if idiom is None else idiom.end)
     reader = _Reader(

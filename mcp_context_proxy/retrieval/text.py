@@ -108,6 +108,13 @@ KNOWN_WORDS = Path(__file__).with_name("known_words.npy")
 _LETTERS = pattern(r"[^\W\d_]+")
 _LATIN, _UNLATIN = pattern(r"[A-Za-z\u00c0-\u024f]"), pattern(r"[^\W\d_\u0000-\u024f]")
 
+_APART = spoken(
+    r"(?:^|(?<=[.!?,] )|(?<=\bund )|(?<=\bbitte ))(?!bitte\b)(?P<verb>[^\W\d_]{2,20}?)e?"
+    r"(?P<object>\s[^.!?,]{1,100}?)\s(?P<particle>ab|an|auf|aus|ein|frei|hinzu|(?:her|hin)?(?:aus|auf|unter|ein)|hoch"
+    r"|nach|raus|runter|um|vor|weg|weiter|wieder her|zu|zurück|zusammen|aan|af|in|op|toe|uit|terug)"
+    r"(?=\s*(?:[.!?,]|$)|\s(?:und|en)\b)"
+)
+
 FOREIGN_WORDS: Final = listed("foreign words")
 
 FEWEST_FOREIGN = 2
@@ -384,8 +391,7 @@ def is_translated(query: str) -> bool:
     spoken = [_unaccented(match.group()).lower() for match in _LETTERS.finditer(query)]
     if telling.isdisjoint(spoken):
         return False
-    known = sum(word in meant for word in spoken)
-    return known >= max(FEWEST_FOREIGN, TRANSLATED_SHARE * len(spoken))
+    return sum(word in meant for word in spoken) >= max(FEWEST_FOREIGN, TRANSLATED_SHARE * len(spoken))
 
 
 def translated(word: str, is_first: bool) -> str | None:
@@ -402,12 +408,21 @@ def translated(word: str, is_first: bool) -> str | None:
     return found or meant.get(plain.replace("ae", "a").replace("oe", "o").replace("ue", "u"))
 
 
+def rejoined(query: str) -> str:
+    """Return a query with German and Dutch verbs in one: "mach das Licht aus" is "ausmachen das Licht"."""
+
+    def whole(match: re.Match[str]) -> str:
+        verb = match["particle"].replace(" ", "") + match["verb"]
+        known = next((one for one in (f"{verb}en", verb) if translated(one, is_first=True)), None)
+        return match.group() if known is None else known + match["object"]
+
+    return _APART.sub(whole, query)
+
+
 def synonyms(terms: Collection[str]) -> dict[str, str]:
     """Return the index terms of the synonyms of some terms, without these, each with its word."""
-    found: dict[str, str] = {}
-    for term in terms:
-        found |= _SYNONYMS_BY_TERM.get(term, {})
-    return {term: word for term, word in found.items() if term not in terms}
+    found = (pair for term in terms for pair in _SYNONYMS_BY_TERM.get(term, {}).items())
+    return {term: word for term, word in found if term not in terms}
 
 
 def in_other_words(query: str, has_term: Callable[[str], bool]) -> str | None:
@@ -582,8 +597,4 @@ def _pieces(
 
 def encodable(text: str) -> str:
     """Replace half characters (lone surrogates), which JSON allows and UTF-8 does not."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "replace").decode("utf-8")
-    return text
+    return text.encode("utf-8", "replace").decode("utf-8")

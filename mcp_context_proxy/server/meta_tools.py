@@ -15,8 +15,8 @@ from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, 
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import Delivery, DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search import Scope, asks_for_all
-from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
+from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait, asks_for_all
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
 from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -257,7 +257,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 catalog = self.calls.catalog
                 snapshot = (catalog if caller.rights.limited else catalog.whole).snapshot
                 # Which tools there are matters for few queries.
-                if asks_for_all(query, ()) and await in_thread(asks_for_all, query, snapshot.tools.values()):
+                of_all = partial(asks_for_all, query, snapshot.servers, self.fleet.failed)
+                if of_all() and await in_thread(of_all, snapshot.tools.values()):
                     known = self._noted(handle or caller.session, caller)
                     return await self._overview(scope, caller, known, partial(tell_waiting, params, notify))
             if not query.strip():

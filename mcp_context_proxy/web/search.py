@@ -16,8 +16,8 @@ from mcp_context_proxy.config.reload import Reloader
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope, asks_for_all
-from mcp_context_proxy.context.search_filters import Figures, Indexed
+from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope
+from mcp_context_proxy.context.search_filters import Figures, Indexed, asks_for_all
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.fleet import Fleet, failure
@@ -286,8 +286,8 @@ async def look(
     figures, quoting = _figures(usage, asked_by), asked_by.may(Role.VIEW)
     count, budget = contexts.costs.count, search_answers.answer_tokens(wanted.top)
     written = partial(search_answers.search_text, answer, notes, count=count, tokens=budget)
-    tools = found.snapshot.tools.values()
-    if asks_for_all(context.query, ()) and await in_thread(asks_for_all, context.query, tools):
+    of_all = partial(asks_for_all, context.query, found.snapshot.servers, fleet.failed)
+    if of_all() and await in_thread(of_all, found.snapshot.tools.values()):
         written = partial(rendering.overview_text, found.snapshot, scope, figures, notes, count)
     text = await in_thread(written)
     return {

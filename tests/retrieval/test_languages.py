@@ -264,6 +264,37 @@ def test_an_english_query_with_names_is_not_translated(query):
     assert read_query(query, lambda _term: True, lambda: WordList([]), {}).read_as is None
 
 
+@each(
+    ("query", "understood"),
+    [
+        ("mach das Licht aus", "turn off the light"),
+        ("Bitte fahr den Server hoch.", "please start the Server."),
+        (
+            "trage den Termin im Kalender ein und lade Anna ein",
+            "enter the meeting in calendar and invite Anna",
+        ),
+        ("stell die Datenbank wieder her", "restore the database"),
+        ("zet de muziek uit", "turn off of music"),
+        ("mach das Licht an der Kamera aus", "turn off the light an the camera"),
+    ],
+)
+def test_a_verb_is_read_together_with_its_particle_at_the_end(query, understood):
+    assert read_query(query, lambda _term: False, lambda: WordList([]), {}).read_as == understood
+
+
+@each(
+    "query",
+    [
+        "type it in",
+        "what should I put the label on",
+        "turn the light on",
+        "start the next and say what is open",
+    ],
+)
+def test_an_english_verb_has_no_such_particle(query):
+    assert read_query(query, lambda _term: True, lambda: WordList([]), {}).read_as is None
+
+
 def test_words_that_are_telling_of_another_language_are_hardly_english():
     frequent = set(WORDS.read_text(encoding="ascii").split())
 
@@ -283,5 +314,5 @@ def test_each_word_of_another_language_is_translated_in_one_way():
         for word in line.partition(":")[2].replace("/", " ").split()
     ]
 
-    assert len(listed) > 3_000
+    assert len(listed) > 4_000
     assert sorted(listed) == sorted(set(listed))

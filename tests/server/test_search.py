@@ -414,6 +414,29 @@ async def test_a_question_about_servers_finds_the_tools_that_are_for_servers(wor
     assert "cloud__list_machines(" in text
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "chat",
+        "is the chat server up",
+        "why is chat not working",
+        "is the broken server up",
+        "weather server status",
+    ],
+)
+async def test_a_question_for_the_state_of_a_server_is_answered_with_the_states(
+    workshop: Workshop, query: str
+) -> None:
+    workshop.server("weather", tools=[tool("forecast", "Forecast of the weather for a city")])
+    workshop.server("chat").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
+    async with host_of(workshop.config(), "modern") as host:
+        text = (await host.call(SEARCH, {"query": query}))["content"][0]["text"]
+
+    assert "Not searched: chat (off: NOT_SET_ANYWHERE is not set" in text
+    assert "1 tool of 1 server:" in text
+    assert "weather__forecast(" not in text
+
+
 async def test_the_descriptions_of_all_tools_are_read_off_the_event_loop(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
