@@ -97,7 +97,7 @@ class Recollector:
     async def complete(self, answer: SearchAnswer, owner: str) -> SearchAnswer:
         """Return an answer with the interactions of an owner that its query means, within its budget.
 
-        Without them if they cannot be found in time: no request fails for its memory.
+        None are added that cannot be found in time: no request fails for its memory.
         """
         await in_task()
         with anyio.move_on_after(self.seconds):
@@ -112,8 +112,8 @@ class Recollector:
         options, now = context.options, time_of_day()
         wanted = min(options.interactions_top_n + SPARE, MOST_FOUND)
         found = self._memory.semantic_search_interactions(context.query, top_k=wanted, owner=owner)
-        if found.method == "recent":
-            return answer  # nothing was compared with the query
+        if found.method == "recent":  # nothing was compared with the query
+            return answer
         left = options.interaction_tokens
         if options.max_tokens is not None:
             left = min(left, options.max_tokens - context.tokens)
@@ -123,7 +123,7 @@ class Recollector:
             if said.content.casefold().split() == context.query.casefold().split():
                 continue  # the query itself, which was searched for before
             line = _line(one, now)
-            tokens, score = self._count(line), 0.0 if one.score is None else round(one.score, 4)
+            tokens, score = self._count(line), round(one.score or 0.0, 4)
             if len(chosen) < options.interactions_top_n and tokens <= left:
                 left -= tokens
                 facts = said.id, said.agent_name, said.interaction_type, said.time
@@ -207,11 +207,10 @@ class ContextEngine:
         recollector: Recollector | None = None,
         redact: Callable[[str], str],
     ) -> None:
-        """Connect the parts; ``options`` and ``reading`` are those of the configuration.
+        """Connect the parts; ``options`` and ``reading`` are configured.
 
-        ``ab_share`` is the share of recorded requests that are answered without learned pairs.
-        ``recollector`` adds remembered interactions to contexts. ``redact`` removes secrets from a query: it
-        is kept, and models and endpoints may read it.
+        ``ab_share`` is the share of recorded requests that are answered without learned pairs. ``redact``
+        removes secrets from a query, which is kept, and which models and endpoints may read.
         """
         self.presets = presets or PresetBook(None)
         """Presets that sessions may begin with."""

@@ -48,10 +48,8 @@ NESTED: Final = 4
 """Lists and alternatives within each other that a signature follows."""
 
 LOOKS: Final = 2_000
-"""Members, values and nested parameters that a signature looks at, ten times those of any real tool.
-
-A stranger's schema may branch without end, and lead to the same thousands of parameters again and again.
-"""
+"""Members, values and nested parameters that a signature looks at, ten times those of any real tool. A
+stranger's schema may lead to the same thousands of parameters again and again."""
 
 ALWAYS_NAMED: Final = 3
 """Optional parameters that a signature names in any detail where a query speaks of them."""
@@ -407,8 +405,7 @@ MISFITS: Final = 8
 def misfit(tool: Tool, name: str, arguments: bytes) -> str:
     """Return how arguments differ from the schema of a tool, and its signature; empty if nothing is seen.
 
-    Only names, types and values at the top are compared, for a model whose call its server has refused;
-    ``name`` is that under which the model has the tool.
+    Only names, types and values at the top are compared; ``name`` is that under which the model has the tool.
     """
     if len(arguments) > envelope.TAKEN_APART_BYTES:
         return ""

@@ -142,7 +142,9 @@ async def test_lines_that_match_a_pattern_are_found_with_numbers_and_what_surrou
     assert found.split("\n") == expected
     assert under == "[1 place matches; this is all]"
     assert none["isError"]
-    assert "* stands for anything in a line, and nothing else is special" in none["content"][0]["text"]
+    assert (
+        "* stands for anything in a line, | for or, and nothing else is special" in none["content"][0]["text"]
+    )
     # Each line has its number in the whole; the page says how many places there are instead.
     assert "match. The next is page=2]" in many
     assert "lines" not in many
