@@ -10,6 +10,7 @@ of its own: nobody waits for the disk.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import time
@@ -364,7 +365,7 @@ class RequestRecords:
         """Time at which the newest was added, on the same clock."""
 
     def when_added(self, callback: Callable[[RequestContext], None]) -> None:
-        """Call with every request context that is added; the callback must not block."""
+        """Call with every request context soon after it is added; the callback must not block."""
         self._added.append(callback)
 
     def add(self, context: RequestContext) -> None:
@@ -380,7 +381,8 @@ class RequestRecords:
         if self._store is not None and sum(map(size_of, waiting)) < UNWRITTEN_ITEMS:
             self._writer.add(context)
         for added in self._added:
-            added(context)
+            # In the next step of the loop: the answer is written before.
+            asyncio.get_running_loop().call_soon(added, context)
 
     def recent(self, seconds: float = math.inf) -> Iterator[RequestContext]:
         """Iterate over the request contexts in memory that are not older, newest first."""
