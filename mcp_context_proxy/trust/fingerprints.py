@@ -327,8 +327,8 @@ def own_words(definitions: Iterable[Encoded], taken: Iterable[bytes]) -> set[str
     """Return the names by which a server means something of its own.
 
     These are the members of its definitions, such as parameters, the values that these may have, and all
-    words of those that were `taken` before. Otherwise one that names its tools like the parameters of another,
-    like what its results have, or like members of each definition, would have that one's tools withheld.
+    words of those that were `taken` before. Otherwise one that names its tools like what another has, or like
+    a member of each definition, would have the tools of that one withheld.
     """
     found = {name for one in taken for name in _NAME.findall(_words_of(one))}
     left = [json.loads(bytes(one)) for one in definitions]
