@@ -233,11 +233,16 @@ class _Text(Struct):
 
 
 def _text_of(raw: Raw) -> _Text | None:
-    """Return the text of a block; None of a block that has none, such as an image."""
+    """Return the text of a block; None of a block that has none, such as an image.
+
+    What is no block, or has too many members to be looked at, is a text as it is written.
+    """
     block = json_values.members_of(raw)
     holder = json_values.members_of(block["resource"]) if block is not None and "resource" in block else block
-    text = None if holder is None else envelope.text(holder.get("text"))
-    return None if block is None or text is None else _Text(block, text.encode())
+    if block is None or holder is None:
+        return _Text({"type": Raw(b'"text"')}, (envelope.text(raw) or bytes(raw).decode()).encode())
+    text = envelope.text(holder.get("text"))
+    return None if text is None else _Text(block, text.encode())
 
 
 def shorten(
@@ -247,11 +252,11 @@ def shorten(
 
     `schema` is the output schema that the client knows. Blocks.
     """
-    parts = json_values.members_of(result) or {}
+    parts = json_values.members_of(result) or {"content": Raw(result)}
     content = parts.get("content", Raw(b"[]"))
     blocks = json_values.elements_of(content)
     if blocks is None:
-        return None
+        blocks = [content]
     texts = [_text_of(block) for block in blocks]
     given = [text for text in texts if text is not None]
     structured = parts.get("structuredContent")

@@ -43,7 +43,7 @@ from mcp_context_proxy.trust.fingerprints import (
     foreign,
     is_distinctive,
     list_digest,
-    own_values,
+    own_words,
     ruling_of,
     suspicion,
     visible_part,
@@ -302,8 +302,8 @@ class Approvals:
         owners = self._names_of_others(origin.server, own_names()) if unknown else {}
         signs = {one.name: sign for one in unknown if (sign := suspicion(one, owners)) is not None}
         if owners and signs:
-            values = own_values(one.definition for one in candidates.values())
-            owners = {name: owner for name, owner in owners.items() if name not in values}
+            words = own_words((one.definition for one in candidates.values()), self._taken(record))
+            owners = {name: owner for name, owner in owners.items() if name not in words}
             suspects = [one for one in unknown if one.name in signs]
             signs = {one.name: sign for one in suspects if (sign := suspicion(one, owners)) is not None}
         seen_alike = self._seen_alike(record, unknown)
@@ -442,15 +442,24 @@ class Approvals:
             ]
             for one in unknown
         }
-        kept = dict(record.waiting.definitions)
-        with suppress(StoreError):
-            kept |= self._store.definitions({key for keys in alike.values() for key in keys})
+        kept = self._kept(record, {key for keys in alike.values() for key in keys})
         return {
             one.name
             for one in unknown
             for key in alike[one.name]
             if key in kept and visible_part(kept[key]) == visible_part(bytes(one.definition))
         }
+
+    def _taken(self, record: Record) -> Iterable[bytes]:
+        """Return the definitions of a server that were taken, and are known."""
+        keys = {row.key for rows in record.rows.values() for row in rows if row.state in TAKEN}
+        return [known for key, known in self._kept(record, keys).items() if key in keys]
+
+    def _kept(self, record: Record, keys: Collection[bytes]) -> dict[bytes, bytes]:
+        kept = dict(record.waiting.definitions)
+        with suppress(StoreError):
+            kept |= self._store.definitions(keys)
+        return kept
 
     def _may_record(self, record: Record, server: str, one: Candidate) -> bool:
         name = one.kind, one.name

@@ -323,20 +323,21 @@ def foreign(owners: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:
     return {name: server for name, server in owners.items() if words[name] not in meant}
 
 
-def own_values(definitions: Iterable[Encoded]) -> set[str]:
-    """Return the names of parameters, and the values that they may have: a server means these by such a name.
+def own_words(definitions: Iterable[Encoded], taken: Iterable[bytes]) -> set[str]:
+    """Return the names by which a server means something of its own.
 
-    Otherwise one that names its tools like the parameters of another would have that one's tools withheld.
+    These are the members of its definitions, such as parameters, the values that these may have, and all
+    words of those that were `taken` before. Otherwise one that names its tools like what another has, or like
+    a member of each definition, would have the tools of that one withheld.
     """
-    found, left = set[str](), [json.loads(bytes(one)) for one in definitions]
+    found = {name for one in taken for name in _NAME.findall(_words_of(one))}
+    left = [json.loads(bytes(one)) for one in definitions]
     while left:
         value = left.pop()
         if isinstance(value, dict):
             left += value.values()
-            values, named = value.get("enum"), value.get("properties")
-            if isinstance(named, dict):
-                found |= named.keys()
-            if isinstance(values, list):
+            found |= value.keys()
+            if isinstance(values := value.get("enum"), list):
                 found.update(one for one in values if isinstance(one, str))
         elif isinstance(value, list):
             left += value

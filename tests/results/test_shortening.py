@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from support.tables import each
+
 from mcp_context_proxy.results import LINK_CHARACTERS, links_in
 from mcp_context_proxy.results.shortening import Shortened, shorten
 
@@ -39,6 +41,31 @@ def test_elements_and_members_that_are_left_out_are_counted() -> None:
     assert given == {f"m{n}": n for n in range(len(given))} != {}
     assert more == f"{9_000 - len(given):,} more members"
     assert shape.endswith("m29: number, ... 8,970 more}")
+
+
+FLOOD = {f"a{at}": 0 for at in range(100_001)}
+BLOCK = {"type": "text", "text": "x"}
+
+
+@each(
+    "result",
+    [
+        {"content": [BLOCK] * 100_001},
+        {"content": [BLOCK | FLOOD]},
+        {"content": [{"type": "resource", "resource": {"uri": "a:b", "text": "x"} | FLOOD}]},
+        {"content": [BLOCK]} | FLOOD,
+        {"content": "x" * 9_000},
+        {"content": ["x" * 9_000]},
+    ],
+)
+def test_no_number_of_blocks_or_members_keeps_a_result_from_being_shortened(result: dict[str, Any]) -> None:
+    found = shorten(json.dumps(result).encode(), 8_000, None, lambda: "id")
+
+    assert found is not None
+    assert len(found.result) < 10_000
+    assert found.texts[0][1].decode() in (json.dumps(result), json.dumps(result["content"]), "x" * 9_000) or (
+        json.loads(found.texts[0][1]) == result["content"][0]
+    )
 
 
 def test_the_note_names_the_ways_that_lead_to_the_rest() -> None:

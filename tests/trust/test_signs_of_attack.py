@@ -84,11 +84,28 @@ def test_no_server_has_the_tools_of_another_withheld_by_naming_its_own_like_thei
 ) -> None:
     schema = {"type": "object", "properties": {"merge_method": {"type": "string"}, "pullNumber": {}}}
     run = Run(store)
-    run.list("evil", tool("merge_method"), tool("pullNumber"))
-    run.list("github", tool("merge", "Merges pullNumber, by the merge_method.", inputSchema=schema))
+    run.list("evil", *map(tool, ("merge_method", "pullNumber", "inputSchema", "readOnlyHint", "maxLength")))
+    run.list(
+        "github",
+        tool("merge", "Merges pullNumber, by the merge_method.", inputSchema=schema),
+        tool("show", annotations={"readOnlyHint": True}, outputSchema={"type": "object", "maxLength": 1}),
+    )
 
-    assert "github__merge" in run.served()
+    assert {"github__merge", "github__show"} <= {*run.served()}
     assert not run.catalog.snapshot.withheld
+
+
+def test_no_server_has_the_next_version_of_another_withheld_by_naming_its_tools_like_words_of_this_one(
+    store: Store,
+) -> None:
+    run = Run(store)
+    run.list("github", tool("show", "Returns head_commit."), version="github 1")
+    run.list("evil", tool("head_commit"), tool("html_address"))
+    new = tool("list", "Lists. Returns each head_commit."), tool("find", "Finds html_address.")
+    run.list("github", tool("show", "Returns the head_commit."), *new, version="github 2")
+
+    assert {"github__show", "github__list"} <= {*run.served()}
+    assert [*run.catalog.snapshot.withheld] == ["github__find"]
 
 
 @pytest.mark.parametrize("own", ["update", "issue", "jira_reupdate_issue", "do_update_issue_now", "x_issue"])
