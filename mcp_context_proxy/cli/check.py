@@ -304,6 +304,7 @@ async def _check_proxy(config: Config, host: HostProfile | None, versions: Versi
             verdicts.append(Verdict(Level.WARNING, name or "catalog", message))
         verdicts += await in_thread(lambda: [*_taken_lately(proxy)])
         verdicts += await _copies(proxy)
+        verdicts += await pins.issuer(config)
         verdicts += _suspected(proxy)
         verdicts += pins.profiles(proxy)
         if host is None:

@@ -1,4 +1,4 @@
-"""Checks for ``check``: servers whose version is not pinned, and what hosts do with our tools.
+"""Checks for ``check``: versions that are not pinned, profiles, the issuer, and what hosts do with our tools.
 
 A server without a pinned version becomes another program whenever its author publishes one. The version that
 just ran is read from the files of the running program, never from the server's own words, and is
@@ -27,7 +27,7 @@ from mcp_context_proxy.catalog.names import name_lengths, name_within
 from mcp_context_proxy.catalog.uri_owners import part_for
 from mcp_context_proxy.cli import open_configured_store
 from mcp_context_proxy.cli.terminal import counted
-from mcp_context_proxy.config import ServerConfig, load
+from mcp_context_proxy.config import Config, ServerConfig, load
 from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile, NameRule, room_given
 from mcp_context_proxy.config.hosts import from_host
 from mcp_context_proxy.config.programs import (
@@ -326,6 +326,23 @@ def profiles(proxy: Proxy) -> Iterator[Verdict]:
     if config.context.interactions_top_n and not config.interactions.enabled:
         text = "context.interactions_top_n has no effect: nothing is remembered"
         yield Verdict(Level.WARNING, "context", text, "set interactions.enabled = true")
+
+
+async def issuer(config: Config) -> list[Verdict]:
+    """Return whether the keys of the issuer can be had, where its tokens are accepted."""
+    if config.auth.mode != "jwt":
+        return []
+    from mcp_context_proxy.front.issuer import IssuedTokens, KeysUnavailableError
+
+    try:
+        keys = IssuedTokens(config).keys
+        await keys.fitting(None, config.auth.algorithms[0])
+    except ConfigError as error:
+        return [Verdict(Level.PROBLEM, "issuer", str(error), "until then, serve --http does not start")]
+    except KeysUnavailableError:
+        fault = f"the keys of {config.auth.issuer} cannot be fetched: {keys.fault}"
+        return [Verdict(Level.PROBLEM, "issuer", fault, "until then, nobody gets in with a token of it")]
+    return [Verdict(Level.OK, "issuer", f"the keys of {config.auth.issuer} have been fetched")]
 
 
 def _missing(proxy: Proxy, profile: ClientConfig) -> Iterator[Verdict]:

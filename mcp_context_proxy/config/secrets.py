@@ -1,9 +1,9 @@
 """Secrets: places that values may come from, and their redaction in logs, errors and what servers write.
 
 ``${keyring:NAME}`` is a secret that ``mcp-context-proxy secret set NAME`` has stored. ``${cmd:PROGRAM ...}``
-is what a program prints; it runs only if the user's own configuration allows it. Both block, each time no
-longer than the constants below say: a keyring may ask a person to unlock it, who is not there when a host
-starts the proxy.
+is what a program prints; it runs only if the user's own configuration allows it. ``${file:PATH}`` is what a
+file has. Keyrings and programs block no longer than the constants below say: a keyring may ask a person to
+unlock it, who is not there when a host starts the proxy.
 
 A known value is replaced wherever it stands, also encoded, by the name of the variable that it came from.
 Text that only looks like a credential is replaced, too.
@@ -26,6 +26,7 @@ from importlib import import_module
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import IO, Any, AnyStr, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
@@ -385,11 +386,10 @@ INDEX: Final = ":names"
 
 NAME: Final = pattern(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
-KEYRING_SECONDS: Final = 10.0
-COMMAND_SECONDS: Final = 5.0
+KEYRING_SECONDS, COMMAND_SECONDS = 10.0, 5.0
 
 OUTPUT_BYTES: Final = 64 * 1024
-"""Longest output of a command that is taken for a value."""
+"""Longest output of a command, or content of a file, that is taken for a value."""
 
 CAUSE_CHARACTERS: Final = 200
 """Length to which the message of a keyring or a command is cut."""
@@ -411,7 +411,7 @@ def sources(
 ) -> dict[str, SecretSource]:
     """Return the sources of one configuration by prefix; each value is fetched once.
 
-    `is_host_file` is true for the file of a host, which may come with a repository. Commands run in `folder`.
+    `is_host_file` is true for the file of a host, which may come with a repository; `folder` is that of it.
     """
 
     def run(text: str) -> str:
@@ -421,7 +421,17 @@ def sources(
             raise SecretSourceError("${cmd:...} is off", "commands = true under [secrets] allows it")
         return output_of(text, folder, environ)
 
-    return {"keyring": _once(read_secret), "cmd": _once(run)}
+    def read(text: str) -> str:
+        if is_host_file:
+            raise SecretSourceError("${file:...} reads no file for the file of a host; use a config.toml")
+        path = folder / Path(text).expanduser()
+        try:
+            with path.open("rb") as file:
+                return _value(file.read(OUTPUT_BYTES + 1), f"{path} has")
+        except OSError as error:
+            raise SecretSourceError(f"{path} cannot be read: {error.strerror}") from None
+
+    return {"keyring": _once(read_secret), "cmd": _once(run), "file": _once(read)}
 
 
 def _once(source: SecretSource) -> SecretSource:
@@ -520,13 +530,7 @@ def output_of(text: str, folder: Path, environ: Mapping[str, str]) -> str:
     name = f"${{cmd:{command[0]} ...}}"
     try:
         process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
+            command, cwd=folder, env=dict(environ), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, bufsize=0
         )
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -545,19 +549,22 @@ def output_of(text: str, folder: Path, environ: Mapping[str, str]) -> str:
     finally:
         process.kill()
         process.wait()
-    if len(printed.kept) > OUTPUT_BYTES:
-        raise SecretSourceError(f"{name} printed more than {OUTPUT_BYTES:,} bytes")
-    if process.returncode:
+    if process.returncode and len(printed.kept) <= OUTPUT_BYTES:
         reason = _cause(said.kept.decode("utf-8", "replace"))
-        raise SecretSourceError(
-            f"{name} ended with exit code {process.returncode}{': ' if reason else ''}{reason}"
-        )
+        raise SecretSourceError(f"{name} ended with exit code {process.returncode}{reason and ': '}{reason}")
+    return _value(printed.kept, f"{name} printed")
+
+
+def _value(content: bytes | bytearray, has: str) -> str:
+    """Return the text of a file or output without the line break at its end; `has` begins a complaint."""
+    if len(content) > OUTPUT_BYTES:
+        raise SecretSourceError(f"{has} more than {OUTPUT_BYTES:,} bytes")
     try:
-        value = printed.kept.decode().rstrip("\r\n")
+        value = content.decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        raise SecretSourceError(f"{name} printed something that is no text") from None
+        raise SecretSourceError(f"{has} something that is no text") from None
     if not value:
-        raise SecretSourceError(f"{name} printed nothing")
+        raise SecretSourceError(f"{has} nothing")
     return value
 
 

@@ -113,7 +113,8 @@ class KeySet:
         """Time of the last successful fetch, in seconds since 1970."""
         self._fetching: anyio.Event | None = None
         self._waiting = 0
-        self._fault: str | None = None
+        self.fault: str | None = None
+        """The reason why the last fetch failed; None if it did not."""
         self.changed: list[Callable[[], None]] = []
         """Called when keys have been fetched: tokens are looked at again."""
 
@@ -135,7 +136,7 @@ class KeySet:
             return found
         await self._refreshed()
         found = self._among(kid, algorithm)
-        if not self._usable or (not found and self._fault is not None):
+        if not self._usable or (not found and self.fault is not None):
             raise KeysUnavailableError
         return found
 
@@ -150,7 +151,7 @@ class KeySet:
         """Keep the keys fresh until cancelled."""
         while True:
             await self._refreshed()
-            due = FRESH_SECONDS if self._fault is None else REFETCH_SECONDS
+            due = FRESH_SECONDS if self.fault is None else REFETCH_SECONDS
             await anyio.sleep(max(self._tried_at + due - self._clock(), 1.0))
 
     async def _refreshed(self) -> None:
@@ -192,11 +193,11 @@ class KeySet:
         except Exception as error:
             # boundary: the network, and any document of the issuer
             fault = one_line(str(error) or type(error).__name__, FAULT_CHARACTERS)
-        if fault is not None and fault != self._fault:
+        if fault is not None and fault != self.fault:
             logger.warning("the keys of the issuer %s cannot be fetched: %s", self._issuer, fault)
-        elif fault is None and self._fault is not None:
+        elif fault is None and self.fault is not None:
             logger.warning("the keys of the issuer %s have been fetched again", self._issuer)
-        self._fault = fault
+        self.fault = fault
 
     async def _discovered(self) -> str:
         """Return the URL of the keys, as the issuer's own document names it."""

@@ -12,6 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from support.chat import chat_service
+from support.issuer import AUDIENCE, issuing
 from support.servers import Workshop, tool
 
 from .conftest import Run, flat
@@ -199,6 +200,21 @@ def test_a_front_that_everyone_could_reach_without_a_token_is_a_problem(run: Run
 
     assert done.returncode == 1
     assert "http.auth: serving without a token needs a loopback address" in flat(done.stdout)
+
+
+def test_an_issuer_is_asked_for_its_keys(run: Run, workshop: Workshop) -> None:
+    workshop.server("good", tools=[tool("a")])
+    http = {"resource_url": AUDIENCE}
+    with issuing() as issuer:
+        config = workshop.config(auth=issuer.settings(), http=http)
+        good = run("check", "--config", config)
+        issuer.answers = {"/keys": (404, {}, b"")}
+        bad = run("check", "--config", config)
+    unlike = run("check", "--config", workshop.config(auth=issuer.settings()))
+
+    assert (good.returncode, f"the keys of {issuer.url} have been fetched" in flat(good.stdout)) == (0, True)
+    assert (bad.returncode, f"{issuer.url}/keys answered 404" in flat(bad.stdout)) == (1, True)
+    assert (unlike.returncode, "needs http.resource_url" in flat(unlike.stdout)) == (1, True)
 
 
 def test_the_only_server_works_or_does_not(run: Run, workshop: Workshop) -> None:

@@ -1,4 +1,4 @@
-"""Values of the configuration from the keyring and from commands."""
+"""Values of the configuration from the keyring, from commands and from files."""
 
 import json
 import shlex
@@ -120,6 +120,43 @@ def test_no_command_runs_unless_the_file_allows_it(tmp_path: Path, head: str) ->
 
     assert "${cmd:...} is off; commands = true under [secrets] allows it" in str(config.off["s"].problems[0])
     assert not written.exists()
+
+
+def test_the_content_of_a_file_is_a_value_and_is_redacted(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("0ne-key-of-a-file\n", encoding="utf-8")
+    config = loaded(tmp_path, {"A": "${file:key}", "B": f"x ${{file:{tmp_path / 'key'}}}"})
+
+    assert config.servers["s"].env == {"A": "0ne-key-of-a-file", "B": "x 0ne-key-of-a-file"}
+    assert "0ne-key-of-a-file" in {value for _, value in all_secrets_of(config)}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"\n", "has nothing"),
+        (b"\xff", "has something that is no text"),
+        (b"x" * 70_000, "has more than 65,536 bytes"),
+    ],
+)
+def test_a_file_without_a_value_switches_its_server_off_and_is_named(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "key").write_bytes(content)
+    problem = loaded(tmp_path, {"A": "${file:key}"}).off["s"].problems[0]
+
+    assert problem.message == f"{tmp_path / 'key'} {message}"
+
+
+def test_no_file_is_read_for_the_file_of_a_host(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("0ne-key-of-a-file", encoding="utf-8")
+    file = tmp_path / "mcp.json"
+    servers = {"s": {"command": "x", "env": {"A": "${file:key}"}}}
+    file.write_text(json.dumps({"mcpServers": servers}), encoding="utf-8")
+    file.chmod(0o600)
+
+    assert "reads no file for the file of a host" in str(load(file, ENVIRON).off["s"])
 
 
 def test_no_command_runs_for_the_file_of_a_host(tmp_path: Path) -> None:
