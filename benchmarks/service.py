@@ -34,7 +34,8 @@ from subjects import SERVERS, Workbench
 from mcp_context_proxy import Interactions
 from mcp_context_proxy.embedding.embeddings import LazyModel, QueryEmbedder
 from mcp_context_proxy.learning import MOST_PAIRS, key_of
-from mcp_context_proxy.store.learned import Interaction, Pair
+from mcp_context_proxy.store.interactions import Interaction
+from mcp_context_proxy.store.learned import Pair
 from mcp_context_proxy.store.opening import open_store
 
 SEARCH, RECALL = "search_available_tools", "recall"

@@ -66,7 +66,7 @@ class AskError(Exception):
 def configuration_file(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> str:
     """Return the path of the configuration that a command line names, or of the user's own."""
     config = given or environ.get(CONFIG_VARIABLE)
-    if config is None:
+    if not config:
         from mcp_context_proxy.system import default_file  # noqa: PLC0415 - seldom needed
 
         config = default_file(environ)

@@ -90,7 +90,12 @@ OF_ONE_WINDOW: Final = (
 """Variables that differ between any two windows, and tell no server anything. A shared proxy has none but
 for those that the configuration names."""
 
-_VARIABLE: Final = re.compile(r"\$\{?(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
+_VARIABLE: Final = re.compile(r"(?:\$\{?|\{)(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
+"""A variable in a text, in the forms of all hosts: ``${A}``, ``${env:A}``, ``$A``, ``{env:A}``."""
+_TEXT: Final = re.compile(
+    r"""(?:["'\[,]|^\s*+-)\s*+([A-Za-z_*][A-Za-z0-9_*]*+)(?=\s*+(?:["'\],]|$))""", re.MULTILINE
+)
+"""A text of one word, in quotes or in a list of YAML."""
 _ALL_VARIABLES: Final = re.compile(r"""\$\{cmd:|\binherit\b["']?\s*[=:]\s*\[[^\]]*["']\*["']""")
 """Settings with which servers can get any variable."""
 _COMMENT: Final = re.compile(r"^\s*#.*", re.MULTILINE)
@@ -181,7 +186,7 @@ def _configuration(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         name, equals, value = word.partition("=")
         if name in HOST_OPTIONS:
             # For this host alone: its bridge tells the proxy.
-            value or next(words, "")
+            value if equals else next(words, "")
         elif name in {"--config", "--log-level"}:
             value = value if equals else next(words, "")
             if name == "--config":
@@ -213,8 +218,8 @@ def _sha256(data: bytes) -> str:
 
 def _variables(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the variables of an environment that the servers of a configuration, or the proxy, can get."""
-    # Every text of the configuration counts as a pattern for `inherit`: one too many only shares less.
-    patterns = {one for one in re.findall(r"""["']([A-Za-z_*][A-Za-z0-9_*]*)["']""", text) if one != "*"}
+    # Each counts as a pattern for `inherit` and as the name of a variable: one too many only shares less.
+    patterns = {one for one in _TEXT.findall(text) if one != "*"}
     named = {*_VARIABLE.findall(text), *patterns}
     # A command reads whichever it likes.
     every = _ALL_VARIABLES.search(_COMMENT.sub("", text)) is not None

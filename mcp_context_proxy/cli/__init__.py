@@ -152,6 +152,13 @@ def named_path(ctx: click.Context, config_path: Path | None) -> Path | None:
     return config_path or (root if isinstance(root, Path) else None)
 
 
+def configuration_path(ctx: click.Context, config_path: Path | None) -> Path:
+    """Return the configuration that the command line names, or the user's own, whether it exists or not."""
+    from mcp_context_proxy.bridge import configuration_file
+
+    return Path(configuration_file(named_path(ctx, config_path), os.environ))
+
+
 def load_config(
     ctx: click.Context,
     config_path: Path | None,

@@ -27,6 +27,7 @@ from mcp_context_proxy.cli import (
     CommandGroup,
     Period,
     config_option,
+    configuration_path,
     configured,
     echo_json,
     json_option,
@@ -38,7 +39,6 @@ from mcp_context_proxy.cli import (
 from mcp_context_proxy.cli.install import (
     HOSTS_KNOWN,
     InstallError,
-    configuration_file,
     dry_option,
     no_check_option,
     project_option,
@@ -409,7 +409,7 @@ def import_command(
     The host's file stays as it is.
     """
     console = results()
-    configuration = read_configuration(configuration_file(ctx, config_path))
+    configuration = read_configuration(configuration_path(ctx, config_path))
     host = HOST_PLACES.get(source)
     file = host.file(os.environ) if host else Path(source)
     with about(file):
@@ -473,7 +473,7 @@ def add_command(
     Starts it once, and pins the version that ran. Exits with 1 if it does not start; it is added all the
     same. ${VARIABLE} in a value is read when the server starts.
     """
-    console, file = results(), configuration_file(ctx, config_path)
+    console, file = results(), configuration_path(ctx, config_path)
     configuration = read_configuration(file)
     if not SERVER_NAME.fullmatch(name):
         raise InstallError(f"{name!r} cannot be the name of a server: letters, digits, _ and - without __")
@@ -560,7 +560,7 @@ def _pairs(texts: Iterable[str], option: str) -> dict[str, str]:
 @click.pass_context
 def remove_command(ctx: click.Context, name: str, config_path: Path | None) -> None:
     """Remove a server from the configuration. A running proxy notices it."""
-    file = configuration_file(ctx, config_path)
+    file = configuration_path(ctx, config_path)
     configuration = read_configuration(file)
     configuration.remove(name)
     change = configuration.change
@@ -574,7 +574,7 @@ def remove_command(ctx: click.Context, name: str, config_path: Path | None) -> N
 @click.pass_context
 def init_command(ctx: click.Context, config_path: Path | None) -> None:
     """Write a first configuration, unless there is one."""
-    file = configuration_file(ctx, config_path)
+    file = configuration_path(ctx, config_path)
     if file.exists():
         raise InstallError(f"{file} is there already")
     read_configuration(file)

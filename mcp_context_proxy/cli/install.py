@@ -19,9 +19,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import CommandGroup, config_option, named_path, shown, written_config_option
+from mcp_context_proxy.cli import (
+    CommandGroup,
+    config_option,
+    configuration_path,
+    shown,
+    written_config_option,
+)
 from mcp_context_proxy.cli.terminal import Terminal, counted, results
-from mcp_context_proxy.config import default_path, find, load
+from mcp_context_proxy.config import default_path, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.installation import HOST_PLACES, HostPlace, about, hosts_here, read_text
@@ -78,12 +84,6 @@ project_option = click.option(
 no_check_option = click.option("--no-check", is_flag=True, help="Do not start servers to test them.")
 
 
-def configuration_file(ctx: click.Context, config_path: Path | None) -> Path:
-    """Return the configuration that a command writes, whether it exists or not."""
-    path = named_path(ctx, config_path) or find(os.environ) or default_path(os.environ)
-    return path.expanduser().absolute()
-
-
 def _hosts(names: Sequence[str]) -> list[HostPlace]:
     unknown = [name for name in names if name not in HOST_PLACES]
     if unknown:
@@ -138,7 +138,7 @@ def install_command(
     file, which 'uninstall' puts back. Servers that need something only their host can give stay where they
     are.
     """
-    console, file = results(), configuration_file(ctx, config_path)
+    console, file = results(), configuration_path(ctx, config_path)
     chosen = _hosts(names) or hosts_here(os.environ)
     if not chosen:
         raise InstallError(
@@ -438,7 +438,7 @@ def hook_command() -> None:
 def install_hook(ctx: click.Context, host: str, config_path: Path | None, dry_run: bool) -> None:
     """Add the hook to the settings of HOST, in place; the file as it was is kept beside it."""
     console, place = results(), HOOK_PLACES[host]
-    words = own_command(configuration_file(ctx, config_path))
+    words = own_command(configuration_path(ctx, config_path))
     at = words.index("serve")
     change = planned_hook(place, place.path(os.environ), [*words[:at], "hook", "run", host, *words[at + 1 :]])
     if change is None:

@@ -24,11 +24,12 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.bridge import BASE, OWN, AskError, ask, configuration_file, running
+from mcp_context_proxy.bridge import BASE, OWN, AskError, ask, running
 from mcp_context_proxy.bridge.meeting import process_of
 from mcp_context_proxy.cli import (
     WholeNumber,
     config_option,
+    configuration_path,
     echo_json,
     json_option,
     load_config,
@@ -241,7 +242,7 @@ class AnswerSource:
 
     @property
     def file(self) -> Path:
-        return Path(configuration_file(self.named, os.environ))
+        return configuration_path(self._ctx, self._config_path)
 
 
 kind_option = click.option(

@@ -256,7 +256,7 @@ def interactions_command(ctx: click.Context, config_path: Path | None) -> None:
 @json_option
 def stats(config: Config, as_json: bool) -> None:
     """Count the interactions by agent and type."""
-    from mcp_context_proxy.store.learned import InteractionScope
+    from mcp_context_proxy.store.interactions import InteractionScope
 
     with open_configured_store(config) as store:
         total, kinds = store.interactions.count(InteractionScope()), store.interactions.kinds()

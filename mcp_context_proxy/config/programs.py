@@ -127,11 +127,17 @@ PATHS_TRIED: Final = 8
 
 def downloads(server: ServerConfig) -> bool:
     """Return whether the program of a server is a runner that downloads a package."""
-    words = [server.command or "", *server.args]
-    if _name_of(words[0]) in SHELLS and len(words) > 2 and words[1].lower() == "/c":
-        words = words[2:]
-    commands = DOWNLOADERS.get(_name_of(words[0]))
-    return commands is not None and (not commands or not commands.isdisjoint(words[1:]))
+    _, program, args = _run(server)
+    commands = DOWNLOADERS.get(program)
+    return commands is not None and (not commands or not commands.isdisjoint(args))
+
+
+def _run(server: ServerConfig) -> tuple[int, str, tuple[str, ...]]:
+    """Return the program that a server is run by, after a shell and its option, whose number comes first."""
+    program, args = _name_of(server.command or ""), server.args
+    if program in SHELLS and len(args) > 1 and args[0].lower() == "/c":
+        return 2, _name_of(args[1]), args[2:]
+    return 0, program, args
 
 
 def _name_of(command: str) -> str:
@@ -171,6 +177,7 @@ def _npx_folder(line: str) -> Path | None:
 
 RUNNERS: Final = {
     ("npx",): "@",
+    ("pnpx",): "@",
     ("npm", "exec"): "@",
     ("npm", "x"): "@",
     ("pnpm", "dlx"): "@",
@@ -208,9 +215,9 @@ def requested_package(config: ServerConfig) -> tuple[tuple[str, ...], int, str, 
     It comes as the runner, the place among the arguments, the text before it in that argument, and its name
     with whatever stands behind it.
     """
-    words = (program_of(config), *config.args)
-    found = next((one for one in RUNNERS if words[: len(one)] == one), None)
-    named = None if found is None else _package(config.args, len(found) - 1)
+    skipped, program, args = _run(config)
+    found = next((one for one in RUNNERS if (program, *args)[: len(one)] == one), None)
+    named = None if found is None else _package(config.args, skipped + len(found) - 1)
     return None if found is None or named is None else (found, *named)
 
 

@@ -209,8 +209,7 @@ class ContextEngine:
     ) -> None:
         """Connect the parts; ``options`` and ``reading`` are configured.
 
-        ``ab_share`` is the share of recorded requests that are answered without learned pairs. ``redact``
-        removes secrets from a query, which is kept, and which models and endpoints may read.
+        ``redact`` removes secrets from a query. ``ab_share`` of recorded requests have no learned pairs.
         """
         self.presets = presets or PresetBook(None)
         self.recollector, self._redact = recollector, redact

@@ -40,6 +40,7 @@ from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, par
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HostPlace, about, read_text
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries, with_value
+from mcp_context_proxy.system import matches
 
 CARRIED: Final = frozenset(
     {
@@ -345,9 +346,15 @@ class Configuration:
         del self.servers[name]
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, bool]:
-        """Return the variables that the configuration refers to, each with True if it is set."""
+        """Return the variables that the configuration refers to or inherits, each with True if it is set.
+
+        Of a pattern, those count that are set; of one for all variables, none.
+        """
         found: dict[str, bool] = {}
-        for _, text in _texts(entries("toml", self.text, ())):
+        for path, text in _texts(entries("toml", self.text, ())):
+            if path[-2:-1] == ("inherit",) and text != "*":
+                found |= {name: True for name in environ if matches(name, (text,))}
+                found |= {text: text in environ} if "*" not in text else {}
             value = expand(text, environ)
             found |= {name: True for name, _ in value.variables}
             found |= {problem.variable: False for problem in value.problems if problem.variable}

@@ -1,4 +1,4 @@
-"""The store, from its opening to its copies.
+"""Opens the store, and copies one into another.
 
 Opening never fails: a damaged file is set aside, an unusable one replaced by memory. A copy goes from
 a file into PostgreSQL, for example, or back: in parts, in the order of the keys, and a row that is there
@@ -36,7 +36,8 @@ from mcp_context_proxy.store.database import (
     immediate,
     translating_errors,
 )
-from mcp_context_proxy.store.learned import InteractionStore, LearnedStore, WorkingSetStore
+from mcp_context_proxy.store.interactions import InteractionStore
+from mcp_context_proxy.store.learned import LearnedStore, WorkingSetStore
 from mcp_context_proxy.store.migrations import OLDEST_SQLITE_VERSION, SQLITE_VERSION, sqlite_migration
 from mcp_context_proxy.store.statistics import StatisticsStore
 from mcp_context_proxy.store.tables import (

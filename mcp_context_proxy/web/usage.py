@@ -47,7 +47,7 @@ from mcp_context_proxy.statistics.report import (
     Trial,
     UnusedDocument,
 )
-from mcp_context_proxy.store.learned import Interaction, InteractionScope
+from mcp_context_proxy.store.interactions import Interaction, InteractionScope
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread

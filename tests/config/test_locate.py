@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.config import find
+from mcp_context_proxy.bridge import configuration_file
+from mcp_context_proxy.config import default_path, find
 
 
 @pytest.fixture
@@ -24,6 +25,13 @@ def test_the_environment_variable_is_looked_at_first(tmp_path, users_file):
 
 def test_a_tilde_in_the_variable_is_the_home_folder():
     assert find({"MCP_CONTEXT_PROXY_CONFIG": "~/c.toml", "HOME": "/home/ada"}) == Path("/home/ada/c.toml")
+
+
+def test_an_empty_variable_names_no_file_for_a_proxy_of_its_own_nor_for_one_to_join(tmp_path: Path) -> None:
+    environ = {"MCP_CONTEXT_PROXY_CONFIG": "", "XDG_CONFIG_HOME": str(tmp_path)}
+
+    assert find(environ) is None
+    assert configuration_file(None, environ) == str(default_path(environ))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="XDG folders")

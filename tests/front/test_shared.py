@@ -15,6 +15,7 @@ from support.ledger import until
 from support.machine import Machine
 from support.raw_client import PATIENCE, RawClient
 from support.servers import Server, Workshop, tool
+from support.tables import each
 from support.wires import full_pipe, stdio
 
 from mcp_context_proxy.bridge import folders
@@ -194,6 +195,26 @@ def place(machine: Machine, text: str, **environ: str) -> Meeting:
     machine.config.write_text(text, encoding="utf-8")
     arguments = ["--config", str(machine.config), "serve"]
     return meeting(arguments, {**machine.told, "HOME": "/home/x", **environ})
+
+
+@each(
+    "text",
+    [
+        '{"mcpServers": {"a": {"command": "a", "env": {"K": "${env:DESK_TOKEN}"}}}}',
+        '{"mcpServers": {"a": {"command": "a", "env": {"K": "$DESK_TOKEN"}}}}',
+        pytest.param('{"mcp": {"a": {"environment": {"K": "{env:DESK_TOKEN}"}}}}', id="opencode"),
+        pytest.param("mcp_servers.a.env_vars = ['DESK_TOKEN']", id="Codex"),
+        pytest.param("extensions: {a: {cmd: a, env_keys: [OTHER, DESK_TOKEN]}}", id="Goose"),
+        pytest.param("extensions:\n  a:\n    env_keys:\n    - OTHER\n    - DESK_TOKEN\n", id="Goose"),
+    ],
+)
+def test_a_variable_that_a_server_gets_in_the_form_of_any_host_reaches_the_shared_proxy(
+    machine: Machine, text: str
+) -> None:
+    one, other = (place(machine, text, DESK_TOKEN=value) for value in ("one", "two"))
+
+    assert one.environment["DESK_TOKEN"] == "one"
+    assert one.socket != other.socket
 
 
 def test_session_whose_configuration_comes_from_a_pipe_has_a_proxy_of_its_own(machine: Machine) -> None:

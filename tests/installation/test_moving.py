@@ -420,6 +420,20 @@ def test_host_that_keeps_its_variables_hands_over_those_that_servers_need(
     assert file.read_text("utf-8") == SETTINGS[host]
 
 
+def test_variables_that_servers_inherit_are_needed_like_those_that_values_refer_to() -> None:
+    text = """inherit = ["DESK_USER", "*"]
+[servers.a]
+command = "a"
+inherit = ["AWS_*", "GONE", "PATH"]
+env = { KEY = "${DESK_KEY}" }
+"""
+    environ = {"AWS_PROFILE": "p", "AWS_REGION": "r", "DESK_USER": "u", "PATH": "/bin", "EDITOR": "ed"}
+
+    assert Configuration(Path("config.toml"), text).variables(environ) == {
+        **{"AWS_PROFILE": True, "AWS_REGION": True, "DESK_KEY": False, "DESK_USER": True, "GONE": False}
+    }
+
+
 def test_server_that_hosts_wait_for_differently_long_is_configured_once_with_the_longest_time(
     put: Place, machine: Machine
 ) -> None:

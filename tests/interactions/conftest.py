@@ -15,7 +15,7 @@ from mcp_context_proxy.interactions import (
     MESSAGE,
     InteractionMemory,
 )
-from mcp_context_proxy.store.learned import Interaction
+from mcp_context_proxy.store.interactions import Interaction
 from mcp_context_proxy.store.opening import Store, open_store
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mcp_context_proxy.errors import ModelError, StoreError
 from mcp_context_proxy.interactions import Interaction, InteractionMemory, Recall
-from mcp_context_proxy.store.learned import CALL, SEARCH, InteractionScope
+from mcp_context_proxy.store.interactions import CALL, SEARCH, InteractionScope
 from mcp_context_proxy.store.opening import Store, open_store
 
 from .conftest import DAY, NOW, QUERY, SECRET, Clock, Words, memory_in, remembered, said
