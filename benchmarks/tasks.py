@@ -391,6 +391,8 @@ def connect(peer: str, host: Host, server: str) -> str:
         return text(host.call("gateway.connect_server", {"server_name": server}))
     if peer == "lazy-mcp":
         return text(host.call("list_commands", {"server": server}))
+    if peer == "slop-mcp":
+        return text(host.call("manage_mcps", {"action": "status"}))
     return ""
 
 

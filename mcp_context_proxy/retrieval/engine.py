@@ -208,6 +208,8 @@ class Engine:
             kind = "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
             if index.unread:
                 note = f"Indexing has begun: {index.unread:,} items could not be searched yet."
+            elif likely >= considered:
+                note = None
             elif likely:
                 near = f"the {likely} likeliest were compared by meaning"
                 note = f"Indexing goes on: of {considered:,} {kind}, {near}."

@@ -113,6 +113,11 @@ OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "arguments": ("args", "params", "parameters", "input", "tool_args", "tool_arguments", "tool_input"),
 }
 """Words that models use for the arguments of a call tool, which are those of other proxies and of APIs."""
+SEARCH_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "query": ("q", "queries", "search", "task", "need", "needs", "description", "keywords"),
+    "top_n": ("limit", "top_k", "k", "n", "count", "max_results", "num_results"),
+}
+"""The same for the arguments of a search."""
 SERVER_WORDS: Final = ("server", "server_name", "serverName")
 """The same for the server of a tool, which is a part of the name here."""
 
@@ -163,8 +168,19 @@ def _of_call(given: Mapping[str, Raw], servers: Container[str]) -> dict[str, Raw
 
 
 def _of_search(given: Mapping[str, Raw]) -> dict[str, Raw]:
-    """Return the arguments of a search with filters that are an object, and tags that are lists."""
+    """Return the arguments of a search under the names and in the forms that they have here.
+
+    Filters are an object, and tags lists; a list of needs is a query with each of them on a line.
+    """
     formed = dict(given)
+    for name, others in SEARCH_WORDS.items():
+        there = [word for word in others if word in given]
+        if name not in given and len(there) == 1:
+            formed[name] = formed.pop(there[0])
+    if "query" in formed and envelope.starts_with(formed["query"], b"["):
+        needs = list(map(envelope.text, envelope.elements(formed["query"])))
+        if None not in needs:
+            formed["query"] = envelope.raw("\n".join(filter(None, needs)))
     filters = formed.get("filters")
     if filters is not None and _is_object(filters):
         try:

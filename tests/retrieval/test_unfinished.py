@@ -10,9 +10,10 @@ import pytest
 from support.catalogs import WordVectors, snapshot, tool
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
-from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.items import Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval import SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.indexing import (
     BATCH_BYTES,
     BATCH_ITEMS,
@@ -331,6 +332,11 @@ def test_a_search_ahead_of_indexing_embeds_what_is_likely_and_finds_what_it_find
         early.note
         == f"Indexing goes on: of 400 items, the {early.likely} likeliest were compared by meaning."
     )
+    left_out = frozenset((Kind.TOOL, thing(n).exposed_name) for n in range(5, 400))
+    few = Engine(WordVectors(), WordVectors()).search(
+        "thing 3", catalog, Filters(without=left_out), wait=False, ahead=60.0
+    )
+    assert (few.likely, few.considered, few.note) == (5, 5, None)
     assert early.results[0].item.name == later.results[0].item.name == "tool_123"
     assert early.results[0].score == later.results[0].score
     assert (later.likely, later.note) == (0, None)

@@ -351,12 +351,25 @@ async def test_arguments_in_the_wrong_form_are_understood_if_only_one_thing_can_
     assert answer["content"] == expected["content"]
 
 
+async def test_a_search_understands_the_words_of_others_and_a_list_of_needs(host: Host) -> None:
+    needs = ["will it rain in Paris", "commit the changes"]
+    expected = await host.call(SEARCH, {"query": "\n".join(needs), "top_n": 2})
+    for sent in (
+        {"q": "\n".join(needs), "limit": 2},
+        {"queries": needs, "max_results": 2},
+        {"query": needs, "k": "2"},
+    ):
+        assert (await host.call(SEARCH, sent))["content"] == expected["content"]
+    assert (await host.call(SEARCH, {"q": "x", "search": "y"}))["isError"]
+
+
 @each(
     "arguments",
     [
         {},
         {"query": "", "kinds": ["rule"]},
         {"query": 7},
+        {"query": ["rain", 7]},
         {"query": None},
         {"query": "x", "top_n": 0},
         {"query": "x", "top_n": 51},
