@@ -316,8 +316,8 @@ def without(query: str, spans: Sequence[Span]) -> str:
 
 
 _OPENER = (
-    r"(?:ok|okay|so|and|now|then|(?:hey|hi|hello)(?: there)?|hm+|ugh|oh|yes|yeah|anyway|btw|also|alright)\b"
-    r"[\s,.!:;…-]+"
+    r"(?:ok(?:ay)?|so|and|now|then|(?:hey|hi|hello)(?: there)?|hm+|ugh|oh|yes|yeah|anyway|btw|also|alright"
+    r"|sudo)\b[\s,.!:;…-]+"
     r"|(?:good|great|fine|perfect|cool|nice|awesome|thanks(?: a lot| so much)?|thank you|thx"
     r"|no|nope|nah|right|well|again|sorry|wait|actually|yep|yup|wow|damn|uh+m*|argh)\s*[,.!:;…-]\s*"
 )
