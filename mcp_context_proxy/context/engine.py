@@ -213,7 +213,6 @@ class ContextEngine:
         removes secrets from a query, which is kept, and which models and endpoints may read.
         """
         self.presets = presets or PresetBook(None)
-        """Presets that sessions may begin with."""
         self.recollector, self._redact = recollector, redact
         self._catalog, self._searcher, self._reranker, self.costs = catalog, searcher, reranker, costs
         self.sessions, self.records, self._ab_share = sessions, records, ab_share
