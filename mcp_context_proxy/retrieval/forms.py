@@ -217,7 +217,7 @@ _TITLES: Final = frozenset({"Mr", "Mrs", "mrs"})
 
 SHELL_WORDS: Final[Mapping[str, str]] = meanings("shell commands")
 
-_PLAIN_TOO: Final = frozenset({"cat", "kill", "touch", "tail", "diff"})
+_PLAIN_TOO: Final = frozenset({"cat", "kill", "touch", "tail", "diff", "du"})
 """Commands that are plain words too: they only count before a value, an option, or nothing."""
 
 
@@ -371,6 +371,7 @@ _WITH_OTHER_WORDS: Final = (
     (spoken(r"(?:run|execute)(?: (?:this|the)(?: (?:sql|query))?:?)?(?= select\s)", "select"), "query"),
     (spoken(rf"(?:bill|invoice)(?= {SOMEBODY})", "bill|invoice"), "create invoice for"),
     (_MADE_OTHER, "change"),
+    (spoken(r"throw(?= .{1,60}? (?:out of|off|from) )", "throw"), "remove"),
 )
 """Orders to write to somebody, or to change something, with the words that tools have for them."""
 

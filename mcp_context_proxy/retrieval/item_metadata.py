@@ -10,7 +10,7 @@ name, server and annotations, always in the same way. Annotations are hints that
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -135,6 +135,30 @@ def additions() -> Mapping[str, NDArray[np.float32]]:
             elif word in _DELETE:
                 additions[word][_MAKES] = -TAKEN_FROM_CHANGING
     return additions
+
+
+_MAKING_OR_DELETING: Final = frozenset(
+    stem(verb) for verb, action in VERBS.items() if action in ("create", "delete")
+)
+TAKEN_FROM_WHOLE: Final = 0.25
+"""Amount that is taken from a tool that would create or delete what the thing is in that an order is for."""
+
+_PLACED: Final = frozenset(("to", "from", "in", "into", "on"))
+
+
+class Contained(Struct, frozen=True):
+    """A thing that an order creates or deletes, and what it is in: "delete the note of document 17"."""
+
+    whole: str
+    """The stem of the word for what it is in."""
+    part: frozenset[str]
+    """The stems of the words for the thing itself."""
+
+    def mistakes(self, name: Sequence[str]) -> bool:
+        """Return whether a tool with these stems in its name would create or delete what the thing is in."""
+        nouns = [word for word in name if word not in _MAKING_OR_DELETING]
+        is_whole = nouns[-1:] == [self.whole] and len(nouns) < len(name)
+        return is_whole and self.part.isdisjoint(name) and _PLACED.isdisjoint(name)
 
 
 NAME_LIMIT = 256

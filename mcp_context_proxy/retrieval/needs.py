@@ -426,7 +426,18 @@ _IMPLIED: Final = tuple(
         (rf"{_SUBJECT} {_MUST} be (?P<who>(?-i:[A-Z])\w+)['’]s\W*$", "assign {what} to {who}"),
         (rf"some(?:body|one) {_MUST} (?P<what>.+)", "{what}"),
         (rf"{_SUBJECT} {_MUST} be (?P<done>{_DONE})\b(?P<rest>.*)", "{done} {what}{rest}"),
+        (
+            rf"(?P<what>(?:every|each|all|the|my|our|this) [^,;:?!]{{1,40}}?) {_MUST} have"
+            r" (?P<rest>(?:an?|another) [^,;:?!]{1,80})$",
+            "add {rest} to {what}",
+        ),
         (rf"{_SUBJECT} {_MUST} (?P<rest>{_BECOMES} .+)", "change {what} to {rest}"),
+        (
+            r"(?P<what>(?:\w+ ){0,4}?(?:meeting|call|appointment|lunch|dinner|standup|event|party|lesson)"
+            r"(?: (?:with|on|at|about|tomorrow|tonight|today)\b[^,;:?!]{0,60}?)?)"
+            r" (?:is|was|has been) (?:called )?off\W*$",
+            "cancel {what}",
+        ),
     )
 )
 """Statements that order something, with the orders: "the channel is not needed any more". What "should be" so

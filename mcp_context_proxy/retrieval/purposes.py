@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval import forms
-from mcp_context_proxy.retrieval.item_metadata import ORDERS
+from mcp_context_proxy.retrieval.item_metadata import ORDERS, VERBS, Contained
 from mcp_context_proxy.retrieval.needs import QUESTIONS, opening, opening_match
-from mcp_context_proxy.retrieval.text import identifier_words, listed, spoken, terms
+from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, listed, spoken, stem, terms, words
 from mcp_context_proxy.system.later import pattern
 
 FIRST_CHARACTERS = 300
@@ -485,6 +485,14 @@ _BROWSES: Final = frozenset(
 """Stems of orders that reach a service by its pages, or only look for what is said of it."""
 
 
+_QUANTITIES: Final = listed("quantities")
+_IN_ANOTHER: Final = spoken(
+    r" (?P<part>.+?) (?:(?:out )?of|from|off|on|in|inside) (?:(?:the|my|our|this|that|his|her|their|its) )?"
+    r"(?:[a-z]+ ){0,2}?(?-i:(?P<whole>[a-z]+))(?: (?-i:[A-Z\d#'\"])\S*)?[\s.!?]*$"
+    r"| (?:(?:the|my|our|this|that|his|her|their|its) )?(?P<owner>[a-z]+)['’]s (?P<owned>.+)"
+)
+
+
 def service_of(request: str) -> str | None:
     """Return the service that a request is for by name: "upload it to S3", but not that of "vercel/ai"."""
     named = (
@@ -536,6 +544,20 @@ def idiom_of(request: str) -> Idiom | None:
     if match is not None and opened is not None and opened.group().lower() not in ORDERS | QUESTIONS:
         return Idiom(*match.span("idiom"), "add to memory", MEMORY)
     return None
+
+
+def contained(order: str) -> Contained | None:
+    """Return what an order creates or deletes, and what that is in; None for most."""
+    opened = opening_match(order)
+    verb = "" if opened is None else opened.group().lower()
+    if opened is None or not (VERBS.get(verb) in ("create", "delete") or verb in ("throw", "kick")):
+        return None
+    match = _IN_ANOTHER.match(order, opened.end(), FIRST_OF_REQUEST)
+    whole = "" if match is None else (match["whole"] or match["owner"]).lower()
+    if match is None or whole.endswith("s"):  # one of the contacts is a contact
+        return None
+    part = frozenset(map(stem, set(words(match["part"] or match["owned"])) - STOP_WORDS - _QUANTITIES))
+    return Contained(stem(whole), part) if part else None
 
 
 def purpose_of(request: str) -> Purpose | None:

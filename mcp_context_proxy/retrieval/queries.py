@@ -33,7 +33,7 @@ from mcp_context_proxy.retrieval.forms import (
     value_kind,
     written_out,
 )
-from mcp_context_proxy.retrieval.item_metadata import DELETE, EFFECTS, ORDERS, VERBS
+from mcp_context_proxy.retrieval.item_metadata import DELETE, EFFECTS, ORDERS, VERBS, Contained
 from mcp_context_proxy.retrieval.needs import (
     ARTICLES,
     KEEPS,
@@ -49,6 +49,7 @@ from mcp_context_proxy.retrieval.needs import (
 from mcp_context_proxy.retrieval.purposes import (
     Idiom,
     Purpose,
+    contained,
     idiom_of,
     purpose_of,
     reworded,
@@ -165,7 +166,6 @@ class ReadQuery(Struct, frozen=True):
     actions: NDArray[np.float32]
     """[texts, actions]: what is added to the score of a tool for its action. The first row, that of the
     whole, has the highest of its orders."""
-
     is_unreadable: bool
     """True if most of its letters are of no Latin alphabet, so that the packaged models cannot read it."""
     is_gibberish: bool
@@ -176,6 +176,8 @@ class ReadQuery(Struct, frozen=True):
     """The same for each text but the first, of a query of several needs."""
     refused: frozenset[str]
     """Stems of verbs that it says are not to be done, and does not ask for elsewhere: "don't merge it"."""
+    inside: Contained | None
+    """What its single need creates or deletes in something else."""
     service: str | None
     """The service that it is for by name (`purposes.service_of`), as an index term."""
     cores: tuple[str, ...]
@@ -258,6 +260,7 @@ def read_query(
         purpose=purpose,
         purposes=tuple(parts[need][1] for need in texts[1:]),
         refused=_refused(whole, divided.reported),
+        inside=contained(written) if len(divided.needs) == 1 else None,
         service=None if (service := service_of(written)) is None else stem(service),
         cores=tuple(cores(as_written)) if written == as_written else (),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,7 +17,7 @@ from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.bm25 import K1, lexical_reasons
 from mcp_context_proxy.retrieval.index import KINDS, Index, QueryWords
-from mcp_context_proxy.retrieval.item_metadata import READING, TAKEN_FROM_CHANGING
+from mcp_context_proxy.retrieval.item_metadata import READING, TAKEN_FROM_CHANGING, TAKEN_FROM_WHOLE
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     ADDRESSED_OTHERWISE,
@@ -140,7 +140,7 @@ class PreparedQuery:
         """Terms that say what is meant, with their weights: no mere synonyms."""
         self.foreign, self.is_gibberish = query.foreign, query.is_gibberish
         self.purpose, self.purposes, self.service = query.purpose, query.purposes, query.service
-        self.refused, self.is_unreadable = query.refused, query.is_unreadable
+        self.refused, self.inside, self.is_unreadable = query.refused, query.inside, query.is_unreadable
         self.lexical, self.instructed = words.lexical, words.instructed
         self.addressed, self.named = words.addressed, words.named
 
@@ -223,9 +223,9 @@ class QueryScores:
             for at, purpose in enumerate(query.purposes, 1):
                 if purpose is not None and purpose is not WEB_SEARCH:
                     self.acting[at, self._serving(purpose)] += np.float32(SERVES_NEED)
-            if query.refused:
-                doing = self._doing(query.refused, fused + self.acting[0])
-                self.acting[:, doing] -= np.float32(TAKEN_FROM_CHANGING)
+            if query.refused or query.inside is not None:
+                for place, amount in self._unwanted(fused + self.acting[0]):
+                    self.acting[:, place] -= np.float32(amount)
             fused = np.round(fused + self.acting[0], DECIMALS)
             if query.instructed is not None or query.addressed:
                 of_source = np.zeros(len(index.keys), np.float32)
@@ -251,17 +251,18 @@ class QueryScores:
             sources = index.sources[self.items]
             self.fused, self.boosted_by = share_places(self.plain, of_needs, query.orders, sources)
 
-    def _doing(self, verbs: Set[str], scores: NDArray[np.float32]) -> list[int]:
-        """Return the places of the best tools that do one of some things, as stems, by their names."""
-        found = []
+    def _unwanted(self, scores: NDArray[np.float32]) -> Iterator[tuple[int, float]]:
+        """Yield the places of the best tools that do what is not wanted, by their names, and their loss."""
+        refused, inside = self.query.refused, self.query.inside
         for place in best(scores, REFUSED_LOOKED_FOR).tolist():
             position = int(self.items[place])
             item, does = self.query.index.items[position], self.query.index.actions[position]
             if isinstance(item, Tool) and does not in READING:
-                named = map(stem, identifier_words(item.name).split())
-                if not verbs.isdisjoint(named):
-                    found.append(place)
-        return found
+                named = [*map(stem, identifier_words(item.name).split())]
+                if not refused.isdisjoint(named):
+                    yield place, TAKEN_FROM_CHANGING
+                elif inside is not None and inside.mistakes(named):
+                    yield place, TAKEN_FROM_WHOLE
 
     def _passages(self) -> dict[int, Passage]:
         """Return the passages of the best documents of several chunks.

@@ -110,11 +110,10 @@ _LATIN, _UNLATIN = pattern(r"[A-Za-z\u00c0-\u024f]"), pattern(r"[^\W\d_\u0000-\u
 
 _APART = spoken(
     r"(?:^|(?<=[.!?,] )|(?<=\bund )|(?<=\bbitte ))(?!bitte\b)(?P<verb>[^\W\d_]{2,20}?)e?"
-    r"(?P<object>\s[^.!?,]{1,100}?)\s(?P<particle>ab|an|auf|aus|ein|frei|hinzu|(?:her|hin)?(?:aus|auf|unter|ein)|hoch"
+    r"(?P<object>(?:\s[^.!?,]{1,100}?)?)\s(?P<particle>ab|an|auf|aus|ein|frei|hinzu|(?:her|hin)?(?:aus|auf|unter|ein)|hoch"
     r"|nach|raus|runter|um|vor|weg|weiter|wieder her|zu|zurück|zusammen|aan|af|in|op|toe|uit|terug)"
     r"(?=\s*(?:[.!?,]|$)|\s(?:und|en)\b)"
 )
-
 FOREIGN_WORDS: Final = listed("foreign words")
 
 FEWEST_FOREIGN = 2
@@ -122,8 +121,7 @@ FEWEST_FOREIGN = 2
 must be a common word of another language, or have letters that English does not."""
 
 TRANSLATED_SHARE = 0.4
-"""Share of the words of a query that must be known of other languages for it to be translated: an English one
-may have a name such as Los Angeles."""
+"""Share of its words by which a query is foreign, if not by the first: it may speak of Los Angeles."""
 
 LONGEST_NAME_LIKE = 3
 """Letters of a word with a capital within a query that is rather a name: "Ed" is no word for "and"."""
@@ -133,6 +131,7 @@ TRANSLATIONS = Path(__file__).with_name("translations.txt")
 
 _ELIDED = pattern(r"(?:[cdjlmnst]|qu|un|all|dall|dell|nell|sull)['’](?=\w{2})")
 """Articles and the like that some languages write as one with what follows: "l'article"."""
+_ENCLITIC = pattern(r"-(?:moi|nous|lui|leur|les?|la|toi|vous|me|te|se|[oa]s?)$")  # as in "donne-moi"
 
 
 def _letters(*categories: str) -> str:
@@ -316,8 +315,8 @@ def without(query: str, spans: Sequence[Span]) -> str:
 
 
 _OPENER = (
-    r"(?:ok|okay|so|and|now|then|(?:hey|hi|hello)(?: there)?|hm+|ugh|oh|yes|yeah|anyway|btw|also|alright)\b"
-    r"[\s,.!:;…-]+"
+    r"(?:ok(?:ay)?|so|and|now|then|(?:hey|hi|hello)(?: there)?|hm+|ugh|oh|yes|yeah|anyway|btw|also|alright"
+    r"|sudo)\b[\s,.!:;…-]+"
     r"|(?:good|great|fine|perfect|cool|nice|awesome|thanks(?: a lot| so much)?|thank you|thx"
     r"|no|nope|nah|right|well|again|sorry|wait|actually|yep|yup|wow|damn|uh+m*|argh)\s*[,.!:;…-]\s*"
 )
@@ -391,7 +390,9 @@ def is_translated(query: str) -> bool:
     spoken = [_unaccented(match.group()).lower() for match in _LETTERS.finditer(query)]
     if telling.isdisjoint(spoken):
         return False
-    return sum(word in meant for word in spoken) >= max(FEWEST_FOREIGN, TRANSLATED_SHARE * len(spoken))
+    opens = spoken[0] in telling
+    known = sum(word in meant or (opens and not is_known(word)) for word in spoken)
+    return known >= max(FEWEST_FOREIGN, 0 if opens else TRANSLATED_SHARE * len(spoken))
 
 
 def translated(word: str, is_first: bool) -> str | None:
@@ -403,9 +404,9 @@ def translated(word: str, is_first: bool) -> str | None:
     if (elided := _ELIDED.match(plain)) is not None:
         rest = plain[elided.end() :]
         return meant.get(rest, rest)
-    # Umlauts are written in two ways.
-    found = meant.get(plain)
-    return found or meant.get(plain.replace("ae", "a").replace("oe", "o").replace("ue", "u"))
+    umlauts = plain.replace("ae", "a").replace("oe", "o").replace("ue", "u")  # are written in two ways
+    forms = word.lower(), plain, umlauts, _ENCLITIC.sub("", plain)
+    return next((meant[form] for form in forms if form in meant), None)
 
 
 def rejoined(query: str) -> str:
@@ -520,8 +521,7 @@ def _words_of(run: str) -> Iterator[str]:
 def _unaccented(text: str) -> str:
     if text.isascii():
         return text
-    decomposed = normalized("NFKD", text)
-    return normalized("NFC", _ACCENTS.sub("", decomposed))
+    return normalized("NFC", _ACCENTS.sub("", normalized("NFKD", text)))
 
 
 TOPICS_CHARACTERS: Final = 20_000

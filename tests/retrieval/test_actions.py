@@ -297,3 +297,41 @@ def test_what_a_request_asks_for_as_well_is_not_refused(engine: Engine, desk: Sn
 
     assert found.results[0].item.name == "delete_tag"
     assert found.results[0].action > 0
+
+
+HOLDERS = {
+    "drop_collection": "Removes a collection from the database, with any indexes of it.",
+    "delete_many": "Removes all documents that match the filter from a collection",
+    "delete_environment": "Delete an environment",
+    "delete_schedule_variable": "Delete a variable from a pipeline schedule",
+    "delete_group": "Delete a group",
+    "remove_participant": "Remove a user from a group or channel",
+    "create_table": "Create a new table",
+    "add_column": "Add a column to a table",
+    "delete_contact": "Delete a contact from the address book",
+    "remove_from_cart": "Remove a product from the cart",
+    "delete_cart": "Delete a cart",
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("drop the documents in the collection", "delete_many"),
+        ("delete the variable in the environment", "delete_schedule_variable"),
+        ("delete the environment's variable", "delete_schedule_variable"),
+        ("remove Max from the group", "remove_participant"),
+        ("throw Max out of the group", "remove_participant"),
+        ("create a field in the table", "add_column"),
+        ("delete the group", "delete_group"),
+        ("delete a couple of groups", "delete_group"),
+        ("remove Tom from my contacts", "delete_contact"),
+        ("remove the shoes from the cart", "remove_from_cart"),
+    ],
+)
+def test_what_a_thing_is_in_is_not_deleted_or_created_with_it(
+    engine: Engine, query: str, expected: str
+) -> None:
+    tools = [tool(name, text, server="office") for name, text in HOLDERS.items()]
+
+    assert engine.search(query, snapshot(*tools)).results[0].item.name == expected

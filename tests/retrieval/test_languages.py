@@ -258,6 +258,7 @@ def test_a_payload_of_another_language_makes_no_request_foreign():
         "mark the site on the red map as done",
         "book a table at Casa Nova",
         "compare price e and price y of company la",
+        "oder a taxi for seven people",
     ],
 )
 def test_an_english_query_with_names_is_not_translated(query):
@@ -275,6 +276,7 @@ def test_an_english_query_with_names_is_not_translated(query):
         ),
         ("stell die Datenbank wieder her", "restore the database"),
         ("zet de muziek uit", "turn off of music"),
+        ("wirf die Datei raus", "remove the file"),
         ("mach das Licht an der Kamera aus", "turn off the light an the camera"),
     ],
 )

@@ -115,6 +115,9 @@ def test_a_short_form_counts_itself_and_less_for_what_it_stands_for() -> None:
         ("tail -f", "read end of file -f"),
         ("kill 4242", "stop process 4242"),
         ("cat", "read file contents"),
+        ("sudo mkdir reports", "create directory reports"),
+        ("df -h", "show disk usage -h"),
+        ("docker ps", "list running containers"),
     ],
 )
 def test_a_command_of_a_shell_that_comes_first_is_written_out(query: str, read_as: str) -> None:
