@@ -32,7 +32,7 @@ from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, unmarked
 from mcp_context_proxy.store.tables import ListingStore
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.guard import KnownSecrets
 
@@ -215,6 +215,7 @@ class Fleet:
         That is longer where a tool is `called` that may be new.
         """
         if self.shared.changed:
+            await in_task()
             for lists in tuple(self.shared.changed):
                 await lists.wait_fetched(called=called)
             if self.shared.catch_up is not None:

@@ -24,6 +24,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.server import Caller
+from mcp_context_proxy.system.threads import Flight, Reply
 from mcp_context_proxy.trust import THE_USER, Principal
 from support import commands
 from support.raw_client import AS_DATA, MODERN, PATIENCE, PREFIX, Answer, RpcError, data_of
@@ -150,12 +151,32 @@ class Host:
         """Ask, and return the result as text."""
         text = params if isinstance(params, str) else json.dumps(params or {})
         try:
-            members = envelope.members(text.encode())
-            result = await self.proxy.gateway.handle(method, members, self.caller(members))
+            result = await self._in_flight(method, envelope.members(text.encode()))
         except RequestError as error:
             data = json.loads(bytes(error.data)) if isinstance(error.data, Raw) else error.data
             raise RpcError(error.code, error.message, data) from error
         return result.decode()
+
+    async def _in_flight(self, method: str, params: envelope.Members) -> bytes:
+        """Ask as fronts do, without a task: what opens a scope has to ask for one."""
+        reply, ended = Reply[bytes](), anyio.Event()
+
+        async def handle() -> None:
+            try:
+                reply.answer(await self.proxy.gateway.handle(method, params, self.caller(params)))
+            except Exception as error:
+                reply.fail(error)
+            finally:
+                ended.set()
+
+        async with anyio.create_task_group() as group:
+            flight = Flight(group)
+            flight.start(handle())
+            try:
+                await ended.wait()
+            finally:
+                flight.cancel()
+        return await reply
 
     async def request(self, method: str, params: dict[str, Any] | None = None, **meta: Any) -> Any:
         """Ask, and return the result. Keywords go to `_meta`."""
