@@ -12,8 +12,8 @@ and the trusted certificates.
 A task is started and resumed by the event loop, each time in a step of its own, and every scope within it is
 kept in tables of the loop: for a call that is passed on, that costs more than all else. A `Flight` runs its
 coroutine at once instead, in the step of whoever starts it. When the coroutine awaits a `Reply`, whoever has
-the reply resumes it, in the step in which that came. When it awaits anything else, such as a thread, it goes
-on in a task.
+the reply resumes it, in the step in which that came: a server, or one of the `Workers` that search. When it
+awaits anything else, such as any other thread, it goes on in a task.
 
 Scopes, task groups and locks of anyio belong to tasks. Code that a flight may run awaits `in_task` before it
 opens one, or opens a `Cancellable`.

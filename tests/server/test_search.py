@@ -5,17 +5,15 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anyio
 import jsonschema
 import pytest
 from support.proxies import Host, host_of, inside
-from support.raw_client import OWN, PATIENCE
+from support.raw_client import OWN
 from support.servers import Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.items import SearchFilters, Tool
-from mcp_context_proxy.system.threads import Flight
 
 SEARCH = "search_available_tools"
 SCHEMA = {
@@ -60,19 +58,12 @@ async def definitions(host: Host) -> dict[str, Any]:
 
 
 async def test_a_search_of_an_indexed_catalog_is_answered_without_a_task(proxy: Proxy) -> None:
-    host, answered = Host(proxy, "handshake"), anyio.Event()
+    host = Host(proxy, "handshake")
     await proxy.searcher.index(proxy.catalog.snapshot)
-
-    async def search() -> None:
-        await host.raw("tools/call", {"name": SEARCH, "arguments": {"query": "high water"}})
-        assert Flight.current() is not None
-        answered.set()
-
     await host.call(SEARCH, {"query": "weather"})
-    async with anyio.create_task_group() as group:
-        Flight(group).start(search())
-        with anyio.fail_after(PATIENCE):
-            await answered.wait()
+    await host.call(SEARCH, {"query": "high water"})
+
+    assert not host.had_task
 
 
 QUERIES: list[dict[str, Any]] = [

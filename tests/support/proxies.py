@@ -132,6 +132,8 @@ class Host:
         self.told: list[tuple[str, Any]] = []
         """Notifications of the session."""
         self.asked: list[tuple[str, Any]] = []
+        self.had_task = False
+        """True if the latest request did not do without a task."""
 
     def caller(self, params: envelope.Members) -> Caller:
         return Caller(
@@ -175,6 +177,7 @@ class Host:
             try:
                 await ended.wait()
             finally:
+                self.had_task = flight.has_task
                 flight.cancel()
         return await reply
 
