@@ -15,6 +15,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Final, get_args
 
 import msgspec
@@ -55,13 +56,16 @@ logger = logging.getLogger(__name__)
 Name = tuple[str, str]
 """Kind and own name of a definition."""
 
-RECORDED_PER_SECOND: Final = 10.0
+RECORDED_PER_SECOND: Final = 1.0
 RECORDED: Final = 20_000
 """Rate and burst of definitions of one server that are recorded. Others are held all the same: a server that
-changes its lists for ever must not fill the disk."""
+changes its lists for ever must not fill the disk, of which it takes 350 MB a day at most."""
 
 COUNTED_AS_ONE: Final = 4096
 """Bytes for each of which a definition counts as one more."""
+
+REREAD: Final = 200
+"""Former definitions in which own words of a server are looked for; few real servers have as many tools."""
 
 NAMES_RECORDED: Final = 40_000
 """Names of one server that are recorded; more than its lists can have at a time."""
@@ -451,8 +455,9 @@ class Approvals:
         }
 
     def _taken(self, record: Record) -> Iterable[bytes]:
-        """Return the definitions of a server that were taken, and are known."""
-        keys = {row.key for rows in record.rows.values() for row in rows if row.state in TAKEN}
+        """Return definitions of a server that were taken, and are known, up to `REREAD`."""
+        taken = (row.key for rows in record.rows.values() for row in rows if row.state in TAKEN)
+        keys = set(islice(taken, REREAD))
         return [known for key, known in self._kept(record, keys).items() if key in keys]
 
     def _kept(self, record: Record, keys: Collection[bytes]) -> dict[bytes, bytes]:

@@ -34,6 +34,7 @@ from mcp_context_proxy.items import Encoded, ToolClass
 from mcp_context_proxy.protocol.strangers import clean, in_plain_letters
 from mcp_context_proxy.store.tables import ApprovalRow
 from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.trust.guard import verb_of
 
 
 class Approvable(StrEnum):
@@ -300,8 +301,13 @@ _ENDINGS: Final = ("ies", "es", "s", "y", "e")
 
 
 def is_distinctive(name: str) -> bool:
-    """Return whether nobody writes the name of a tool in a sentence without meaning the tool."""
-    return _NAME.fullmatch(name) is not None and _COMPOUND.fullmatch(name) is not None
+    """Return whether nobody writes the name of a tool in a sentence without meaning the tool.
+
+    It says what is done, unlike other compounds, such as ``html_url`` or ``read-only``: a server with tools
+    of such names would have those of others withheld.
+    """
+    is_compound = _NAME.fullmatch(name) is not None and _COMPOUND.fullmatch(name) is not None
+    return is_compound and verb_of(name) is not None and not name.endswith("-only")
 
 
 def foreign(owners: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:

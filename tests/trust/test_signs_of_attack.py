@@ -95,14 +95,26 @@ def test_no_server_has_the_tools_of_another_withheld_by_naming_its_own_like_thei
     assert not run.catalog.snapshot.withheld
 
 
+def test_no_server_has_the_tools_of_another_withheld_by_names_that_say_nothing_done(
+    store: Store,
+) -> None:
+    run = Run(store)
+    run.list("evil", *map(tool, ("html_url", "URL-encoded", "read-only", "line_items", "get_line")))
+    run.list("shop", tool("show", "Returns the html_url, URL-encoded, and the read-only line_items."))
+    run.list("calc", tool("add", "Call get_line first."))
+
+    assert "shop__show" in run.served()
+    assert [*run.catalog.snapshot.withheld] == ["calc__add"]
+
+
 def test_no_server_has_the_next_version_of_another_withheld_by_naming_its_tools_like_words_of_this_one(
     store: Store,
 ) -> None:
     run = Run(store)
-    run.list("github", tool("show", "Returns head_commit."), version="github 1")
-    run.list("evil", tool("head_commit"), tool("html_address"))
-    new = tool("list", "Lists. Returns each head_commit."), tool("find", "Finds html_address.")
-    run.list("github", tool("show", "Returns the head_commit."), *new, version="github 2")
+    run.list("github", tool("show", "Returns find_commit."), version="github 1")
+    run.list("evil", tool("find_commit"), tool("find_address"))
+    new = tool("list", "Lists. Returns each find_commit."), tool("find", "Finds by find_address.")
+    run.list("github", tool("show", "Returns the find_commit."), *new, version="github 2")
 
     assert {"github__show", "github__list"} <= {*run.served()}
     assert [*run.catalog.snapshot.withheld] == ["github__find"]
