@@ -460,7 +460,7 @@ class Member:
         results.listed_for_all = bool(config.results.max_tokens)
         gateway.sharing = self.contexts
         self.replicas.on_drain = self._drain
-        self.replicas.after_beat = self.contexts.lose_adopted
+        self.replicas.after_beat = self._after_beat
 
     @property
     def host(self) -> str:
@@ -500,6 +500,10 @@ class Member:
                 await self.contexts.flush()
                 await self._left.leave()
                 await self.replicas.leave()
+
+    async def _after_beat(self) -> None:
+        self._relay.give_up(self.replicas.address_of)
+        await self.contexts.lose_adopted()
 
     def _drain(self) -> None:
         self._gateway.drain.leaving = True

@@ -21,7 +21,8 @@ import re
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum, StrEnum, auto
 from http import HTTPStatus
 from math import inf
@@ -85,6 +86,7 @@ _OF_ONE_HOP: Final = frozenset(
         b"proxy-authorization",
         b"host",
         b"origin",
+        b"date",
         RELAY_HEADER,
     }
 )
@@ -203,6 +205,8 @@ class Relay:
     def __init__(self, signer: Signer) -> None:
         self._signer = signer
         self._transport: httpx2.AsyncHTTPTransport | None = None
+        self._under_way: dict[anyio.CancelScope, str] = {}
+        """Receiver of each relay under way."""
 
     async def run(self) -> None:
         """Keep connections open until cancelled."""
@@ -213,6 +217,23 @@ class Relay:
             if transport is not None:
                 with anyio.CancelScope(shield=True):
                     await transport.aclose()
+
+    def give_up(self, is_there: Callable[[str], object]) -> None:
+        """Break off what receivers that are gone will not answer: a lost machine closes no connection."""
+        for scope, receiver in self._under_way.items():
+            if not is_there(receiver):
+                scope.cancel()
+
+    @contextmanager
+    def _while_there(self, receiver: str) -> Iterator[None]:
+        with anyio.CancelScope() as scope:
+            self._under_way[scope] = receiver
+            try:
+                yield
+            finally:
+                del self._under_way[scope]
+        if scope.cancelled_caught:
+            raise httpx2.ReadError("it gives no sign of life")
 
     async def send(
         self,
@@ -271,27 +292,32 @@ class Relay:
         )
         started = is_stream = False
         try:
-            response = await self._transport.handle_async_request(request)
-            try:
-                if (said := response.headers.get(RELAY_HEADER.decode())) is not None:
-                    return RelayEnd.NOT_HERE if said == NOT_HERE.decode() else RelayEnd.REFUSED
-                answered = [pair for pair in response.headers.raw if pair[0].lower() not in _OF_ONE_HOP]
-                length = response.headers.get("content-length")
-                if length is not None:
-                    answered.append((b"content-length", length.encode()))
-                start = {"type": "http.response.start", "status": response.status_code, "headers": answered}
-                await send(start)
-                started = True
-                is_stream = response.headers.get("content-type", "").startswith(STREAM_TYPE)
-                stream = response.stream
-                assert isinstance(stream, httpx2.AsyncByteStream)
-                async for piece in stream:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-                return RelayEnd.ANSWERED
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await response.aclose()
+            with self._while_there(receiver):
+                response = await self._transport.handle_async_request(request)
+                try:
+                    if (said := response.headers.get(RELAY_HEADER.decode())) is not None:
+                        return RelayEnd.NOT_HERE if said == NOT_HERE.decode() else RelayEnd.REFUSED
+                    answered = [pair for pair in response.headers.raw if pair[0].lower() not in _OF_ONE_HOP]
+                    length = response.headers.get("content-length")
+                    if length is not None:
+                        answered.append((b"content-length", length.encode()))
+                    start = {
+                        "type": "http.response.start",
+                        "status": response.status_code,
+                        "headers": answered,
+                    }
+                    await send(start)
+                    started = True
+                    is_stream = response.headers.get("content-type", "").startswith(STREAM_TYPE)
+                    stream = response.stream
+                    assert isinstance(stream, httpx2.AsyncByteStream)
+                    async for piece in stream:
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    return RelayEnd.ANSWERED
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await response.aclose()
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout):
             return RelayEnd.UNREACHABLE
         except httpx2.HTTPError as error:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
@@ -114,11 +115,14 @@ async def test_a_call_under_way_at_a_replica_that_is_killed_may_have_run_and_is_
             ]
 
 
-async def test_a_stream_that_has_begun_ends_with_the_reason_when_the_replica_that_runs_its_call_is_killed(
-    tmp_path: Path, cluster: Cluster, postgres: PostgresServer
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_stream_that_has_begun_ends_with_the_reason_when_the_replica_that_runs_its_call_is_lost(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer, how: signal.Signals
 ) -> None:
-    config = configured(tmp_path / "j", postgres, "j", cluster.port)
-    with http_proxy(config, real=True) as lost:
+    """A machine that loses its power closes no connection, as a process that is stopped does not."""
+    config = configured(tmp_path / "j", postgres, f"j{how}", cluster.port)
+    with http_proxy(config, real=True) as lost, ExitStack() as ending:
+        ending.callback(lost.process.kill)
         until_ready(lost.base)
         async with httpx2.AsyncClient(timeout=60) as http, AsyncExitStack() as stack:
             session = await session_at(lost.base, http, person=True)
@@ -130,14 +134,16 @@ async def test_a_stream_that_has_begun_ends_with_the_reason_when_the_replica_tha
             told = wires.events(asking)
             question = json.loads((await anext(told))[1])
             assert question["method"] == "elicitation/create"
-            lost.process.kill()
-            lost.process.wait()
+            lost.process.send_signal(how)
+            unanswered = await http.post(url, json=ping(), headers=session)
             last = json.loads((await anext(told))[1])
             assert last["id"] == call["id"]
             assert "may or may not have run" in last["error"]["message"]
             # Both streams end as a complete response does, so no client takes the connection for broken.
             assert [event async for event in told] == []
             assert [event async for event in wires.events(listening)] == []
+            if how == signal.SIGSTOP:
+                assert "may or may not have run" in unanswered.json()["error"]["message"]
 
 
 async def test_a_drained_replica_ends_its_calls_and_its_sessions_move_without_an_error(
@@ -306,6 +312,7 @@ async def test_sessions_are_relayed_between_replicas_whose_clocks_differ(
                 session = await session_at(home, http)
                 answer = await http.post(f"{other}/mcp", json=ping(), headers=session)
                 assert (answer.status_code, answer.json().get("result")) == (200, {})
+                assert len(answer.headers.get_list("date")) == 1
 
 
 async def test_the_key_is_changed_replica_by_replica_while_clients_go_on(
