@@ -32,7 +32,7 @@ from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, unmarked
 from mcp_context_proxy.store.tables import ListingStore
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.guard import KnownSecrets
 
@@ -214,10 +214,11 @@ class Fleet:
 
         That is longer where a tool is `called` that may be new.
         """
-        changed = tuple(self.shared.changed)
-        fetched = [await lists.wait_fetched(called=called) for lists in changed]
-        if any(fetched) and self.shared.catch_up is not None:
-            await self.shared.catch_up()
+        if changed := tuple(self.shared.changed):
+            await in_task()
+            fetched = [await lists.wait_fetched(called=called) for lists in changed]
+            if any(fetched) and self.shared.catch_up is not None:
+                await self.shared.catch_up()
 
     async def wait_first_connect(self) -> None:
         """Wait until every server is ready or has failed its first attempt."""
