@@ -213,6 +213,10 @@ def in_words(reason: str) -> str:
     """Return the reason why there is no connection without the numbers and places of the system's code."""
     if _UNRESOLVED.search(reason):
         return NO_ADDRESS
+    if "All connection attempts failed" in reason:
+        return "nothing answers there"
+    if "peer closed connection" in reason or "Server disconnected" in reason:
+        return "the connection was closed before the end of the answer"
     if "WRONG_VERSION_NUMBER" in reason:
         return "what answers there speaks no TLS; the URL may have to begin with http://"
     return _NUMBERS.sub("", reason).strip()

@@ -214,11 +214,10 @@ class Fleet:
 
         That is longer where a tool is `called` that may be new.
         """
-        if self.shared.changed:
+        if changed := tuple(self.shared.changed):
             await in_task()
-            for lists in tuple(self.shared.changed):
-                await lists.wait_fetched(called=called)
-            if self.shared.catch_up is not None:
+            fetched = [await lists.wait_fetched(called=called) for lists in changed]
+            if any(fetched) and self.shared.catch_up is not None:
                 await self.shared.catch_up()
 
     async def wait_first_connect(self) -> None:

@@ -163,7 +163,7 @@ def fail_request(peer: Peer, request_id: RequestId, error: Exception, url: str) 
 
 
 def described(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return in_words(str(error)) or type(error).__name__
 
 
 def _redirects_within_origin(server: str) -> Callable[[httpx2.Response], Awaitable[None]]:

@@ -295,8 +295,8 @@ class Lists:
             self._changed.add(self)
             self._changed_at, self._fetched_again = anyio.current_time(), anyio.Event()
 
-    async def wait_fetched(self, *, called: bool) -> None:
-        """Wait for a moment until a list that has changed is fetched.
+    async def wait_fetched(self, *, called: bool) -> bool:
+        """Wait for a moment until a list that has changed is fetched; return whether it is.
 
         Only a call of a tool that is not known waits for a fetch that is put off because the last one was a
         moment ago: a server may say again and again that it changes.
@@ -304,6 +304,7 @@ class Lists:
         if called or not self._rests:
             with anyio.move_on_at(self._changed_at + (CALLED_SECONDS if called else RELISTED_SECONDS)):
                 await self._fetched_again.wait()
+        return self._fetched_again.is_set()
 
     def _end_change(self) -> None:
         self._changed.discard(self)
@@ -325,6 +326,7 @@ class Lists:
         try:
             await self._refresh(connected, on_fetched)
         finally:
+            self._rests = False
             self._end_change()
 
     async def _refresh(self, connected: Connected, on_fetched: Callable[[], Awaitable[None]]) -> None:

@@ -434,7 +434,7 @@ def test_an_unknown_host_name_is_told_from_a_refused_connection_and_a_proxy_is_n
 
     assert "http://no-such-host.invalid/mcp: its host name leads to no address" in told
     assert "-> check the host name in the URL and the connection to the network, and whether this" in told
-    assert "-> check that it is running and that the URL is right" in told
+    assert "/certificates: nothing answers there -> check that it is running and that the URL is" in told
     assert "all_proxy is set: it may be that proxy which cannot be reached" in beside
     assert "all_proxy" not in told
 

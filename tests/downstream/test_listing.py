@@ -41,8 +41,8 @@ async def test_a_tool_that_a_call_has_added_is_found_and_called_at_once(workshop
     most = [*more, tool("plaster", "Plaster the ceiling")]
     grow = {"once": [str(workshop.flag("grown")), [{"set": {"tools": more}}, {"result": {"content": []}}]]}
     workshop.server("growing", tools=[tool("grow")], calls={"grow": [grow, {"set": {"tools": most}}]})
-    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
-        host = Host(proxy, "handshake")
+    async with stdio(command(workshop.config(expose={"mode": "search"}))) as host:
+        await host.call("search_available_tools", {"query": "grow"})
         await host.call("growing__grow")
         found = await host.call("search_available_tools", {"query": "paint the wall"})
         await host.call("growing__grow")

@@ -141,7 +141,7 @@ async def test_an_unreachable_server_is_reported_with_its_address(workshop: Work
     workshop.servers["gone"].settings = {"url": f"http://127.0.0.1:{port}/mcp"}
     workshop.server("good", tools=[tool("fine")])
     async with inside(workshop.config()) as proxy:
-        assert proxy.fleet.clients["gone"].cause
+        assert proxy.fleet.clients["gone"].cause == f"http://127.0.0.1:{port}/mcp: nothing answers there"
         assert "good__fine" in await Host(proxy, "modern").names()
 
 
