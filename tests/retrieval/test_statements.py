@@ -20,7 +20,7 @@ from mcp_context_proxy.retrieval.engine import Engine
         ("the due date should be Friday", "change the due date to Friday"),
         ("the backup should run at 4 instead of 2", "change the backup to run at 4 instead of 2"),
         ("every card should have a due date", "add a due date to every card"),
-        ("lunch with Paul is off", "cancel lunch with Paul"),
+        ("lunch with Paul is off", "cancel event lunch with Paul"),
         ("the call on Friday was called off", "cancel the call on Friday"),
         ("somebody has to restart the worker", "restart the worker"),
         ("this card should be Tom's", "assign this card to Tom"),

@@ -409,6 +409,14 @@ async def test_a_query_for_the_tools_of_a_server_is_answered_with_no_others(host
     assert {line.split("__")[0] for line in text.splitlines() if "__" in line.split("(")[0]} == {"weather"}
 
 
+async def test_a_question_for_what_runs_at_a_server_finds_its_tools(workshop: Workshop) -> None:
+    workshop.server("cloud", tools=[tool("list_machines", "List machines that you rent, with their state")])
+    async with host_of(workshop.config(), "modern") as host:
+        text = (await host.call(SEARCH, {"query": "list the servers running on cloud"}))["content"][0]["text"]
+
+    assert "cloud__list_machines(" in text
+
+
 async def test_a_question_about_servers_finds_the_tools_that_are_for_servers(workshop: Workshop) -> None:
     workshop.server("good", tools=[tool("echo", "Say something again")])
     workshop.server("cloud", tools=[tool("list_machines", "List servers that you rent, with their state")])
