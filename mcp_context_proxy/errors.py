@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from heapq import nlargest
 from itertools import islice
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,29 @@ class ContextProxyError(Exception):
 
 class ServeError(ContextProxyError):
     """Hosts cannot be served, for example at an address that is in use."""
+
+
+def check_type(name: str, value: object, *wanted: type) -> None:
+    """Raise `TypeError` if a program gave a value of another type."""
+    if not isinstance(value, wanted):
+        types = " or ".join(one.__name__ for one in wanted)
+        raise TypeError(f"{name} is of type {type(value).__name__}; it must be {types}")
+
+
+def check_bounds(
+    name: str, value: float | None, least: int, most: int | None = None, *, whole: bool = True
+) -> None:
+    """Raise `ValueError` if a number that a program gave is outside its bounds; None is always inside.
+
+    Raises `TypeError` if it is no number, or has to be a whole one and is not.
+    """
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        raise TypeError(f"{name} is {value!r}; it must be a {'whole ' if whole else ''}number")
+    if not (least <= value and (most is None or value <= most)):
+        bounds = f"at least {least:,}" if most is None else f"between {least:,} and {most:,}"
+        raise ValueError(f"{name} is {value}; it must be {bounds}")
 
 
 def innermost(error: BaseException) -> BaseException:

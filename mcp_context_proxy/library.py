@@ -26,7 +26,6 @@ from mcp_context_proxy.context import (
     Overrides,
     RequestContext,
     RequestRecords,
-    check_bounds,
     configured,
     engine,
     key_of,
@@ -45,7 +44,7 @@ from mcp_context_proxy.embedding.embeddings import (
     TokenCounter,
     open_model,
 )
-from mcp_context_proxy.errors import UnknownItemError
+from mcp_context_proxy.errors import UnknownItemError, check_bounds, check_type
 from mcp_context_proxy.interactions.transfer import Interactions, MessageTable
 from mcp_context_proxy.items import (
     Document,
@@ -122,8 +121,9 @@ def tool(
     Raises:
         ValueError: the name is empty.
     """
-    _check_name(name)
-    schema = parameters or {"type": "object"}
+    _check(name=name, description=description)
+    schema = {"type": "object"} if parameters is None else parameters
+    check_type("parameters", schema, Mapping)
     shown = name if server == LOCAL else exposed_name(server, name, NAME_CHARACTERS)
     definition = msgspec.json.encode({"name": name, "description": description, "inputSchema": schema})
     return Tool(
@@ -162,7 +162,7 @@ def reference(
 def _document(
     kind: Kind, name: str, text: str, description: str, include: Include, priority: int
 ) -> Document:
-    _check_name(name)
+    _check(name=name, text=text, description=description)
     check_bounds("priority", priority, 0, 999)
     text, description = encodable(text), encodable(description)
     facts = msgspec.json.encode([kind, name, text, description, include, priority])
@@ -170,8 +170,10 @@ def _document(
     return Document(kind, name, description, text, digest, IncludeMode(include), priority)
 
 
-def _check_name(name: str) -> None:
-    if not name.strip():
+def _check(**texts: str) -> None:
+    for called, text in texts.items():
+        check_type(called, text, str)
+    if not texts["name"].strip():
         raise ValueError("the name of an item must not be empty")
 
 
@@ -193,6 +195,9 @@ class Catalog:
 
 
 def _snapshot(items: Iterable[Item]) -> Snapshot:
+    items = tuple(items)
+    for item in items:
+        check_type("an item", item, Tool, Document)
     by_key = {key_of(item): item for item in items}
     sources: dict[str, list[Item]] = {}
     for item in by_key.values():
@@ -235,7 +240,9 @@ class ContextEngine(engine.ContextEngine):
         `store` is a file that keeps vectors; by default they are lost on close, as request contexts always
         are.
         """
-        config = config or Config()
+        catalog, config = Catalog() if catalog is None else catalog, config or Config()
+        check_type("catalog", catalog, Catalog)
+        check_type("config", config, Config)
         self._store = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
         model = LazyModel(partial(open_model, config))
         queries = QueryEmbedder(model)
@@ -251,7 +258,7 @@ class ContextEngine(engine.ContextEngine):
             expander=near,
         )
         super().__init__(
-            catalog=catalog or Catalog(),
+            catalog=catalog,
             searcher=self._local,
             sessions=Sessions(),
             records=RequestRecords(config.limits, None),
@@ -267,7 +274,7 @@ class ContextEngine(engine.ContextEngine):
     async def search_context_items(
         self,
         query: str,
-        items: Sequence[Item],
+        items: Iterable[Item],
         *,
         top_k: int = 20,
         top_n: int = 5,
@@ -287,13 +294,14 @@ class ContextEngine(engine.ContextEngine):
         Raises:
             ValueError: a number is outside its bounds.
         """
-        check_bounds("top_k", top_k, 1)
-        check_bounds("top_n", top_n, 1)
-        check_bounds("include_score", include_score, 0, 1)
-        given, catalog = self._given
-        if given != tuple(items):
-            catalog = Catalog(items)
-            self._given = (tuple(items), catalog)
+        check_type("query", query, str)
+        check_type("top_k", top_k, int)
+        check_type("top_n", top_n, int)
+        DomainOverrides(None, top_k, top_n, include_score)  # checks the numbers
+        wanted, (given, catalog) = tuple(items), self._given
+        if given != wanted:
+            catalog = Catalog(wanted)
+            self._given = wanted, catalog
         numbers = DomainOptions(top_k, top_n, include_score)
         options = replace(self._options, tools=numbers, documents=numbers)
         snapshot = await self._local.ready(catalog)
@@ -307,6 +315,7 @@ class ContextEngine(engine.ContextEngine):
         In its next contexts the tool stays, documents that name it come, and with the setting
         ``context.expand_results`` or ``Overrides(expand_results=True)`` the tools that fit after the result.
         """
+        check_type("result", result, str)
         tool = resolve_in(session, self._catalog.snapshot, Kind.TOOL, name, server)
         if not isinstance(tool, Tool):
             raise UnknownItemError("tool", name)
@@ -369,13 +378,13 @@ class Embeddings:
         if isinstance(texts, str):
             raise TypeError("texts is one text; embed_many takes a list of them, and embed takes one")
         given = list(texts)
-        for one in list[object](given):
-            if not isinstance(one, str):
-                raise TypeError(f"a text is {type(one).__name__}; only strings can be embedded")
+        for one in given:
+            check_type("a text", one, str)
         return self._model.run(lambda model: model.embed(given))
 
     def embed_query(self, query: str) -> Vector:
         """Return the vector of a query; some models read queries otherwise than texts."""
+        check_type("query", query, str)
         vector: Vector = self._model.run(lambda model: model.embed_queries([query]))[0]
         return vector
 
@@ -390,8 +399,7 @@ class Embeddings:
         Raises:
             ValueError: `top_k` is below 1.
         """
-        if top_k < 1:
-            raise ValueError(f"top_k is {top_k}; it must be at least 1")
+        check_bounds("top_k", top_k, 1)
         if not texts:
             return []
         cosines = self.embed_many(texts) @ self.embed_query(query)

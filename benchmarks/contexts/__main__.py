@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import anyio
 import numpy as np
@@ -32,7 +31,6 @@ from mcp_context_proxy.embedding import Matrix
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Tool
 from mcp_context_proxy.library import Catalog, ContextEngine, Session, reference, rule, tool
-from mcp_context_proxy.retrieval import text
 from mcp_context_proxy.retrieval.next_steps import Embed, KnownSteps
 
 LISTS = Path(__file__).parents[2] / "tests" / "data" / "tools"
@@ -209,19 +207,21 @@ async def after_results(engine: ContextEngine, results: Sequence[sets.Recorded],
 
 
 async def handbooks(tools: Sequence[Tool], documents: Sequence[sets.Written], title: str) -> None:
-    """Files of five topics each, which a request about one of them should find, divided in both ways."""
+    """Files of five topics each, which a request about one of them should find, headed or as they are."""
     order = [documents[int(at)] for at in np.random.default_rng(5).permutation(len(documents))]
     files = [order[at : at + TOPICS_OF_A_FILE] for at in range(0, len(order), TOPICS_OF_A_FILE)]
-    written = [
-        reference(f"handbook-{number}", "\n\n".join(one.text for one in own))
-        for number, own in enumerate(files)
-    ]
-    for way, characters in (("packed", 0), ("a chunk for each paragraph", text.TOPICS_CHARACTERS)):
+    for way in ("each with a heading", "as they are, one below the other"):
+        texts = {one.name: one.text for one in documents}
+        if way.endswith("heading"):
+            texts = {
+                name: text if text.startswith("#") else f"# {name}\n\n{text}" for name, text in texts.items()
+            }
+        written = [
+            reference(f"handbook-{number}", "\n\n".join(texts[one.name] for one in own))
+            for number, own in enumerate(files)
+        ]
         found = first = brought = needed = 0
-        with (
-            patch.object(text, "TOPICS_CHARACTERS", characters),
-            ContextEngine(Catalog([*tools, *written]), store=STORE) as engine,
-        ):
+        with ContextEngine(Catalog([*tools, *written]), store=STORE) as engine:
             for number, own in enumerate(files):
                 for one in own:
                     context = await engine.build(one.request, remember=False)

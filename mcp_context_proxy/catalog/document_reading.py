@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import chain, islice, pairwise, takewhile
 from typing import Final
 from urllib.parse import unquote
 
@@ -72,8 +72,11 @@ _DECORATION: Final = pattern(
 )
 """Markup, a row of a table, badges, pictures and links: none of it says what a text is about."""
 _UNDERLINE: Final = pattern(r" {0,3}(?:={3,}|-{3,})[ \t]*")
+_NO_TITLE: Final = pattern(r" {4}|\t| {0,3}[|<]")
+"""The beginning of code, of a table or of markup: a line below it underlines nothing."""
 _MARKER: Final = pattern(r"^[ \t]*(?:[>*+-]|[0-9]{1,9}[.)])[ \t]+")
 _LETTER: Final = pattern(r"[^\W_]")
+_WORD: Final = pattern(r"\w+")
 _SENTENCE_END: Final = pattern(r"(?<=[.!?…؟।])\s|(?<=[。！？])")
 
 
@@ -98,26 +101,44 @@ def divide(text: str) -> tuple[list[Section], int]:
     A heading of the first level is part of the path of those of the second only where there are several of
     it: a single one is the title of the whole.
     """
-    parts: list[tuple[int, str, list[str]]] = [(0, "", [])]
+    parts: list[tuple[int, str, str, list[str]]] = [(0, "", "", [])]
     left = 0
-    for line, code in with_code_marked(text):
-        heading = None if code else _HEADING.match(line)
-        begins = heading is not None and len(heading[1]) <= SECTION_LEVELS and bool(title_of(heading[2]))
-        if heading is not None and begins and len(parts) <= SECTIONS_LIMIT:
-            parts.append((len(heading[1]), line, []))
+    for line, level, title in with_titles(text):
+        begins = 0 < level <= SECTION_LEVELS
+        if begins and len(parts) <= SECTIONS_LIMIT:
+            parts.append((level, title, line, []))
         else:
             left += begins
-            parts[-1][2].append(line)
-    several = sum(level == 1 for level, _, _ in parts) > 1
+            parts[-1][3].append(line)
+    several = sum(level == 1 for level, *_ in parts) > 1
     sections: list[Section] = []
     above: tuple[str, ...] = ()
-    for level, line, lines in parts:
-        match = _HEADING.match(line)
-        path = (title_of(match[2]),) if match else ()
+    for level, title, line, lines in parts:
+        path = (title,) if level else ()
         if level == 1:
             above = path if several else ()
         sections.append(Section(above + path if level > 1 else path, line.strip(), "\n".join(lines).strip()))
     return sections, left
+
+
+def with_titles(text: str) -> Iterator[tuple[str, int, str]]:
+    """Yield each line with the level and the title of the heading that it is; 0 for any other line.
+
+    A heading that is underlined comes with the line below it, in one.
+    """
+    before, is_underline = "", False
+    for (line, code), (below, is_code) in pairwise(chain(with_code_marked(text), [("", True)])):
+        if is_underline:
+            before, is_underline = "", False
+            continue
+        match = None if code else _HEADING.match(line)
+        level, title = (len(match[1]), title_of(match[2])) if match else (0, "")
+        if not (match or code or is_code or before.strip()) and _UNDERLINE.fullmatch(below):
+            is_underline = bool(_LETTER.search(line)) and not (_MARKER.match(line) or _NO_TITLE.match(line))
+        if is_underline:
+            level, title = 1 if "=" in below else 2, line.strip()[:HEADING_LIMIT]
+        before = line
+        yield f"{line}\n{below}" if is_underline else line, level if title else 0, title
 
 
 def title_of(heading: str) -> str:
@@ -165,7 +186,7 @@ class Heading(Struct, frozen=True):
     """A heading of a text and the section below it, which ends at the next heading of its level or above."""
 
     level: int
-    """Number of signs before it, from 1."""
+    """Number of signs before it, from 1; of one that is underlined, 1 or 2."""
     name: str
     """Its words after those of the headings above it, with ``/``; repeated ones are numbered."""
     title: str
@@ -199,11 +220,9 @@ def headings(text: str) -> list[Heading]:
     above: list[tuple[int, str]] = []
     repeated: Counter[str] = Counter()
     offset = 0
-    for line, code in with_code_marked(text):
-        match = None if code or len(found) >= HEADINGS_LIMIT else _HEADING.match(line)
-        title = one_line(title_of(match[2])) if match else ""
-        if match and title:
-            level = len(match[1])
+    for line, level, written in with_titles(text):
+        title = one_line(written)
+        if title and len(found) < HEADINGS_LIMIT:
             above = [one for one in above if one[0] < level]
             name = "/".join([*(one for _, one in above), title])
             above.append((level, title))
@@ -431,10 +450,13 @@ def _file_text(document: Document, path: str, most: int) -> str:
 
 
 def _heading_named(section: str, known: Sequence[Heading], uri: str) -> Heading:
-    """Return the heading of that full name, or the only one with that end of it."""
-    wanted = _plain(section)
-    exact = [one for one in known if _plain(one.name) == wanted]
-    found = exact or [one for one in known if _plain(one.name).endswith(f"/{wanted}")]
+    """Return the heading of that full name, or the only one with that end of it, or with all of its words."""
+    wanted, words = _plain(section), set(_WORD.findall(_plain(section)))
+    found = (
+        [one for one in known if _plain(one.name) == wanted]
+        or [one for one in known if _plain(one.name).endswith(f"/{wanted}")]
+        or [one for one in known if words and words.issubset(_WORD.findall(_plain(one.title)))]
+    )
     if len(found) == 1:
         return found[0]
     if found:
@@ -460,13 +482,21 @@ def _plain(name: str) -> str:
 
 
 def paged(text: str) -> list[str]:
-    """Divide a text into pages between lines; a line that is longer than a page is divided within.
+    """Divide a text into pages, of at least a half where there is a heading or else a blank line to end it.
 
-    There is at least one page, and all of them together are the text.
+    Otherwise a page ends with a line, or within one that is longer than a page. There is at least one page,
+    and all of them together are the text.
     """
     pages, start = [], 0
+    begun = [one.start for one in headings(text)] if len(text) > PAGE_CHARACTERS else []
     while len(text) - start > PAGE_CHARACTERS:
-        end = text.rfind("\n", start, start + PAGE_CHARACTERS) + 1 or start + PAGE_CHARACTERS
+        half, most = start + PAGE_CHARACTERS // 2, start + PAGE_CHARACTERS
+        end = (
+            max((one for one in begun if half < one <= most), default=0)
+            or text.rfind("\n\n", half, most) + 1
+            or text.rfind("\n", start, most) + 1
+            or most
+        )
         pages.append(text[start:end])
         start = end
     return [*pages, text[start:]]

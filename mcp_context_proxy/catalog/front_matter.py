@@ -355,16 +355,22 @@ class _Entries(Struct):
                 self.nodes[key.value] = value, first_line + key.start_mark.line
 
     def _add_plain(self, entry: str, line: int) -> bool:
-        """Take one line as plain text: a pattern that begins with ``*``, a sentence with a colon in it."""
-        first, *others = entry.split("\n")
-        key, colon, rest = first.partition(":")
-        value = rest.split(" #", 1)[0].strip()
-        if not colon or any(other.strip() and not other.startswith("#") for other in others):
+        """Take one line as plain text: a sentence with a colon in it; and patterns that are no YAML list."""
+        key, colon, rest = entry.partition(":")
+        key, is_listed = key.strip(), key.strip() in PATTERN_KEYS
+        values = [one.split(" #", 1)[0].strip() for one in rest.split("\n") if not one.startswith("#")]
+        if is_listed:
+            values = [",".join(_unquoted(one.removeprefix("- ")) for one in values if one)]
+        if not colon or any(values[1:]) or (values[0].startswith(_NOT_PLAIN) and not is_listed):
             return False
-        if key.strip() not in PATTERN_KEYS and value.startswith(_NOT_PLAIN):
-            return False
-        self.nodes[key.strip()] = yaml.ScalarNode("", value), line
+        self.nodes[key] = yaml.ScalarNode("", values[0]), line
         return True
+
+
+def _unquoted(patterns: str) -> str:
+    """Return patterns without the quotes and brackets of a list; brackets of characters stay."""
+    is_list = patterns.startswith("[") and patterns.endswith("]") and patterns.count("[") == 1
+    return re.sub("['\"]", "", patterns[1:-1] if is_list else patterns)
 
 
 def patterns_text(patterns: Iterable[str]) -> str:

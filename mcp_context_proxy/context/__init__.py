@@ -26,7 +26,7 @@ from msgspec.structs import asdict, replace
 
 from mcp_context_proxy.config import Config, DomainOptions, Limits
 from mcp_context_proxy.config.settings import PRESETS, Preset
-from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.errors import StoreError, check_bounds
 from mcp_context_proxy.items import DOCUMENT_KINDS, JSON, Document, Item, ItemKey, Kind, Tool
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.retrieval import USED_BEFORE
@@ -51,13 +51,6 @@ MOST_BEFORE: Final = 100
 Amount = Annotated[int, Meta(ge=0, le=MOST_BEFORE)]
 Depth = Annotated[int, Meta(ge=0, le=MOST_DEPTH)]
 Score = Annotated[float, Meta(ge=0, le=1)]
-
-
-def check_bounds(name: str, value: float | None, least: int, most: int | None = None) -> None:
-    """Raise `ValueError` if a number that a program gave is outside its bounds; None is always inside."""
-    if value is not None and not (least <= value and (most is None or value <= most)):
-        bounds = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise ValueError(f"{name} is {value}; it must be {bounds}")
 
 
 class ContextOptions(Struct, frozen=True):
@@ -103,9 +96,11 @@ class DomainOverrides(Struct, frozen=True):
     include_score: Score | None = None
 
     def __post_init__(self) -> None:
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"preset is {self.preset!r}; it must be one of {', '.join(PRESETS)}")
         check_bounds("top_k", self.top_k, 1)
         check_bounds("top_n", self.top_n, 1)
-        check_bounds("include_score", self.include_score, 0, 1)
+        check_bounds("include_score", self.include_score, 0, 1, whole=False)
 
 
 class Overrides(Struct, frozen=True):
@@ -124,7 +119,7 @@ class Overrides(Struct, frozen=True):
     def __post_init__(self) -> None:
         check_bounds("max_tokens", self.max_tokens, 1)
         check_bounds("expansion_depth", self.expansion_depth, 0, MOST_DEPTH)
-        check_bounds("expansion_threshold", self.expansion_threshold, 0, 1)
+        check_bounds("expansion_threshold", self.expansion_threshold, 0, 1, whole=False)
         check_bounds("expansion_top_n", self.expansion_top_n, 1)
         check_bounds("history", self.history, 0, MOST_BEFORE)
         check_bounds("retain_requests", self.retain_requests, 0, MOST_BEFORE)
@@ -410,6 +405,7 @@ class RequestRecords:
 
         ``session`` is the public id of one session; None for all sessions.
         """
+        check_bounds("limit", limit, 0)
         recent = (one for one in self.recent() if session is None or one.session == session)
         return await self._with_stored(recent, limit, lambda store: store.latest(limit, session))
 

@@ -457,6 +457,7 @@ def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None
     does, too, where no tool has that name. Raises `UnknownItemError` if no item has that name, or it cannot
     be told which is meant.
     """
+    kind = Kind(kind)
     own = None if kind is Kind.TOOL else item_by(snapshot, (kind, name))
     document = own or snapshot.document(name)
     if document is not None and server is None:

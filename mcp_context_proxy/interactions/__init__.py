@@ -25,7 +25,13 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.embedding.embeddings import LazyModel
-from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
+from mcp_context_proxy.errors import (
+    EmbeddingCancelledError,
+    ModelError,
+    StoreError,
+    check_bounds,
+    check_type,
+)
 from mcp_context_proxy.interactions.index import InteractionIndex, MemoryQuery
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import clean, one_line
@@ -128,7 +134,18 @@ class InteractionMemory:
         self._comparing = threading.Lock()
 
     def add(self, interactions: Sequence[Interaction]) -> list[Interaction]:
-        """Keep interactions, all or none, and return them as they are in the store."""
+        """Keep interactions, all or none, and return them as they are in the store.
+
+        Raises `ValueError` if one has no type or no text, or its time is before 1970.
+        """
+        interactions = list(interactions)
+        for one in interactions:
+            check_type("an interaction", one, Interaction)
+            check_bounds("the time of an interaction", one.time, 0, whole=False)
+            for name in ("agent_name", "interaction_type", "content"):
+                check_type(name, getattr(one, name), str)
+                if name != "agent_name" and not getattr(one, name).strip():
+                    raise ValueError(f"{name} of an interaction must not be empty")
         return self.keep([self.presentable(one) for one in interactions])
 
     def presentable(self, interaction: Interaction) -> Interaction:
@@ -202,8 +219,8 @@ class InteractionMemory:
             ValueError: a number is outside its bounds.
         """
         top_k = self._keep.top_k if top_k is None else top_k
-        if not 1 <= top_k <= MOST_FOUND:
-            raise ValueError(f"top_k is {top_k}; it must be between 1 and {MOST_FOUND:,}")
+        check_type("query", query, str)
+        check_bounds("top_k", top_k, 1, MOST_FOUND)
         # Also for a number that is none (NaN): no comparison with it is true.
         if time_decay_factor is not None and not 0 < time_decay_factor <= 1:
             raise ValueError(f"time_decay_factor is {time_decay_factor}; it must be above 0 and at most 1")
@@ -250,8 +267,7 @@ class InteractionMemory:
         Raises `ValueError` if the limit is below 1.
         """
         limit = self._keep.top_k if limit is None else limit
-        if limit < 1:
-            raise ValueError(f"limit is {limit}; it must be at least 1")
+        check_bounds("limit", limit, 1)
         scope = replace(scope_of(agent_name, interaction_type), owner=owner)
         results = tuple(Recollection(_readable(one), None, None) for one in self._store.latest(limit, scope))
         return Recall(results, "recent", self._store.count(scope), 0)

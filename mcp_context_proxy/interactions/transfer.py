@@ -26,7 +26,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.programs import all_secrets_of
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
-from mcp_context_proxy.errors import DataFileError
+from mcp_context_proxy.errors import DataFileError, check_bounds
 from mcp_context_proxy.interactions import BATCH, MESSAGE, Backfilled, InteractionMemory, backfill, scope_of
 from mcp_context_proxy.store.interactions import Interaction, InteractionScope, InteractionStore
 from mcp_context_proxy.store.opening import IN_MEMORY, open_store
@@ -196,6 +196,10 @@ def _of_lines(path: Path, columns: MessageTable, written: float, done: Imported)
 def _interaction(agent: Any, kind: Any, text: Any, time: Any) -> Interaction | None:
     """Return the interaction of a line or row; None if its text or time cannot be read."""
     moment = _moment(time)
+    if isinstance(text, list):
+        # The parts of a message, as models are sent them.
+        parts = (one.get("text") for one in text if isinstance(one, dict))
+        text = "\n".join(part for part in parts if isinstance(part, str))
     if moment is None or not isinstance(text, str) or not text.strip():
         return None
     return Interaction(str(agent or ""), str(kind or MESSAGE), text, moment)
@@ -314,6 +318,7 @@ class Interactions(InteractionMemory):
             when: Seconds since 1970; by default now.
 
         Raises:
+            ValueError: it has no type or no text, or its time is before 1970.
             StoreError: it was not kept.
             ModelError: it was kept, and has no embedding.
         """
@@ -336,8 +341,7 @@ class Interactions(InteractionMemory):
             ModelError: there is no model.
             StoreError: the store failed; the embeddings made until then are kept.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        check_bounds("batch_size", batch_size, 1)
         return backfill(self, batch_size, on_progress)
 
     def export(

@@ -569,7 +569,7 @@ def _known_names(form: type, path: str, name: str, named: Sequence[str] | None) 
     found = _form_at(form, path)
     names = [field.encode_name for field in found.fields] if isinstance(found, inspect.StructType) else []
     near = nearest_names(name, names, 1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(named or names)}"
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(named or names) or 'none'}"
 
 
 def _values(form: type, path: str) -> Iterable[object]:

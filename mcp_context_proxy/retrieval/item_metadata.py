@@ -12,17 +12,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
 
+from mcp_context_proxy.catalog.document_reading import with_titles
 from mcp_context_proxy.items import JSON, SEARCHED_CHARACTERS, Item, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.text import (
     CHUNK_LIMIT,
+    PARAGRAPH,
     STOP_WORDS,
     chunks,
     encodable,
@@ -34,7 +36,6 @@ from mcp_context_proxy.retrieval.text import (
     name_key,
     stem,
     terms,
-    topics,
     translated,
 )
 from mcp_context_proxy.system.later import NDArray, np, pattern
@@ -289,6 +290,63 @@ def title_of(tool: Tool) -> str:
     if not isinstance(title, str) or name_key(title[:NAME_LIMIT]) == name_key(tool.name):
         return ""
     return title[:NAME_LIMIT]
+
+
+TOPICS_CHARACTERS: Final = 20_000
+"""Characters of a document up to which each paragraph is a chunk: some 40 chunks become 100."""
+
+SHORTEST_TOPIC: Final = 60
+"""Characters below which a paragraph is joined with the next one."""
+
+HEADED: Final = CHUNK_LIMIT // 3
+"""Characters of a heading that stand before each chunk of its section."""
+
+_SHORT_LINE = pattern(r"[^\n]{1,80}:|\*\*[^\n]{1,80}\*\*")
+
+
+def topics(text: str, limit: int = CHUNK_LIMIT, lead: str = "") -> tuple[str, ...]:
+    """Divide a document into chunks of one paragraph each, all of them with the heading of their section.
+
+    The ``lead`` is put before the first. Two topics in one chunk are far from a query about either. In a text
+    beyond `TOPICS_CHARACTERS` the paragraphs of a section are put together as `chunks` does: it would have
+    several times as many.
+    """
+    divide = chunks if len(text) > TOPICS_CHARACTERS else _paragraphs
+    found, lines, heading = list[str](), list[str](), ""
+    for line, level, _ in chain(with_titles(text), [("", 1, "")]):
+        if not level:
+            lines.append(line)
+            continue
+        body, lines = "\n".join(lines).strip(), []
+        if body and len(heading) + len(body) >= SHORTEST_TOPIC:
+            before = heading[:HEADED]
+            first, *others = divide(body, limit - len(before) - 2)
+            found += chunks(_joined(lead, heading, first), limit)
+            found += (_joined(before, other) for other in others)
+            lead = ""
+        else:
+            lead = _joined(lead, heading, body)
+        heading = line
+    return (*found, *(chunks(lead, limit) if lead or not found else ()))
+
+
+def _joined(*paragraphs: str) -> str:
+    return "\n\n".join(filter(None, paragraphs))
+
+
+def _paragraphs(text: str, limit: int) -> tuple[str, ...]:
+    """Divide a text into its paragraphs, each with a short line before it."""
+    found, opened = list[str](), ""
+    for paragraph in PARAGRAPH.split(text):
+        opened = _joined(opened, paragraph.strip())
+        if len(opened) >= SHORTEST_TOPIC and not _SHORT_LINE.fullmatch(paragraph.strip()):
+            found += chunks(opened, limit)
+            opened = ""
+    if opened and found and len(found[-1]) + len(opened) + 2 <= limit:
+        found[-1] = f"{found[-1]}\n\n{opened}"
+    elif opened:
+        found += chunks(opened, limit)
+    return tuple(found)
 
 
 Divide: TypeAlias = Callable[[str, int], tuple[str, ...]]

@@ -176,7 +176,7 @@ _WRITTEN_WORD = pattern(r"[\w'-]+")
 _ACCENTS = pattern("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
 """Marks people leave out when typing: Latin, Greek, Cyrillic accents, Hebrew and Arabic vowel points."""
 
-_PARAGRAPH = pattern(r"\n\s*\n")
+PARAGRAPH = pattern(r"\n\s*\n")
 _SENTENCE_END = r"(?<=[.!?…؟।])\s+|(?<=[。！？])|\n\s*"
 _SENTENCE = pattern(_SENTENCE_END)
 _SENTENCE_OR_CLAUSE = pattern(
@@ -524,15 +524,6 @@ def _unaccented(text: str) -> str:
     return normalized("NFC", _ACCENTS.sub("", normalized("NFKD", text)))
 
 
-TOPICS_CHARACTERS: Final = 20_000
-"""Characters of a document up to which each paragraph is a chunk: some 40 chunks become 100."""
-
-SHORTEST_TOPIC: Final = 60
-"""Characters below which a paragraph is joined with the next one."""
-
-_HEADING = pattern(r"#{1,6}[^\n]*|[^\n]{1,80}:|\*\*[^\n]{1,80}\*\*")
-
-
 def sentences(text: str) -> list[str]:
     """Return the sentences of a text that say something, without bullets."""
     parts = (_BULLET.sub("", part.strip()) for part in _SENTENCE_OR_CLAUSE.split(text))
@@ -547,35 +538,13 @@ def chunks(text: str, limit: int = CHUNK_LIMIT) -> tuple[str, ...]:
     """
     found: list[str] = []
     start = end = 0
-    for piece_start, piece_end in _pieces(text, 0, len(text), limit, (_PARAGRAPH, _SENTENCE, _SPACE)):
+    for piece_start, piece_end in _pieces(text, 0, len(text), limit, (PARAGRAPH, _SENTENCE, _SPACE)):
         if piece_end - start > limit:
             found.append(text[start:end])
             start = piece_start
         end = piece_end
     found.append(text[start:end])
     return tuple(chunk.strip() for chunk in found if chunk.strip()) or (text.strip(),)
-
-
-def topics(text: str, limit: int = CHUNK_LIMIT, lead: str = "") -> tuple[str, ...]:
-    """Divide a document into chunks of one paragraph each, with the heading or short line before it.
-
-    The ``lead`` is put before the first paragraph. Two topics in one chunk are far from a query about either.
-    A text beyond `TOPICS_CHARACTERS` is divided as `chunks` does: it would have several times as many.
-    """
-    if len(text) > TOPICS_CHARACTERS:
-        return chunks(f"{lead}\n\n{text}", limit)
-    found: list[str] = []
-    opened = lead
-    for paragraph in _PARAGRAPH.split(text):
-        opened = f"{opened}\n\n{paragraph}".strip()
-        if len(opened) >= SHORTEST_TOPIC and not _HEADING.fullmatch(paragraph.strip()):
-            found += chunks(opened, limit)
-            opened = ""
-    if opened and found and len(found[-1]) + len(opened) + 2 <= limit:
-        found[-1] = f"{found[-1]}\n\n{opened}"
-    elif opened:
-        found += chunks(opened, limit)
-    return tuple(found) or (text.strip(),)
 
 
 def _pieces(

@@ -292,7 +292,7 @@ def _told(error: Exception, form: type[msgspec.Struct]) -> str:
     detail = in_words(error, form, "The body")
     name, pattern_missed, _ = detail.partition(": Expected `str` matching regex")
     if not pattern_missed:
-        return f"{detail}."
+        return detail if detail.endswith("?") else f"{detail}."
     schema = _properties(form).get(name, {})
     found = (each["description"] for each in (schema, *schema.get("anyOf", ())) if "description" in each)
     meant = next(found, None)

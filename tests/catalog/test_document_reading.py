@@ -11,6 +11,7 @@ from support.documents import Write, by_both_ways
 from mcp_context_proxy.catalog.document_reading import (
     OUTLINED,
     PAGE_CHARACTERS,
+    divide,
     files_line,
     headings,
     outline,
@@ -71,6 +72,22 @@ def test_headings_that_are_repeated_are_numbered() -> None:
     assert [one.name for one in headings("# A\n\n# A\n\n# A\n")] == ["A", "A (2)", "A (3)"]
 
 
+def test_a_line_that_is_underlined_is_a_heading() -> None:
+    others = "---\n\n- item\n---\n\nTwo\nlines\n---\n\n| A |\n---"
+    text = f"Guide\n=====\n\nSetup\n-----\n\nDo it.\n\n{others}\n\nUse\n---"
+
+    assert [(one.level, one.name) for one in headings(text)] == [
+        (1, "Guide"),
+        (2, "Guide/Setup"),
+        (2, "Guide/Use"),
+    ]
+    assert [(one.path, one.heading) for one in divide(text)[0][1:]] == [
+        (("Guide",), "Guide\n====="),
+        (("Setup",), "Setup\n-----"),
+        (("Use",), "Use\n---"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("piece", "section"),
     [
@@ -118,6 +135,13 @@ def test_the_pages_of_a_text_are_all_of_it(lengths: list[int]) -> None:
     pages = paged(text)
     assert "".join(pages) == text
     assert all(len(page) <= PAGE_CHARACTERS for page in pages)
+
+
+def test_a_page_ends_before_a_heading_or_with_a_paragraph() -> None:
+    rows = "row\n" * (PAGE_CHARACTERS // 5)
+
+    assert [page.partition("\n")[0] for page in paged(f"# A\n\n{rows}\n# B\n\n{rows}")] == ["# A", "# B"]
+    assert paged(f"{rows}\nB\n{rows}")[1].lstrip("\n").startswith("B\n")
 
 
 @no_windows

@@ -203,6 +203,10 @@ def test_the_folder_decides_where_a_cursor_rule_does_not_say_when_it_applies(wri
         ("\n  - a/*.ts\n  - b/*.ts", "a/*.ts, b/*.ts"),
         ('"*.ts"', "*.ts"),
         ("*.ts # all of them", "*.ts"),
+        # Lists that are no YAML, as people write them:
+        ('"a/*.ts", "b/*.ts"', "a/*.ts, b/*.ts"),
+        ('["a/*.ts", *.css]', "a/*.ts, *.css"),
+        ("\n  - *.ts\n  - 'b/*.ts' # tests", "*.ts, b/*.ts"),
     ],
 )
 def test_the_files_of_a_cursor_rule_are_part_of_its_description(

@@ -11,6 +11,8 @@ from mcp_context_proxy import (
     Catalog,
     ContextEngine,
     DomainOverrides,
+    Embeddings,
+    Interactions,
     Kind,
     Mode,
     Overrides,
@@ -115,6 +117,17 @@ async def test_of_two_items_with_one_name_the_last_counts() -> None:
         (lambda: rule("tone", "Be polite.", priority=1000), "priority is 1000; it must be between 0 and 999"),
         (lambda: reference(" ", "What a bicycle costs."), "the name of an item must not be empty"),
         (lambda: tool("", "Send an email"), "the name of an item must not be empty"),
+        (lambda: DomainOverrides(preset="most"), "preset is 'most'; it must be one of aggressive, "),  # type: ignore[arg-type]
+        (lambda: Interactions().record("a", "message", " "), "content of an interaction must not be empty"),
+        (
+            lambda: Interactions().record("a", "", "Hi."),
+            "interaction_type of an interaction must not be empty",
+        ),
+        (lambda: Interactions().record("a", "message", "Hi.", -1.0), "the time of an interaction is -1.0"),
+        (
+            lambda: Interactions().record("a", "message", "Hi.", float("nan")),
+            "the time of an interaction is nan",
+        ),
     ],
 )
 def test_a_number_or_name_that_rest_refuses_is_refused_here_too(
@@ -124,11 +137,48 @@ def test_a_number_or_name_that_rest_refuses_is_refused_here_too(
         make()
 
 
-async def test_numbers_of_a_search_over_given_items_are_checked() -> None:
+@each(
+    ("make", "said"),
+    [
+        (lambda: tool("mail", None), "description is of type NoneType; it must be str"),
+        (lambda: tool("mail", "Send", ["to"]), "parameters is of type list; it must be Mapping"),
+        (lambda: rule("tone", b"Be polite."), "text is of type bytes"),
+        (lambda: rule("tone", "Be polite.", priority=1.5), "priority is 1.5; it must be a whole number"),
+        (lambda: Overrides(max_tokens="9"), "max_tokens is '9'; it must be a whole number"),
+        (lambda: Catalog(["mail"]), "an item is of type str; it must be Tool or Document"),
+        (lambda: ContextEngine(TOOLS), "catalog is of type list; it must be Catalog"),
+        (lambda: ContextEngine(config={"search": {}}), "config is of type dict; it must be Config"),
+        (lambda: Interactions().record("a", "message", None), "content is of type NoneType"),
+        (lambda: Interactions().semantic_search_interactions("x", top_k=1.5), "top_k is 1.5"),
+        (lambda: Embeddings().most_similar("x", ["y"], top_k=1.5), "top_k is 1.5"),
+    ],
+)
+def test_a_value_of_another_type_is_named_at_once(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        make()
+
+
+async def test_what_a_search_over_given_items_is_given_is_checked() -> None:
     with ContextEngine() as engine:
         for wrong in ({"top_k": 0}, {"top_n": -1}, {"include_score": 7.0}):
             with pytest.raises(ValueError, match=next(iter(wrong))):
                 await engine.search_context_items("send an email", TOOLS, **wrong)
+        for unusable in ({"top_k": 1.5}, {"top_n": None}, {"query": None}):
+            with pytest.raises(TypeError, match=next(iter(unusable))):
+                await engine.search_context_items(**{"query": "send an email", "items": TOOLS, **unusable})
+
+
+async def test_items_may_come_one_by_one_and_kinds_as_words() -> None:
+    with ContextEngine(Catalog(iter(TOOLS))) as engine:
+        found = await engine.search_context_items("send an email message", iter(TOOLS), top_n=1)
+        explained = await engine.explain("send an email message", "tool", "send_mail")
+        with pytest.raises(ValueError, match="limit is -1"):
+            await engine.requests(limit=-1)
+        with pytest.raises(ValueError, match="'mail' is not a valid Kind"):
+            engine.add(Session(), "mail", "send_mail")
+
+    assert [one.name for one in found] == ["send_mail"]
+    assert explained.selected is Mode.AGENT
 
 
 async def test_half_a_character_in_a_result_or_a_text_ends_nothing() -> None:

@@ -198,22 +198,28 @@ def test_lines_of_messages_need_a_text_alone(memory: InteractionMemory, store: S
     lines = [
         {"role": "user", "content": "what is the plan"},
         {"role": "assistant", "content": "to ship", "timestamp": "2020-05-01 12:00:00"},
-        {"role": "user", "content": [{"type": "text", "text": "no"}]},
+        {"role": "user", "content": [{"type": "image"}, {"text": 1}, "no"]},
         {"role": "user", "content": "when", "timestamp": "soon"},
+        {"role": "tool", "content": [{"type": "text", "text": "done"}, {"type": "text", "text": "at 5"}]},
     ]
     file.write_text("\n".join(map(json.dumps, lines)) + "\n[1]\n", encoding="utf-8")
     os.utime(file, (NOW - 50, NOW - 50))
     done = import_file(memory, file)
 
-    assert (done.kept, done.unusable) == (2, 3)
+    assert (done.kept, done.unusable) == (3, 3)
     assert done.reasons == [
         "line 3: its text, 'content', cannot be read",
         "line 4: its time cannot be read",
-        "line 5: it is no object of JSON",
+        "line 6: it is no object of JSON",
     ]
-    kept = [(one.agent_name, one.interaction_type, one.time) for one in store.interactions.after(0, 10)]
-    assert kept == [("unknown", "assistant", 1_588_334_400.0), ("unknown", "user", NOW - 50)]
-    assert import_file(memory, file).known == 2
+    kept = [(one.interaction_type, one.content, one.time) for one in store.interactions.after(0, 10)]
+    assert kept == [
+        ("assistant", "to ship", 1_588_334_400.0),
+        ("user", "what is the plan", NOW - 50),
+        ("tool", "done\nat 5", NOW - 50),
+    ]
+    assert {one.agent_name for one in store.interactions.after(0, 10)} == {"unknown"}
+    assert import_file(memory, file).known == 3
 
 
 @pytest.mark.parametrize(

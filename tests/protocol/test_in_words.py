@@ -16,12 +16,17 @@ class Filters(msgspec.Struct, forbid_unknown_fields=True):
     share: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
 class Order(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1, max_length=2000)]
     number: Annotated[int, Meta(ge=1, le=50)] | None = None
     kinds: tuple[Literal["rule", "tool"], ...] | None = None
     filters: Filters = msgspec.field(default_factory=Filters)
     pairs: dict[str, int] = msgspec.field(default_factory=dict)
+    nothing: Nothing | None = None
 
 
 @each(
@@ -39,7 +44,8 @@ class Order(msgspec.Struct, forbid_unknown_fields=True):
         ({"name": "x", "filters": {"share": 0}}, "filters.share must be more than 0"),
         ({"name": "x", "filters": {"tags": "a"}}, "filters.tags must be a list, not text"),
         ({"name": "x", "filters": {"tag": ["a"]}}, "filters.tag is not known; did you mean tags?"),
-        ({"name": "x", "why": 1}, "why is not known; known are name, number, kinds, filters, pairs"),
+        ({"name": "x", "why": 1}, "why is not known; known are name, number, kinds, filters, pairs, nothing"),
+        ({"name": "x", "nothing": {"why": 1}}, "nothing.why is not known; known are none"),
         ({"name": "x", "pairs": {"a": "b"}}, "pairs must be a whole number, not text"),
         ([], "the order must be an object, not a list"),
     ],

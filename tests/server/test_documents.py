@@ -116,7 +116,8 @@ async def test_copies_of_a_rule_are_in_the_instructions_and_in_all_answers_once(
 async def test_a_long_document_comes_as_an_outline_that_leads_to_its_sections(
     workshop: Workshop, folder: Path, era: str
 ) -> None:
-    write(folder, {"handbook.md": HANDBOOK})
+    steps = "## Step 1: build it\n\nA.\n\n## Step 2: sign it\n\nB.\n\n## Step 20: tell others\n\nC."
+    write(folder, {"handbook.md": HANDBOOK, "numbered.md": steps})
     async with opened(workshop, folder, context={"document_tokens": 300}) as proxy:
         host = Host(proxy, era)
         answer = await text_of(host, SEARCH, {"query": "how many days of vacation do employees get"})
@@ -125,7 +126,13 @@ async def test_a_long_document_comes_as_an_outline_that_leads_to_its_sections(
         details = await text_of(host, READ, {"name": "handbook", "section": "Holidays/Details"})
         unclear = await text_of(host, READ, {"name": "handbook", "section": "Details"})
         wrong = await text_of(host, READ, {"name": "handbook", "section": "Holiday"})
+        numbered = await text_of(host, READ, {"name": "numbered", "section": "step 2"})
+        unclear_words = await text_of(host, READ, {"name": "numbered", "section": "Step"})
 
+    assert numbered == "reference://numbered, section Step 2: sign it:\n\n## Step 2: sign it\n\nB."
+    assert (
+        "several sections of reference://numbered are called Step: name Step 1: build it or" in unclear_words
+    )
     assert "- Holidays (" in answer
     assert READ in answer
     assert "More about it, in many words. More about it" not in answer.partition("- Handbook")[2]

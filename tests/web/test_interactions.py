@@ -143,6 +143,7 @@ async def test_deleting_needs_a_filter(api: httpx2.AsyncClient) -> None:
         ({"content": "x", "agent_name": ""}, "agent_name must not be empty."),
         ({"content": "x", "time": -1}, "time must be at least 0."),
         ({"content": "x", "unknown": 1}, "unknown is not known; known are "),
+        ({"content": "x", "agentname": "a"}, "agentname is not known; did you mean agent_name?"),
         ({"agent_name": "planner"}, "content is missing."),
     ],
 )
