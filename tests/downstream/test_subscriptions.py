@@ -48,7 +48,7 @@ async def test_each_session_gets_the_log_messages_of_its_own_level(workshop: Wor
         quiet, curious, caller = (Host(proxy, "handshake") for _ in range(3))
         await set_level(quiet, "error")
         await set_level(curious, "debug")
-        await until_level(server, "debug")
+        await server.ledger.until(lambda _: levels(server)[-1:] == ["debug"])
         await caller.call("chatty__work")
         await quiet.call("chatty__work")
         await curious.call("chatty__work")
