@@ -237,7 +237,9 @@ def asks_for_all(
     asked = _query_words(query)
     of_state = "server" in asked and not asked.isdisjoint(_STATES)
     of_servers = of_state or not asked.isdisjoint(_OF_SERVERS)
-    known = servers if of_state else () if asked & _OF_ALL else failed  # "all tools of git" is a search in it
+    if not of_state and narrowed(SearchFilters(), query, filter(reaches, failed)).server is not None:
+        return False  # it is answered for that server alone
+    known = servers if of_state else failed
     if server_asked_for(query, filter(reaches, known), _ABOUT_SERVERS) is None:
         of_all = not asked or asked & _OF_ALL or of_servers or asked >= _WHAT_CAN_YOU_DO
         if not (of_all and asked <= (_ABOUT_SERVERS if of_servers else _GENERAL)):

@@ -11,6 +11,7 @@ const HOSTS = [
   ["windsurf", "Windsurf"],
   ["codex", "Codex"],
   ["gemini-cli", "Gemini CLI"],
+  ["qwen-code", "Qwen Code"],
   ["zed", "Zed"],
   ["opencode", "opencode"],
   ["cline", "Cline"],
