@@ -38,7 +38,6 @@ BOUNDS: Final = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 PARTS: Final = 500
 """Parts of a schema at its root that are looked at, each for ten of its properties as well: references let
 few words stand for millions."""
-REFERENCE_CHARACTERS: Final = 500
 LEVELS: Final = 5
 """References and choices in one another at the root of a schema."""
 TOLD: Final = 5
@@ -125,7 +124,7 @@ def _parts(
         return
     left[0] -= 1 + (len(_object(schema.get("properties"))) + len(_list(schema.get("required")))) // 10
     yield schema, True
-    yield from _parts(referred(schema.get("$ref"), root), root, levels - 1, left)
+    yield from _parts(envelope.referred(schema.get("$ref"), root), root, levels - 1, left)
     for one in _list(schema.get("allOf")):
         yield from _parts(one, root, levels - 1, left)
     for key in CHOICES:
@@ -137,20 +136,6 @@ def _parts(
                 for option in options
             )
             yield {"required": sorted(set.intersection(*needed))}, True
-
-
-def referred(reference: Any, root: Any) -> Any:
-    """Return the place in a document that a reference names; None for one that is elsewhere or too long."""
-    if (
-        not isinstance(reference, str)
-        or not reference.startswith("#/")
-        or len(reference) > REFERENCE_CHARACTERS
-    ):
-        return None
-    found = root
-    for key in reference[2:].split("/"):
-        found = _object(found).get(key.replace("~1", "/").replace("~0", "~"))
-    return found
 
 
 def _of_today(schema: Any) -> Any:

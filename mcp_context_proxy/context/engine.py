@@ -37,8 +37,8 @@ from mcp_context_proxy.context import (
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
-from mcp_context_proxy.context.search import EVERYTHING, DocumentJudge, Scope, Searcher
-from mcp_context_proxy.context.search_filters import OnProgress, OnWait, narrowed
+from mcp_context_proxy.context.search import EVERYTHING, DocumentJudge, Scope, Searcher, narrowed
+from mcp_context_proxy.context.search_filters import OnProgress, OnWait
 from mcp_context_proxy.context.selection import ContextExpander, Score, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,

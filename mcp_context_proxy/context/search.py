@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Set
 from functools import partial
 from typing import Final, Generic, TypeAlias, TypeVar
 
@@ -42,10 +42,36 @@ from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import files_named, is_about_files, is_for, without_files
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
+from mcp_context_proxy.retrieval.text import identifier_words
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import Workers, in_task, keep_latest
 from mcp_context_proxy.trust import ACTING, reaches
 
 ENGINE_DEFAULTS: Final = Filters()
+
+_OF_ALL: Final = frozenset(("tool", "tools", "everything", "all", "capabilities", "help", "mcp", "*"))
+"""Words of which a query for the whole catalog has at least one."""
+
+_OF_NO_NEED = """
+a about accessible an any are available by call can connected could display do does each enumerate every exist
+existing for from get give has have here how i in is know like list many me my name names of offer offers on
+please possible provide provides re s see server servers show tell the there to us use view we what which with
+would you your
+"""
+_GENERAL: Final = _OF_ALL | frozenset(_OF_NO_NEED.split())
+"""Words that say nothing about a need."""
+
+_OF_SERVERS: Final = frozenset(("servers", "mcp"))
+_STATE_WORDS = """
+active broken configured disconnected down failed failing healthy installed not off offline online running
+status unavailable up why work working
+"""
+_STATES: Final = frozenset(_STATE_WORDS.split())
+_ABOUT_SERVERS: Final = _GENERAL | _STATES
+"""Words of a question about the servers, which has one of `_OF_SERVERS`."""
+
+_WHAT_CAN_YOU_DO: Final = frozenset(("what", "can", "do"))
+_WORD: Final = pattern(r"[^\W_]+")
 
 
 class Found(Struct, frozen=True):
@@ -109,16 +135,6 @@ class Found(Struct, frozen=True):
         return self.tools.considered + (self.documents.considered if self.documents else 0)
 
     @property
-    def all_the_same(self) -> str:
-        """Documents that fit, and tools that something in the context has brought, where no tool fits."""
-        tools = sum(isinstance(one.item, Tool) for one in self.results)
-        some = "one tool" if tools == 1 else f"{tools} tools"
-        if (documents := len(self.results) - tools) == 0:
-            return f"{some} may go with a rule in force, or with what was done"
-        fit, them = ("one document fits", "it") if documents == 1 else (f"{documents} documents fit", "them")
-        return f"{fit}, and {some} may go with {them}" if tools else fit
-
-    @property
     def filter_note(self) -> str | None:
         """Note about the filters, and the items that they left out; None if something fits among the rest."""
         told = [note for note in (self.leaves_note, self.excluded_note) if note]
@@ -140,12 +156,7 @@ class Found(Struct, frozen=True):
         """Note that names the best items that the filters left out; None without any."""
         if self.wanted == NO_FILTERS or self.results or not self.excluded:
             return None
-        named = []
-        for one in self.excluded:
-            item = one.result.item
-            name = item.uri if isinstance(item, Document) else item.exposed_name
-            named.append(f"{name} (by {', '.join(one.failed)})")
-        return f"Left out by them: {'; '.join(named)}."
+        return f"Left out by them: {'; '.join(one.text for one in self.excluded)}."
 
 
 ANSWERS: Final = 256
@@ -530,3 +541,57 @@ def _document_search(options: DomainOptions) -> SearchOptions:
 
 def _plain_score(result: Result) -> float:
     return (result.cosine or 0.0) + float(LEXICAL_FACTOR) * result.lexical
+
+
+def asks_for_all(
+    query: str, servers: Iterable[str], failed: Iterable[str], tools: Iterable[Tool] = ()
+) -> bool:
+    """Return whether a query, such as "list all tools" or "which servers work", asks for the whole catalog.
+
+    So does one for the state of a server ("is the git server up"), and the name of one that failed. A query
+    asks for a tool instead if it spells the name of one, such as ``list_all``, or if a tool is there for
+    other servers, such as machines of a cloud.
+    """
+    asked = _query_words(query)
+    of_state = "server" in asked and not asked.isdisjoint(_STATES)
+    of_servers = of_state or not asked.isdisjoint(_OF_SERVERS)
+    if not of_state and narrowed(SearchFilters(), query, filter(reaches, failed)).server is not None:
+        return False  # it is answered for that server alone
+    known = servers if of_state else failed
+    if server_asked_for(query, filter(reaches, known), _ABOUT_SERVERS) is None:
+        of_all = not asked or asked & _OF_ALL or of_servers or asked >= _WHAT_CAN_YOU_DO
+        if not (of_all and asked <= (_ABOUT_SERVERS if of_servers else _GENERAL)):
+            return False
+    of_any = of_state or "servers" in asked
+
+    def is_meant(tool: Tool) -> bool:
+        name = set(identifier_words(tool.name).split())
+        about = of_any and ("server" in name or "servers" in tool.description.casefold())
+        return about or (name <= asked and (len(name) > 1 or name == asked))
+
+    return not any(map(is_meant, tools))
+
+
+def server_asked_for(query: str, servers: Iterable[str], beside: Set[str] = _GENERAL) -> str | None:
+    """Return the server whose tools a query such as "all tools of git" asks for; None if it does not."""
+    asked = _query_words(query)
+    telling = next(iter(asked - beside), "")  # by which most of many servers need no look
+    for server in (server for server in servers if telling in server.casefold()):
+        name = _query_words(server)
+        if name == asked or (name <= asked and asked - name <= beside and not name <= beside):
+            return server
+    return None
+
+
+def narrowed(wanted: SearchFilters, query: str, servers: Iterable[str]) -> SearchFilters:
+    """Return the filters of a search, for one server alone if the query asks for "all tools of git"."""
+    asked = _query_words(query)
+    if wanted.server is not None or not (asked & _OF_ALL or asked >= _WHAT_CAN_YOU_DO):
+        return wanted
+    server = server_asked_for(query, servers)
+    return wanted if server is None else replace(wanted, server=server)
+
+
+def _query_words(query: str) -> set[str]:
+    # A first search begins here, on the event loop, where the expressions of `identifier_words` take 50 ms.
+    return set(_WORD.findall(query.casefold()) or query.split())

@@ -146,11 +146,6 @@ class Fleet:
             client.stop()
         self._successors.clear()
 
-    @property
-    def failed(self) -> list[str]:
-        """Names of servers without tools, because of a mistake or because they could not be connected to."""
-        return [*self.off, *(client.name for client in self.unlisted if failure(client))]
-
     def configured(self) -> frozenset[str]:
         """Return the names of all servers in the configuration, also of those that are off."""
         # A name that is itself the mistake could be part of the names of another server's tools.
@@ -180,6 +175,8 @@ class Fleet:
             # Names depend on it: see `catalog.names`.
             self.unlisted = unlisted
             self._on_change()
+        self.failed = (*self.off, *(client.name for client in unlisted if client.cause))
+        """Names of servers without tools, because of a mistake or because they could not be connected to."""
 
     def raise_if_unavailable(self, name: str | None) -> None:
         """Raise `ServerUnavailableError` if a configured server is off or was never connected.

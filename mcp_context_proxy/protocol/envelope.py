@@ -360,6 +360,22 @@ def schema_of(definition: bytes) -> Any:
     return value_or_none(members(definition).get("inputSchema", b"{}")) or {}
 
 
+REFERENCE_CHARACTERS: Final = 500
+"""Length of the references in a schema that are followed; none of any real tool comes near it."""
+
+
+def referred(reference: Any, root: Any) -> Any:
+    """Return the place in a schema that a reference names; None for one that is elsewhere or too long."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    if len(reference) > REFERENCE_CHARACTERS:
+        return None
+    found = root
+    for key in reference[2:].split("/"):
+        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return found
+
+
 def raw(obj: Any) -> Raw:
     """Encode Python values to `Raw`; `Raw` parts inside are copied byte for byte."""
     return Raw(encode(obj))

@@ -15,8 +15,8 @@ from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, 
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import Delivery, DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search import Scope
-from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait, asks_for_all
+from mcp_context_proxy.context.search import Scope, asks_for_all
+from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
 from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -243,7 +243,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         notify: Notify,
     ) -> bytes:
         """Search for either meta tool; a handshake-era session lists the selected tools from now on."""
-        await self.fleet.wait_changed()
+        if self.fleet.shared.changed:
+            await self.fleet.wait_changed()
         handle, query = self._handle(wanted.context_id, caller), wanted.query
         overrides, scope, best = Overrides(), None, False
         if isinstance(wanted, SearchArguments):

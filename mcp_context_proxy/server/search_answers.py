@@ -17,8 +17,7 @@ from msgspec import Struct
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext, key_of
-from mcp_context_proxy.context.search import Found
-from mcp_context_proxy.context.search_filters import server_asked_for
+from mcp_context_proxy.context.search import Found, server_asked_for
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet, error_line
@@ -314,7 +313,7 @@ def search_text(
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
         names = some_of([item_name(one, name_of) for one in found.near_misses[:NEAREST]])
-        head.append(f"No tool fits. Nearest: {names}. {HOW_TO_GO_ON}\n\nBut {found.all_the_same}:")
+        head.append(f"No tool fits. Nearest: {names}. {HOW_TO_GO_ON}\n\nBut {_all_the_same(found.results)}:")
     else:
         best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
         head.append(f"{best} of {known}:")
@@ -363,6 +362,16 @@ def _documents(answer: SearchAnswer, *, titled: bool) -> list[str]:
     if any(one.delivery in (None, Delivery.OUTLINE) for one in answer.told):
         texts.append(HOW_TO_READ)
     return texts
+
+
+def _all_the_same(results: Collection[Result]) -> str:
+    """Return what there is where no tool fits: documents that do, and tools that something has brought."""
+    tools = sum(isinstance(one.item, Tool) for one in results)
+    some = "one tool" if tools == 1 else f"{tools} tools"
+    if (documents := len(results) - tools) == 0:
+        return f"{some} may go with a rule in force, or with what was done"
+    fit, them = ("one document fits", "it") if documents == 1 else (f"{documents} documents fit", "them")
+    return f"{fit}, and {some} may go with {them}" if tools else fit
 
 
 def _nothing_fits(

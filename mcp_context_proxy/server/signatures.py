@@ -21,7 +21,6 @@ from weakref import ref
 import msgspec
 from msgspec import Raw, Struct, field
 
-from mcp_context_proxy.catalog.model_schemas import referred
 from mcp_context_proxy.items import Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
@@ -326,7 +325,7 @@ class ToolSignature:
         for _ in range(OPTIONS):
             if not isinstance(schema, dict):
                 break
-            found, parts = referred(schema.get("$ref"), self._root), schema.get("allOf")
+            found, parts = envelope.referred(schema.get("$ref"), self._root), schema.get("allOf")
             if found is not None:
                 schema = found
             elif isinstance(parts, list) and len(parts) == 1 and not schema.keys() & {"type", "properties"}:
