@@ -48,8 +48,16 @@ async def test_each_failure_to_start_has_its_kind_and_its_words(
             Fault.SILENT,
             "it was not ready",
         ),
-        "nobody": ({"url": "http://127.0.0.1:9/mcp"}, Fault.UNREACHABLE, "http://127.0.0.1:9/mcp: All"),
-        "events": ({"url": "http://127.0.0.1:9/sse"}, Fault.UNREACHABLE, "http://127.0.0.1:9/sse: All"),
+        "nobody": (
+            {"url": "http://127.0.0.1:9/mcp"},
+            Fault.UNREACHABLE,
+            "http://127.0.0.1:9/mcp: nothing answers there",
+        ),
+        "events": (
+            {"url": "http://127.0.0.1:9/sse"},
+            Fault.UNREACHABLE,
+            "http://127.0.0.1:9/sse: nothing answers there",
+        ),
     }
     for name, (settings, _, _) in cases.items():
         workshop.server(name).settings = settings
