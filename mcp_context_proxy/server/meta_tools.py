@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context import Delivery, DomainOverrides, Overrides, key_of
+from mcp_context_proxy.context import NO_OVERRIDES, Delivery, DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import Scope, asks_for_all
 from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
@@ -246,13 +246,14 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if self.fleet.shared.changed:
             await self.fleet.wait_changed()
         handle, query = self._handle(wanted.context_id, caller), wanted.query
-        overrides, scope, best = Overrides(), None, False
+        overrides, scope, best = NO_OVERRIDES, None, False
         if isinstance(wanted, SearchArguments):
             best = wanted.best
             kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
             scope = Scope(kinds, _filters(wanted))
-            number = DomainOverrides(top_n=wanted.top_n)
-            overrides = Overrides(number, number)
+            if wanted.top_n is not None:
+                number = DomainOverrides(top_n=wanted.top_n)
+                overrides = Overrides(number, number)
             if not _wants_data(caller) and (kinds is None or Kind.TOOL in kinds):
                 query = query.strip() or scope.filters.server or ""
                 catalog = self.calls.catalog
