@@ -219,7 +219,7 @@ class Relay:
                     await transport.aclose()
 
     def give_up(self, is_there: Callable[[str], object]) -> None:
-        """Break off what receivers that are gone will not answer: a lost machine closes no connection."""
+        """Break off requests to receivers that are gone: a lost machine closes no connection."""
         for scope, receiver in self._under_way.items():
             if not is_there(receiver):
                 scope.cancel()

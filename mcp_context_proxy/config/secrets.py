@@ -1,9 +1,9 @@
 """Secrets: places that values may come from, and their redaction in logs, errors and what servers write.
 
 ``${keyring:NAME}`` is a secret that ``mcp-context-proxy secret set NAME`` has stored. ``${cmd:PROGRAM ...}``
-is what a program prints; it runs only if the user's own configuration allows it. ``${file:PATH}`` is what a
-file has. Keyrings and programs block no longer than the constants below say: a keyring may ask a person to
-unlock it, who is not there when a host starts the proxy.
+is the output of a program, which runs only if the user's own configuration allows it. ``${file:PATH}`` is
+the content of a file. Keyrings and programs block no longer than the constants below say: a keyring may ask a
+person to unlock it, who is not there when a host starts the proxy.
 
 A known value is replaced wherever it stands, also encoded, by the name of the variable that it came from.
 Text that only looks like a credential is replaced, too.

@@ -142,21 +142,21 @@ _MAKING_OR_DELETING: Final = frozenset(
     stem(verb) for verb, action in VERBS.items() if action in ("create", "delete")
 )
 TAKEN_FROM_WHOLE: Final = 0.25
-"""Amount that is taken from a tool that would create or delete what the thing is in that an order is for."""
+"""Amount that is taken from a tool that would create or delete the container of the thing that is meant."""
 
 _PLACED: Final = frozenset(("to", "from", "in", "into", "on"))
 
 
 class Contained(Struct, frozen=True):
-    """A thing that an order creates or deletes, and what it is in: "delete the note of document 17"."""
+    """A thing that an order creates or deletes, with its container: "delete the note of document 17"."""
 
     whole: str
-    """The stem of the word for what it is in."""
+    """The stem of the word for its container."""
     part: frozenset[str]
     """The stems of the words for the thing itself."""
 
     def mistakes(self, name: Sequence[str]) -> bool:
-        """Return whether a tool with these stems in its name would create or delete what the thing is in."""
+        """Return whether a tool with these stems in its name would create or delete the container."""
         nouns = [word for word in name if word not in _MAKING_OR_DELETING]
         is_whole = nouns[-1:] == [self.whole] and len(nouns) < len(name)
         return is_whole and self.part.isdisjoint(name) and _PLACED.isdisjoint(name)

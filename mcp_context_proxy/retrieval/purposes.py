@@ -547,7 +547,7 @@ def idiom_of(request: str) -> Idiom | None:
 
 
 def contained(order: str) -> Contained | None:
-    """Return what an order creates or deletes, and what that is in; None for most."""
+    """Return the thing that an order creates or deletes in a container; None for most orders."""
     opened = opening_match(order)
     verb = "" if opened is None else opened.group().lower()
     if opened is None or not (VERBS.get(verb) in ("create", "delete") or verb in ("throw", "kick")):

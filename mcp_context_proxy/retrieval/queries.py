@@ -177,7 +177,7 @@ class ReadQuery(Struct, frozen=True):
     refused: frozenset[str]
     """Stems of verbs that it says are not to be done, and does not ask for elsewhere: "don't merge it"."""
     inside: Contained | None
-    """What its single need creates or deletes in something else."""
+    """The thing that its single need creates or deletes in a container."""
     service: str | None
     """The service that it is for by name (`purposes.service_of`), as an index term."""
     cores: tuple[str, ...]

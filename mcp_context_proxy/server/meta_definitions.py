@@ -140,7 +140,7 @@ def _of_call(given: Mapping[str, Raw], servers: Container[str]) -> dict[str, Raw
     """Return the arguments of a call tool under the names that they have here.
 
     A word stays as it is beside the name that it stands for, and so do two for the same. A server goes to the
-    name. Where nothing stands for ``arguments``, what stands beside the name is what the tool is given; a
+    name. Where nothing stands for ``arguments``, the tool is given the members beside the name; a
     server is then one of ``servers``, and the name has no other one.
     """
     renamed, several = dict(given), False
