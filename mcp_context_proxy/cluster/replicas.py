@@ -380,6 +380,8 @@ class Replicas:
         self.refused: str | None = None
         """The replica that has refused a relay of this one, if any did lately."""
         self._ahead = time.time() - time.monotonic()
+        self._since: float | None = None
+        """Time since which the others have been followed without a gap; None while the database is away."""
         self.on_drain: Callable[[], None] = lambda: None
         """Called when a person wants this replica to be drained."""
         self.after_beat: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
@@ -452,12 +454,16 @@ class Replicas:
             logger.debug("no sign of life: %s", error)
             # Nor is there any of the others, so each is tried again.
             self._suspects.clear()
+            self._since = None
             return
         self._ahead = now - time.monotonic()
+        self._since = now if self._since is None else self._since
         before, self._alive = self._alive, {}
         self._known = {row.replica for row in rows}
         for row in rows:
-            if now - row.seen < BEATS_MISSED * self._seconds:
+            # Nobody could give a sign of life while the database was away, and who was there may be still.
+            seen = max(row.seen, self._since) if row.replica in before else row.seen
+            if now - seen < BEATS_MISSED * self._seconds:
                 self._alive[row.replica] = row
                 last = before.get(row.replica)
                 if last is None or last.seen != row.seen:
