@@ -218,7 +218,7 @@ class Relay:
                 with anyio.CancelScope(shield=True):
                     await transport.aclose()
 
-    def give_up(self, is_there: Callable[[str], object]) -> None:
+    def give_up(self, is_there: Callable[[str], bool]) -> None:
         """Break off what receivers that are gone will not answer: a lost machine closes no connection."""
         for scope, receiver in self._under_way.items():
             if not is_there(receiver):
@@ -399,6 +399,10 @@ class Replicas:
     def now(self) -> float:
         """Return the time by the clock of the database: that of a replica may be wrong, or jump."""
         return time.monotonic() + self._ahead
+
+    def is_there(self, replica: str) -> bool:
+        """Return whether a replica gives signs of life, even if it is too busy to be connected to."""
+        return replica in self._alive
 
     def address_of(self, replica: str) -> str | None:
         """Return the address of another replica that is alive, as far as that is known; None otherwise."""

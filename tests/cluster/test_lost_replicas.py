@@ -304,13 +304,13 @@ async def test_a_replica_with_another_key_is_not_ready_and_says_why(
             assert http.get(f"{base}/readyz").status_code == 200
 
 
-async def test_replicas_that_nobody_could_hear_of_while_the_database_was_away_are_not_given_up() -> None:
+async def test_a_replica_is_given_up_only_if_it_could_give_signs_of_life_and_gives_none() -> None:
     own, other, gone = (
         ReplicaRow(name, name, f"http://{name}", "", "1", seen, seen, 0)
         for name, seen in (("a", 0.0), ("b", 0.0), ("c", -99.0))
     )
     signs: list[float | None] = [0.0, None, 100.0, 102.0, 103.0]
-    there = list[str | None]()
+    there = list[bool]()
 
     def beat(row: ReplicaRow, *, at_start: bool) -> tuple[float, list[ReplicaRow]]:
         if (now := signs.pop(0)) is None:
@@ -318,16 +318,24 @@ async def test_replicas_that_nobody_could_hear_of_while_the_database_was_away_ar
         return now, [replace(own, seen=now), other, gone]
 
     table: Any = SimpleNamespace(beat=beat)
-    counts = ClusterCounts()
     replicas = Replicas(
-        table, name="a", instance="a", address="http://a", keys=[b"k"], heartbeat_seconds=1.0, counts=counts
+        table,
+        name="a",
+        instance="a",
+        address="http://a",
+        keys=[b"k"],
+        heartbeat_seconds=1.0,
+        counts=ClusterCounts(),
     )
     while signs:
         await replicas.join()
-        there.append(replicas.address_of("b"))
+        there.append(replicas.is_there("b"))
+        assert not replicas.is_there("c")
+        if len(there) == 1:
+            replicas.suspect("b")  # it could not be connected to, which a busy one cannot either
+            assert (replicas.address_of("b"), replicas.is_there("b")) == (None, True)
 
-    assert there == ["http://b"] * 4 + [None]
-    assert (replicas.address_of("c"), counts.replicas_lost) == (None, 1)
+    assert there == [True] * 4 + [False]
 
 
 async def test_sessions_are_relayed_between_replicas_whose_clocks_differ(
