@@ -502,7 +502,7 @@ class Member:
                 await self.replicas.leave()
 
     async def _after_beat(self) -> None:
-        self._relay.give_up(self.replicas.address_of)
+        self._relay.give_up(self.replicas.is_there)
         await self.contexts.lose_adopted()
 
     def _drain(self) -> None:

@@ -218,7 +218,7 @@ class Relay:
                 with anyio.CancelScope(shield=True):
                     await transport.aclose()
 
-    def give_up(self, is_there: Callable[[str], object]) -> None:
+    def give_up(self, is_there: Callable[[str], bool]) -> None:
         """Break off requests to receivers that are gone: a lost machine closes no connection."""
         for scope, receiver in self._under_way.items():
             if not is_there(receiver):
@@ -380,6 +380,8 @@ class Replicas:
         self.refused: str | None = None
         """The replica that has refused a relay of this one, if any did lately."""
         self._ahead = time.time() - time.monotonic()
+        self._since: float | None = None
+        """Time since which the others have been followed without a gap; None while the database is away."""
         self.on_drain: Callable[[], None] = lambda: None
         """Called when a person wants this replica to be drained."""
         self.after_beat: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
@@ -397,6 +399,10 @@ class Replicas:
     def now(self) -> float:
         """Return the time by the clock of the database: that of a replica may be wrong, or jump."""
         return time.monotonic() + self._ahead
+
+    def is_there(self, replica: str) -> bool:
+        """Return whether a replica gives signs of life, even if it is too busy to be connected to."""
+        return replica in self._alive
 
     def address_of(self, replica: str) -> str | None:
         """Return the address of another replica that is alive, as far as that is known; None otherwise."""
@@ -452,12 +458,16 @@ class Replicas:
             logger.debug("no sign of life: %s", error)
             # Nor is there any of the others, so each is tried again.
             self._suspects.clear()
+            self._since = None
             return
         self._ahead = now - time.monotonic()
+        self._since = now if self._since is None else self._since
         before, self._alive = self._alive, {}
         self._known = {row.replica for row in rows}
         for row in rows:
-            if now - row.seen < BEATS_MISSED * self._seconds:
+            # Nobody could give a sign of life while the database was away, and who was there may be still.
+            seen = max(row.seen, self._since) if row.replica in before else row.seen
+            if now - seen < BEATS_MISSED * self._seconds:
                 self._alive[row.replica] = row
                 last = before.get(row.replica)
                 if last is None or last.seen != row.seen:

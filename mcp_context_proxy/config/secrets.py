@@ -31,7 +31,7 @@ from typing import IO, Any, AnyStr, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from mcp_context_proxy.errors import ContextProxyError
-from mcp_context_proxy.system import drop_of_largest
+from mcp_context_proxy.system import drop_of_largest, open_regular
 from mcp_context_proxy.system.later import html, pattern
 
 SHORTEST: Final = 6
@@ -424,12 +424,13 @@ def sources(
     def read(text: str) -> str:
         if is_host_file:
             raise SecretSourceError("${file:...} reads no file for the file of a host; use a config.toml")
-        path = folder / Path(text).expanduser()
+        path = folder / text
         try:
-            with path.open("rb") as file:
+            path = folder / Path(text).expanduser()
+            with open_regular(path) as file:
                 return _value(file.read(OUTPUT_BYTES + 1), f"{path} has")
-        except OSError as error:
-            raise SecretSourceError(f"{path} cannot be read: {error.strerror}") from None
+        except (OSError, RuntimeError, ValueError) as error:
+            raise SecretSourceError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
 
     return {"keyring": _once(read_secret), "cmd": _once(run), "file": _once(read)}
 
@@ -504,9 +505,8 @@ def _ask_keyring(function: str, *arguments: str) -> Any:
         try:
             outcome.append(getattr(keyring, function)(*arguments))
         except Exception as error:  # boundary: the keyring, whose backends raise what they like
-            outcome.append(
-                SecretSourceError(f"the keyring cannot be used: {_cause(str(error) or type(error).__name__)}")
-            )
+            cause = _cause(str(error) or type(error).__name__)
+            outcome.append(SecretSourceError(f"the keyring cannot be used: {cause}"))
 
     thread = threading.Thread(target=ask, daemon=True, name="keyring")
     thread.start()

@@ -285,9 +285,6 @@ def _key(entry: dict[str, Any], algorithms: Sequence[str]) -> PublicKey | None:
 TOKEN_CHARACTERS: Final = 16 * 1024
 """Longest token; honest ones have one or two thousand characters."""
 
-HEADER_CHARACTERS: Final = 8 * 1024
-"""Longest part of a token that is looked at before anything else; an honest header has a hundred."""
-
 KID_CHARACTERS: Final = 256
 SUBJECT_CHARACTERS: Final = 1024
 LABEL_CHARACTERS: Final = 100
@@ -390,7 +387,7 @@ class IssuedTokens:
         made = (_part_of(token, 1) or {}).get("iat")
         # Issuers write whole seconds.
         newest = now + self._settings.leeway_seconds
-        return isinstance(made, int) and self.keys.fetched - 1 < made <= newest
+        return isinstance(made, int | float) and self.keys.fetched - 1 < made <= newest
 
     def _forget(self) -> None:
         self._known.clear()
@@ -477,7 +474,7 @@ class IssuedTokens:
 
 
 def _part_of(token: str, number: int) -> dict[str, Any] | None:
-    encoded = token.split(".", 2)[number][:HEADER_CHARACTERS]
+    encoded = token.split(".", 2)[number][:TOKEN_CHARACTERS]
     try:
         decoded = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
         return msgspec.json.decode(decoded, type=dict[str, Any])

@@ -54,10 +54,10 @@ class _Ending(Struct):
 _ending = msgspec.json.Decoder(_Ending).decode
 
 
-def ending_of(result: bytes) -> tuple[Outcome, bool]:
+def ending_of(result: bytes, most: int = MOST_DECODED) -> tuple[Outcome, bool]:
     """Return how a call with this result ended, and whether it may have structured content."""
     # Passing over a result takes less time than two searches in it, but megabytes take too long.
-    if len(result) > MOST_DECODED:
+    if len(result) > most:
         return SUCCEEDED, True
     try:
         ending = _ending(result)

@@ -236,7 +236,7 @@ def _patterns(text: str) -> list[str]:
     return [_ESCAPED.sub(r"\1", _ANYTHING.sub("*", _NOTHING.sub("", one))) for one in text.split("|", OTHERS)]
 
 
-_NOTHING: Final = re.compile(r"^\(*(?:\?[:i]\)?)?\^?|\\b|(?<!\\)[$)]+$")
+_NOTHING: Final = re.compile(r"^(?:\((?:\?[a-z]*[:)])?)*\^?|\\b|(?<!\\)[$)]+$")
 _ANYTHING: Final = re.compile(r"(?:\.|\\[dsw])[*+]\??|\\[dsw]")
 _ESCAPED: Final = re.compile(r"\\(.)")
 

@@ -29,7 +29,7 @@ from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.strangers import bounded
-from mcp_context_proxy.results import json_values
+from mcp_context_proxy.results import FAILED, ending_of, json_values
 from mcp_context_proxy.results.json_values import NoSmallerCopyError, character_start, cut
 from mcp_context_proxy.results.result_store import PAGE_BYTES, KeptResults, KeptText, line_count, new_id
 from mcp_context_proxy.system.later import pattern
@@ -252,7 +252,10 @@ def shorten(
 
     `schema` is the output schema that the client knows. Blocks.
     """
-    parts = json_values.members_of(result) or {"content": Raw(result)}
+    parts = json_values.members_of(result)
+    if not parts:
+        failed = ending_of(result, len(result))[0] is FAILED
+        parts = {"content": Raw(result)} | ({"isError": Raw(b"true")} if failed else {})
     content = parts.get("content", Raw(b"[]"))
     blocks = json_values.elements_of(content)
     if blocks is None:

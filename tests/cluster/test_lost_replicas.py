@@ -6,11 +6,13 @@ import os
 import signal
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import httpx2
 import pytest
+from msgspec.structs import replace
 from support import wires
 from support.balancer import Balancer, balancing
 from support.ledger import until
@@ -35,6 +37,10 @@ from support.replicas import (
     text_of,
     until_ready,
 )
+
+from mcp_context_proxy.cluster import ReplicaRow
+from mcp_context_proxy.cluster.replicas import ClusterCounts, Replicas
+from mcp_context_proxy.errors import StoreError
 
 pytestmark = pytest.mark.cluster
 
@@ -296,6 +302,40 @@ async def test_a_replica_with_another_key_is_not_ready_and_says_why(
         assert http.get(f"{wrong.base}/readyz").status_code == 503
         for base in cluster.bases:
             assert http.get(f"{base}/readyz").status_code == 200
+
+
+async def test_a_replica_is_given_up_only_if_it_could_give_signs_of_life_and_gives_none() -> None:
+    own, other, gone = (
+        ReplicaRow(name, name, f"http://{name}", "", "1", seen, seen, 0)
+        for name, seen in (("a", 0.0), ("b", 0.0), ("c", -99.0))
+    )
+    signs: list[float | None] = [0.0, None, 100.0, 102.0, 103.0]
+    there = list[bool]()
+
+    def beat(row: ReplicaRow, *, at_start: bool) -> tuple[float, list[ReplicaRow]]:
+        if (now := signs.pop(0)) is None:
+            raise StoreError("the database", "it is away")
+        return now, [replace(own, seen=now), other, gone]
+
+    table: Any = SimpleNamespace(beat=beat)
+    replicas = Replicas(
+        table,
+        name="a",
+        instance="a",
+        address="http://a",
+        keys=[b"k"],
+        heartbeat_seconds=1.0,
+        counts=ClusterCounts(),
+    )
+    while signs:
+        await replicas.join()
+        there.append(replicas.is_there("b"))
+        assert not replicas.is_there("c")
+        if len(there) == 1:
+            replicas.suspect("b")  # it could not be connected to, which a busy one cannot either
+            assert (replicas.address_of("b"), replicas.is_there("b")) == (None, True)
+
+    assert there == [True] * 4 + [False]
 
 
 async def test_sessions_are_relayed_between_replicas_whose_clocks_differ(

@@ -1,6 +1,7 @@
 """Values of the configuration from the keyring, from commands and from files."""
 
 import json
+import os
 import shlex
 import sys
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from support import fake_keyring
 from support.fake_keyring import FakeKeyring
+from support.tables import each
 
 from mcp_context_proxy.config import Config, load, secrets
 from mcp_context_proxy.config.programs import all_secrets_of
@@ -147,6 +149,22 @@ def test_a_file_without_a_value_switches_its_server_off_and_is_named(
     problem = loaded(tmp_path, {"A": "${file:key}"}).off["s"].problems[0]
 
     assert problem.message == f"{tmp_path / 'key'} {message}"
+
+
+@each(
+    ("path", "message"),
+    [
+        ("pipe", "it is not a regular file"),
+        ("~nobody-has-this-name/key", "Could not determine home directory."),
+        ("a\0b", "embedded null byte"),
+    ],
+)
+def test_a_path_that_leads_to_no_file_keeps_nobody_waiting(tmp_path: Path, path: str, message: str) -> None:
+    if not (tmp_path / "pipe").exists():
+        os.mkfifo(tmp_path / "pipe")
+    problem = loaded(tmp_path, {"A": f"${{file:{path}}}"}).off["s"].problems[0]
+
+    assert problem.message == f"{tmp_path / path} cannot be read: {message}"
 
 
 def test_no_file_is_read_for_the_file_of_a_host(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def test_what_is_written_like_a_regular_expression_finds_lines_where_it_has_no_m
     assert numbers("error|fatal") == [4, 10]
     assert numbers("(took \\d+ ms|^begin$)") == [1, 7]
     assert numbers(r"(?i)\berror.*a\(1\)") == [4]
+    assert numbers("(?i)(error|(?:fatal))") == [4, 10]
     assert numbers("b|c") == [10]
     with pytest.raises(ReadError, match=r"in 1 line; \* stands for anything in a line, \| for or"):
         found("a", "x|y")

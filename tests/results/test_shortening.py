@@ -53,7 +53,7 @@ BLOCK = {"type": "text", "text": "x"}
         {"content": [BLOCK] * 100_001},
         {"content": [BLOCK | FLOOD]},
         {"content": [{"type": "resource", "resource": {"uri": "a:b", "text": "x"} | FLOOD}]},
-        {"content": [BLOCK]} | FLOOD,
+        {"content": [BLOCK], "isError": True} | FLOOD,
         {"content": "x" * 9_000},
         {"content": ["x" * 9_000]},
     ],
@@ -63,6 +63,7 @@ def test_no_number_of_blocks_or_members_keeps_a_result_from_being_shortened(resu
 
     assert found is not None
     assert len(found.result) < 10_000
+    assert json.loads(found.result).get("isError") == result.get("isError")
     assert found.texts[0][1].decode() in (json.dumps(result), json.dumps(result["content"]), "x" * 9_000) or (
         json.loads(found.texts[0][1]) == result["content"][0]
     )
