@@ -422,17 +422,16 @@ class Workers:
 
     async def run(self, function: Callable[[], T]) -> T:
         """Return the result of a function. If the caller is cancelled, the function goes on for nobody."""
-        reply, loop, context, begun = Reply[T](), asyncio.get_running_loop(), copy_context(), False
+        reply, loop, context = Reply[T](), asyncio.get_running_loop(), copy_context()
+        turn = threading.Lock()
 
         def hand_over(take: Callable[[Any], None], result: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(take, result)
 
         def work() -> None:
-            nonlocal begun
-            if begun:
-                return
-            begun = True
+            if not turn.acquire(blocking=False):
+                return  # another thread has taken it
             try:
                 result = context.run(function)
             except BaseException as error:  # boundary: whatever is raised is for the caller
@@ -440,15 +439,15 @@ class Workers:
             else:
                 hand_over(reply.answer, result)
 
-        while True:
-            try:
-                waiting = self._pool.submit(work)
-                break
-            except RuntimeError as error:
-                if "start new thread" not in str(error):
-                    raise
+        try:
+            waiting = self._pool.submit(work)
+        except RuntimeError as error:
+            if "start new thread" not in str(error):
+                raise
+            # One of these threads takes it once it is free, if there is any, or one for other work does.
             await in_task()
-            await _wait()
+            await in_thread(work, abandon_on_cancel=True)
+            return await reply
         try:
             return await reply
         finally:

@@ -46,7 +46,7 @@ def test_the_most_similar_texts_come_first_with_their_positions(embeddings: Embe
 def test_a_text_in_place_of_a_list_is_refused_and_so_is_what_is_no_text(embeddings: Embeddings) -> None:
     with pytest.raises(TypeError, match="embed_many takes a list"):
         embeddings.embed_many("abc")
-    with pytest.raises(TypeError, match="a text is int"):
+    with pytest.raises(TypeError, match="a text is of type int"):
         embeddings.embed_many(["a", 3])  # type: ignore[list-item]
 
 

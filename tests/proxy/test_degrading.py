@@ -113,7 +113,7 @@ async def test_no_search_has_the_error_of_a_server_that_gives_models_orders(
     async with host_of(workshop.config(), era) as host:
         text = text_of(await host.call("search_available_tools", {"query": query}))
 
-    assert "Not searched: " in text and "records (" in text and "refusing (failed)" in text
+    assert "Not searched: " in text and "records (" in text and "refusing (" in text
     assert "previous instructions" not in text
 
 
