@@ -331,17 +331,18 @@ def topics(text: str, limit: int = CHUNK_LIMIT, lead: str = "") -> tuple[str, ..
     """Divide a document into chunks of one paragraph each, all of them with the heading of their section.
 
     The ``lead`` is put before the first. Two topics in one chunk are far from a query about either. In a text
-    beyond `TOPICS_CHARACTERS` the paragraphs of a section are put together as `chunks` does: it would have
-    several times as many.
+    beyond `TOPICS_CHARACTERS` the paragraphs of a section are put together as `chunks` does, and sections
+    below half a chunk with the next: it would have several times as many.
     """
-    divide = chunks if len(text) > TOPICS_CHARACTERS else _paragraphs
+    divide, least = (chunks, limit // 2) if len(text) > TOPICS_CHARACTERS else (_paragraphs, 0)
     found, lines, heading = list[str](), list[str](), ""
     for line, level, _ in chain(with_titles(text), [("", 1, "")]):
         if not level:
             lines.append(line)
             continue
         body, lines = "\n".join(lines).strip(), []
-        if body and len(heading) + len(body) >= SHORTEST_TOPIC:
+        own = len(heading) + len(body)
+        if body and own >= SHORTEST_TOPIC and len(lead) + own >= least:
             before = heading[:HEADED]
             first, *others = divide(body, limit - len(before) - 2)
             found += chunks(_joined(lead, heading, first), limit)
