@@ -93,7 +93,7 @@ for those that the configuration names."""
 _VARIABLE: Final = re.compile(r"(?:\$\{?|\{)(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
 """A variable in a text, in the forms of all hosts: ``${A}``, ``${env:A}``, ``$A``, ``{env:A}``."""
 _TEXT: Final = re.compile(
-    r"""(?:["'\[,]|^\s*+-)\s*+([A-Za-z_*][A-Za-z0-9_*]*+)(?=\s*+(?:["'\],]|$))""", re.MULTILINE
+    r"""(?:["'\[,]|^\s*+-)\s*+([A-Za-z_*][A-Za-z0-9_*]*+)(?=\s*+(?:["'\],#]|$))""", re.MULTILINE
 )
 """A text of one word, in quotes or in a list of YAML."""
 _ALL_VARIABLES: Final = re.compile(r"""\$\{cmd:|\binherit\b["']?\s*[=:]\s*\[[^\]]*["']\*["']""")

@@ -310,7 +310,7 @@ class _Imports:
     def _imported(self, name: str, path: Path, line: int, depth: int) -> str:
         """Return the text that stands in place of an import."""
         self.lines += 1
-        target = os.path.abspath(path.parent / Path(name).expanduser())  # noqa: PTH100
+        target = os.path.abspath(path.parent / os.path.expanduser(name))  # noqa: PTH100, PTH111 - for any name
         if target in self._seen:
             return ""
         self._seen.add(target)

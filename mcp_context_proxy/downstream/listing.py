@@ -240,7 +240,8 @@ class Lists:
         """Lists of which a later page could not be fetched."""
         self._notice, self._read_ahead = anyio.Event(), read_ahead
         self._changed, self._changed_at, self._fetched_again = changed, 0.0, anyio.Event()
-        self._rests = False
+        self._rests: bool | None = None
+        """True while the next fetch is put off; None without a connection, when nobody waits for lists."""
 
     def publish(self) -> bool:
         """Report the listing if it differs from the last one reported; return whether it does."""
@@ -291,7 +292,7 @@ class Lists:
         """Fetch these lists again; all of them where a change may have gone unnoticed."""
         self._stale.update(names)
         self._notice.set()
-        if self not in self._changed:
+        if self._rests is not None and self not in self._changed:
             self._changed.add(self)
             self._changed_at, self._fetched_again = anyio.current_time(), anyio.Event()
 
@@ -323,10 +324,13 @@ class Lists:
 
     async def refresh(self, connected: Connected, on_fetched: Callable[[], Awaitable[None]]) -> None:
         """Fetch stale lists, at most once a second, until cancelled; retry failures with longer waits."""
+        self._rests = False
         try:
+            if self._notice.is_set():
+                self.mark_stale(())
             await self._refresh(connected, on_fetched)
         finally:
-            self._rests = False
+            self._rests = None
             self._end_change()
 
     async def _refresh(self, connected: Connected, on_fetched: Callable[[], Awaitable[None]]) -> None:

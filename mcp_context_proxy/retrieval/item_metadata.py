@@ -10,7 +10,7 @@ name, server and annotations, always in the same way. Annotations are hints that
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -138,11 +138,17 @@ def additions() -> Mapping[str, NDArray[np.float32]]:
     return additions
 
 
-_MAKING_OR_DELETING: Final = frozenset(
-    stem(verb) for verb, action in VERBS.items() if action in ("create", "delete")
-)
+MAKES_OR_DELETES: Final = {
+    action: frozenset(stem(verb) for verb, does in VERBS.items() if does == action)
+    for action in ("create", "delete")
+}
+"""Stems of the verbs of two actions."""
+
 TAKEN_FROM_WHOLE: Final = 0.25
 """Amount that is taken from a tool that would create or delete the container of the thing that is meant."""
+
+SERVED_CHARACTERS: Final = 300
+"""Characters of a description that are looked at for the thing, or for its container."""
 
 _PLACED: Final = frozenset(("to", "from", "in", "into", "on"))
 
@@ -150,16 +156,33 @@ _PLACED: Final = frozenset(("to", "from", "in", "into", "on"))
 class Contained(Struct, frozen=True):
     """A thing that an order creates or deletes, with its container: "delete the note of document 17"."""
 
+    action: str
+    """One of `MAKES_OR_DELETES`."""
     whole: str
     """The stem of the word for its container."""
     part: frozenset[str]
     """The stems of the words for the thing itself."""
 
-    def mistakes(self, name: Sequence[str]) -> bool:
-        """Return whether a tool with these stems in its name would create or delete the container."""
-        nouns = [word for word in name if word not in _MAKING_OR_DELETING]
-        is_whole = nouns[-1:] == [self.whole] and len(nouns) < len(name)
-        return is_whole and self.part.isdisjoint(name) and _PLACED.isdisjoint(name)
+    def mistaken(self, tools: Mapping[int, Tool]) -> list[int]:
+        """Return the keys of tools that would create or delete the container.
+
+        None are returned where no other tool does so to something that has to do with either: there "delete
+        the account of a user" is for the tool that deletes users, and not for one that deletes contacts.
+        """
+        verbs = MAKES_OR_DELETES[self.action]
+        found, is_served = list[int](), False
+        for key, tool in tools.items():
+            name = [*map(stem, identifier_words(tool.name).split())]
+            nouns = [word for word in name if word not in verbs]
+            is_whole = nouns[-1:] == [self.whole] and self.part.isdisjoint(name) and _PLACED.isdisjoint(name)
+            if len(nouns) == len(name):
+                continue
+            if is_whole:
+                found.append(key)
+            elif not is_served:
+                about = {*name, *terms(tool.description[:SERVED_CHARACTERS])}
+                is_served = self.whole in about or not self.part.isdisjoint(about)
+        return found if is_served else []
 
 
 NAME_LIMIT = 256
@@ -308,17 +331,18 @@ def topics(text: str, limit: int = CHUNK_LIMIT, lead: str = "") -> tuple[str, ..
     """Divide a document into chunks of one paragraph each, all of them with the heading of their section.
 
     The ``lead`` is put before the first. Two topics in one chunk are far from a query about either. In a text
-    beyond `TOPICS_CHARACTERS` the paragraphs of a section are put together as `chunks` does: it would have
-    several times as many.
+    beyond `TOPICS_CHARACTERS` the paragraphs of a section are put together as `chunks` does, and sections
+    below half a chunk with the next: it would have several times as many.
     """
-    divide = chunks if len(text) > TOPICS_CHARACTERS else _paragraphs
+    divide, least = (chunks, limit // 2) if len(text) > TOPICS_CHARACTERS else (_paragraphs, 0)
     found, lines, heading = list[str](), list[str](), ""
     for line, level, _ in chain(with_titles(text), [("", 1, "")]):
         if not level:
             lines.append(line)
             continue
         body, lines = "\n".join(lines).strip(), []
-        if body and len(heading) + len(body) >= SHORTEST_TOPIC:
+        own = len(heading) + len(body)
+        if body and own >= SHORTEST_TOPIC and len(lead) + own >= least:
             before = heading[:HEADED]
             first, *others = divide(body, limit - len(before) - 2)
             found += chunks(_joined(lead, heading, first), limit)

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval import forms
-from mcp_context_proxy.retrieval.item_metadata import ORDERS, VERBS, Contained
+from mcp_context_proxy.retrieval.item_metadata import MAKES_OR_DELETES, ORDERS, VERBS, Contained
 from mcp_context_proxy.retrieval.needs import QUESTIONS, opening, opening_match
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, listed, spoken, stem, terms, words
 from mcp_context_proxy.system.later import pattern
@@ -550,14 +550,15 @@ def contained(order: str) -> Contained | None:
     """Return the thing that an order creates or deletes in a container; None for most orders."""
     opened = opening_match(order)
     verb = "" if opened is None else opened.group().lower()
-    if opened is None or not (VERBS.get(verb) in ("create", "delete") or verb in ("throw", "kick")):
+    action = "delete" if verb in ("throw", "kick") else VERBS.get(verb)
+    if opened is None or action not in MAKES_OR_DELETES:
         return None
     match = _IN_ANOTHER.match(order, opened.end(), FIRST_OF_REQUEST)
     whole = "" if match is None else (match["whole"] or match["owner"]).lower()
     if match is None or whole.endswith("s"):  # one of the contacts is a contact
         return None
     part = frozenset(map(stem, set(words(match["part"] or match["owned"])) - STOP_WORDS - _QUANTITIES))
-    return Contained(stem(whole), part) if part else None
+    return Contained(action, stem(whole), part) if part else None
 
 
 def purpose_of(request: str) -> Purpose | None:

@@ -253,16 +253,16 @@ class QueryScores:
 
     def _unwanted(self, scores: NDArray[np.float32]) -> Iterator[tuple[int, float]]:
         """Yield the places of the best tools that do what is not wanted, by their names, and their loss."""
-        refused, inside = self.query.refused, self.query.inside
+        refused, inside, changing = self.query.refused, self.query.inside, dict[int, Tool]()
         for place in best(scores, REFUSED_LOOKED_FOR).tolist():
             position = int(self.items[place])
-            item, does = self.query.index.items[position], self.query.index.actions[position]
-            if isinstance(item, Tool) and does not in READING:
-                named = [*map(stem, identifier_words(item.name).split())]
-                if not refused.isdisjoint(named):
+            item = self.query.index.items[position]
+            if isinstance(item, Tool) and self.query.index.actions[position] not in READING:
+                changing[place] = item
+                if not refused.isdisjoint(map(stem, identifier_words(item.name).split())):
                     yield place, TAKEN_FROM_CHANGING
-                elif inside is not None and inside.mistakes(named):
-                    yield place, TAKEN_FROM_WHOLE
+        for place in () if inside is None else inside.mistaken(changing):
+            yield place, TAKEN_FROM_WHOLE
 
     def _passages(self) -> dict[int, Passage]:
         """Return the passages of the best documents of several chunks.

@@ -139,6 +139,7 @@ def test_an_import_is_followed_only_to_visible_markdown_below_the_file_that_has_
         "link.md",
         "folder/secret.md",
         "no.md",
+        "~nobody-of-this-name/no.md",
     ]
     (root / "CLAUDE.md").write_text("".join(f"@{name}\n" for name in [*names, "real.md"]))
 

@@ -205,7 +205,7 @@ def place(machine: Machine, text: str, **environ: str) -> Meeting:
         pytest.param('{"mcp": {"a": {"environment": {"K": "{env:DESK_TOKEN}"}}}}', id="opencode"),
         pytest.param("mcp_servers.a.env_vars = ['DESK_TOKEN']", id="Codex"),
         pytest.param("extensions: {a: {cmd: a, env_keys: [OTHER, DESK_TOKEN]}}", id="Goose"),
-        pytest.param("extensions:\n  a:\n    env_keys:\n    - OTHER\n    - DESK_TOKEN\n", id="Goose"),
+        pytest.param("extensions:\n  a:\n    env_keys:\n    - OTHER\n    - DESK_TOKEN # mine\n", id="Goose"),
     ],
 )
 def test_a_variable_that_a_server_gets_in_the_form_of_any_host_reaches_the_shared_proxy(

@@ -93,6 +93,14 @@ async def test_remembered_tools_are_listed_and_found_without_starting_the_server
     assert starts(lazy) == 1
 
 
+async def test_no_search_waits_for_lists_of_a_server_that_sleeps(workshop: Workshop, lazy: Server) -> None:
+    """A replica has missed hints: the lists of all its servers may have changed."""
+    async with inside(await learned(workshop, lazy), settled=False) as proxy:
+        proxy.fleet.clients["lazy"].lists.mark_stale()
+
+        assert not proxy.fleet.shared.changed
+
+
 async def test_concurrent_calls_start_a_lazy_server_once(workshop: Workshop, lazy: Server) -> None:
     config = await learned(workshop, lazy)
     async with inside(config) as proxy, anyio.create_task_group() as group:

@@ -335,3 +335,13 @@ def test_what_a_thing_is_in_is_not_deleted_or_created_with_it(
     tools = [tool(name, text, server="office") for name, text in HOLDERS.items()]
 
     assert engine.search(query, snapshot(*tools)).results[0].item.name == expected
+
+
+@pytest.mark.parametrize("query", ["remove the record of the customer", "delete the customer's login"])
+def test_a_tool_for_the_whole_stays_first_where_none_is_for_a_part(engine: Engine, query: str) -> None:
+    """The tools for other things would be first instead."""
+    names = ("customer", "user", "contact", "file")
+    tools = [tool(f"delete_{name}", f"Delete a {name}", server="office") for name in names]
+    tools.append(tool("create_order", "Create an order of a customer", server="office"))
+
+    assert engine.search(query, snapshot(*tools)).results[0].item.name == "delete_customer"

@@ -37,3 +37,10 @@ def test_a_large_document_is_packed_within_its_sections() -> None:
     text = "\n\n".join([LEAVE] * (TOPICS_CHARACTERS // len(LEAVE) + 1))
     assert len(topics(text)) < text.count("\n\n") / 4
     assert topics(f"{text}\n\n# Travel\n\n{TRAVEL}")[-1] == f"# Travel\n\n{TRAVEL}"
+
+
+def test_short_sections_of_a_large_document_share_chunks() -> None:
+    """A reference of an interface has thousands of them, and each chunk is embedded."""
+    text = "\n\n".join(f"## Setting {number}\n\n{TRAVEL}" for number in range(TOPICS_CHARACTERS // 50))
+
+    assert len(topics(text)) <= 2 * len(text) / 500
