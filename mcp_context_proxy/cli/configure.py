@@ -53,7 +53,7 @@ from mcp_context_proxy.config.settings import SERVER_NAME
 from mcp_context_proxy.config.source import parse, plain
 from mcp_context_proxy.config.tables import RoleName
 from mcp_context_proxy.installation import HOST_PLACES, about, read_text
-from mcp_context_proxy.installation.editing import entries
+from mcp_context_proxy.installation.editing import FORMS, entries
 from mcp_context_proxy.installation.journal import write
 from mcp_context_proxy.installation.plan import (
     FileChange,
@@ -67,7 +67,7 @@ from mcp_context_proxy.trust.audit import note_now
 from mcp_context_proxy.trust.tokens import NamedToken, NamedTokens, tokens_of
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.installation.editing import Form, Place
+    from mcp_context_proxy.installation.editing import Place
     from mcp_context_proxy.oauth import OAuthCredentials
     from mcp_context_proxy.oauth.login import LoginOffer
     from mcp_context_proxy.store.credentials import SharedCredentials
@@ -392,9 +392,6 @@ def revoke(config: Config, name: str) -> None:
     click.echo(f"Revoked the token of {name}.")
 
 
-_FORMS: Final[dict[str, Form]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
-
-
 @click.command("import", epilog=HOSTS_KNOWN)
 @click.argument("source", metavar="FILE|HOST")
 @written_config_option
@@ -416,7 +413,7 @@ def import_command(
         text = read_text(file)
         if text is None:
             raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(HOST_PLACES)}")
-        form = host.form if host else _FORMS.get(file.suffix.lower(), "json")
+        form = host.form if host else FORMS.get(file.suffix.lower(), "json")
         origin = source if host else file.stem.lstrip(".")
         rules = rules_of(host, text, os.environ) if host else {}
         places: list[Place | None] = [host.place_in(text) if host else _place_in(file, text)]
@@ -437,10 +434,10 @@ def import_command(
     if configuration.change is None:
         console.say("Nothing to change.")
     elif dry_run:
-        show_change(console, configuration.change, secrets_of(configuration.servers.values()))
+        show_change(console, configuration.change)
         console.say("Nothing was changed: --dry-run.")
     else:
-        write(configuration.change, private=bool(secrets_of(configuration.servers.values())))
+        write(configuration.change, private=bool(secrets_of(configuration.servers)))
         console.say(Text(f"Written: {configuration.file}", style="green"))
 
 

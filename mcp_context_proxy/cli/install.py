@@ -31,7 +31,7 @@ from mcp_context_proxy.config import default_path, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.installation import HOST_PLACES, HostPlace, about, hosts_here, read_text
-from mcp_context_proxy.installation.editing import EditError, entries
+from mcp_context_proxy.installation.editing import FORMS, EditError, entries
 from mcp_context_proxy.installation.journal import (
     HOOK_PLACES,
     Journal,
@@ -56,6 +56,8 @@ _NAMED_SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 """A value after a name of a secret, such as in a comment, or in a setting beside the servers."""
+_OF_SECRETS: Final = re.compile(r"envs?|environment|(?:\w+_)?headers")
+"""Keys of tables whose values are secrets, in the forms of hosts."""
 _REFERENCE: Final = re.compile(r"\$\{|\{env:|^\$\w+$")
 """A value that names a variable, in the forms of hosts, and is no secret itself."""
 
@@ -154,7 +156,7 @@ def install_command(
     changes = [one.change for one in plans if one.change]
     if configuration.change:
         console.section("Configuration")
-        show_change(console, configuration.change, secrets_of(configuration.servers.values()))
+        show_change(console, configuration.change)
     if not changes:
         console.say()
         console.say("Nothing to change." if not failed else "Nothing was changed.")
@@ -172,7 +174,7 @@ def install_command(
     _agree(console, yes, len(changes) + bool(configuration.change))
     # Our configuration first: a host never points to servers that are not there yet.
     if configuration.change:
-        write(configuration.change, private=bool(secrets_of(configuration.servers.values())))
+        write(configuration.change, private=bool(secrets_of(configuration.servers)))
     journal, connected, kept = Journal(), list[str](), False
     for one in plans:
         try:
@@ -267,7 +269,7 @@ def _show_plan(console: Terminal, one: HostPlan) -> None:
     if one.change is None:
         console.say("Already in place.")
     else:
-        show_change(console, one.change, secrets_of(one.moved.values()))
+        show_change(console, one.change)
     for name, ours in one.names.items():
         if name != ours:
             console.say(Text(f"{shown(name)} is called {ours} behind the proxy"))
@@ -277,34 +279,37 @@ def _show_plan(console: Terminal, one: HostPlan) -> None:
         console.note(shown(note))
 
 
-def show_change(console: Terminal, change: FileChange, secrets: Iterable[str]) -> None:
+def show_change(console: Terminal, change: FileChange) -> None:
+    """Print the lines that change, and some around them, without the secrets of all that is in the file."""
     console.say(Text(str(change.file), style="bold"))
-    _show_difference(console, change.difference(), secrets)
-
-
-def _show_difference(console: Terminal, lines: Iterable[str], secrets: Iterable[str]) -> None:
+    form = FORMS.get(change.file.suffix.lower(), "json")
+    texts = (text for text in (change.before, change.after) if text)
+    secrets = set[str]().union(*(secrets_of(entries(form, text, ())) for text in texts))
     longest_first = sorted(secrets, key=len, reverse=True)
-    for line in lines:
+    for line in change.difference():
         if not line.startswith(("---", "+++", "@@")):
             style = {"+": "green", "-": "red"}.get(line[:1], "dim")
             console.say(Text(shown(_masked(line, longest_first)), style=style))
 
 
-def secrets_of(servers: Iterable[Any]) -> set[str]:
-    """Return the secrets in entries of servers, in any form of theirs.
+def secrets_of(data: Any) -> set[str]:
+    """Return the secrets in servers, or in a whole file, in the form of any host.
 
     Those are the values of variables and headers, secret arguments, and the secrets in URLs.
     """
-    found: set[str] = set()
-    for entry in servers:
-        for key, value in entry.items() if isinstance(entry, dict) else ():
-            if key in {"config", "requestOptions"}:
-                found |= secrets_of([value])
-            elif re.search(r"env|header", key) and isinstance(value, dict):
-                found |= {one for one in value.values() if isinstance(one, str)}
-            texts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
-            found |= {secret for _, _, secret in secret_arguments(texts)}
-            found |= {secret for text in texts for _, secret in secrets_in_url(text)}
+    found, left = set[str](), [data]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            tables = (one for key, one in value.items() if _OF_SECRETS.fullmatch(str(key)))
+            values = (text for one in tables if isinstance(one, dict) for text in one.values())
+            found |= {text for text in values if isinstance(text, str)}
+            value = [*value.values()]
+        inside = value if isinstance(value, list) else []
+        left += inside
+        texts = [one for one in inside if isinstance(one, str)]
+        found |= {secret for _, _, secret in secret_arguments(texts)}
+        found |= {secret for text in texts for _, secret in secrets_in_url(text)}
     return {one for one in found if len(one) >= SECRET_CHARACTERS and not _REFERENCE.search(one)}
 
 
@@ -373,7 +378,7 @@ def uninstall_command(
         try:
             with about(Path(installation.file)):
                 undone = journal.undo(record, installation)
-                _show_difference(console, undone.difference(), secrets_of(installation.moved.values()))
+                show_change(console, undone.change)
                 if not undone.whole:
                     change = "our entry is removed, and the moved servers are put back."
                     console.note(f"The file has changed since: {change}")
@@ -487,7 +492,7 @@ def run_hook(arguments: tuple[str, ...]) -> None:
 
 def _shown(console: Terminal, change: FileChange, dry_run: bool) -> bool:
     """Show a change; return whether it is to be carried out."""
-    show_change(console, change, [])
+    show_change(console, change)
     if dry_run:
         console.say("Nothing was changed: --dry-run.")
     return not dry_run

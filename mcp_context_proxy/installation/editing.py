@@ -33,6 +33,8 @@ from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.system.later import yaml
 
 Form: TypeAlias = Literal["json", "toml", "yaml"]
+FORMS: Final[Mapping[str, Form]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
+"""Forms of files by their suffixes; all others are JSON."""
 Place: TypeAlias = tuple[str, ...]
 """Keys that lead to the servers: ``("mcp", "servers")``."""
 

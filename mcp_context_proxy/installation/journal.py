@@ -177,9 +177,10 @@ class Undone(Struct, frozen=True):
     whole: bool
     """True if the file gets its earlier bytes back."""
 
-    def difference(self) -> list[str]:
+    @property
+    def change(self) -> FileChange:
         now, after = (_text(data) for data in (self.now, self.after))
-        return FileChange(self.file, now, after or "").difference()
+        return FileChange(self.file, now, after or "")
 
     def carry_out(self) -> None:
         """Write or remove the file, and forget the installation; raises `EditError` as `write` does."""

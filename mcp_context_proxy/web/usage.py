@@ -161,6 +161,8 @@ UNUSED_SHOWN: Final = 200
 _PROBLEMS: Final = (HTTPStatus.SERVICE_UNAVAILABLE,)
 _Report: Final = partial(Operation, "GET", problems=_PROBLEMS, role=Role.VIEW)
 
+OPENMETRICS: Final = "application/openmetrics-text"
+
 T = TypeVar("T")
 
 
@@ -449,7 +451,9 @@ def metrics_route(
     async def endpoint(request: Request) -> Response:
         if rights_of(request.scope).role is Role.USE:
             return refused(HTTPStatus.FORBIDDEN, needs(Role.VIEW))
-        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        # The library fails at versions that it cannot compare; all clients of the format read the latest.
+        wanted = OPENMETRICS if OPENMETRICS in request.headers.get("accept", "") else ""
+        encode, media_type = choose_encoder(wanted)
         text = await in_thread(encode, registry)
         return Response(text, headers={**HEADERS, "Content-Type": media_type})
 

@@ -69,13 +69,18 @@ def test_no_change_shows_a_secret_and_a_file_that_gets_one_is_private(
             "k3y-1n-an-argument",
         ),
         *("t0k3n-1nline", "3nv-v4lue", "p4ssw0rd-url", "qu3ry-t0k3n", "h34der-value", 'qu0"te\\d'),
+        *("st4ys-1n-1ts-host", "f0r-the-wh0le-host"),
     ]
-    token, neighbour, comment, argument, inline, variable, password, query, header, quoted = secrets
+    token, neighbour, comment, argument, inline, variable, password, query, header, quoted, *others = secrets
     url = f"https://u:{password}@example.com/mcp?token={query}"
     entries = {
         "a": {"command": "x", "args": ["--api-key", argument, f"--token={inline}"], "env": {"A": variable}},
         "b": {"url": url, "headers": {"Authorization": f"Bearer {header}", "X": quoted}},
+        "stays": {"command": "./x", "env": {"A": others[0]}},
     }
+    settings = home / ".claude" / "settings.json"
+    settings.parent.mkdir()
+    settings.write_text(json.dumps({"env": {"A": others[1]}}), "utf-8")
     cursor.write_text(
         f'{{\n  // once {token}\n  "apiKey": "{neighbour}",\n  // old password: {comment}\n'
         f'  "mcpServers": {json.dumps(entries)}\n}}\n',
@@ -85,9 +90,11 @@ def test_no_change_shows_a_secret_and_a_file_that_gets_one_is_private(
     config.parent.mkdir(exist_ok=True)
     config.write_text("", "utf-8")
     config.chmod(0o644)
-    shown = run("install", "--yes", "--no-check").stdout + run("uninstall", "--dry-run").stdout
+    shown = run("install", "cursor", "--yes", "--no-check").stdout + run("uninstall", "--dry-run").stdout
+    shown += run("hook", "install", "claude-code", "--dry-run").stdout
 
     assert shown.count("[servers.a]") == 1
+    assert ("stays stays: " in shown, "hook run claude-code" in shown) == (True, True)
     assert not [one for one in secrets if one in shown or json.dumps(one)[1:-1] in shown]
     assert config.stat().st_mode & 0o077 == 0
 

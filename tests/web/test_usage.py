@@ -175,10 +175,12 @@ async def test_learned_pairs_are_counted(api: httpx2.AsyncClient) -> None:
             pass
 
 
-async def test_metrics_are_served_as_openmetrics_on_request(api: httpx2.AsyncClient) -> None:
-    answer = await api.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+@pytest.mark.parametrize("version", ["", "; version=1.0.0", "; version=one", "; version=0x1;q=;=,"])
+async def test_metrics_are_served_as_openmetrics_on_request(api: httpx2.AsyncClient, version: str) -> None:
+    answer = await api.get("/metrics", headers={"accept": f"application/openmetrics-text{version}"})
 
-    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert answer.text.endswith("# EOF\n")
 
 
