@@ -425,12 +425,15 @@ async def test_a_handshake_server_over_http_gets_dedicated_connections_as_well(w
 
 
 async def test_a_request_that_the_server_cancels_is_cancelled_at_the_client(workshop: Workshop) -> None:
-    server(workshop, calls={"fickle": [{"ask_in_vain": ELICIT}, {"result": {"content": []}}]})
+    asked = workshop.flag("asked")
+    in_vain = {"ask_in_vain": {**ELICIT, "until": str(asked)}}
+    server(workshop, calls={"fickle": [in_vain, {"result": {"content": []}}]})
     async with inside(workshop.config()) as proxy:
         host = person(proxy, "slow")
         cancelled = []
 
         async def think(method: str, params: Any) -> bytes:
+            asked.touch()
             try:
                 await anyio.sleep_forever()
             except anyio.get_cancelled_exc_class():

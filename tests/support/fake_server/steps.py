@@ -154,8 +154,10 @@ def step_heard(request, value):
 
 
 def step_ask_in_vain(request, value):
-    """Send a request and withdraw it."""
+    """Send a request and withdraw it, once a file is there if one is named."""
     ask(request, value)
+    if "until" in value:
+        step_wait(request, value["until"])
     request.notify("notifications/cancelled", {"requestId": [*request.server.questions][-1]})
 
 
