@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -107,13 +108,13 @@ class SelectedItem(ContextItem, frozen=True):
 
 def tool(
     name: str,
-    description: str,
+    description: str | None,
     parameters: Mapping[str, Any] | None = None,
     *,
     server: str = LOCAL,
     include: Include = "agent",
 ) -> Tool:
-    """Create a tool; ``parameters`` is the JSON schema of its arguments.
+    """Create a tool; ``parameters`` is the JSON schema of its arguments. A server may give no description.
 
     It keeps its name. With a ``server`` of its own, it is named ``server__name``, so that two servers may
     have tools of the same name.
@@ -121,6 +122,7 @@ def tool(
     Raises:
         ValueError: the name is empty.
     """
+    description = "" if description is None else description
     _check(name=name, description=description)
     schema = {"type": "object"} if parameters is None else parameters
     check_type("parameters", schema, Mapping)
@@ -295,8 +297,8 @@ class ContextEngine(engine.ContextEngine):
             ValueError: a number is outside its bounds.
         """
         check_type("query", query, str)
-        check_type("top_k", top_k, int)
-        check_type("top_n", top_n, int)
+        check_type("top_k", top_k, Integral)
+        check_type("top_n", top_n, Integral)
         DomainOverrides(None, top_k, top_n, include_score)  # checks the numbers
         wanted, (given, catalog) = tuple(items), self._given
         if given != wanted:

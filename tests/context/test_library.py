@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from support.tables import each
 
@@ -140,7 +141,7 @@ def test_a_number_or_name_that_rest_refuses_is_refused_here_too(
 @each(
     ("make", "said"),
     [
-        (lambda: tool("mail", None), "description is of type NoneType; it must be str"),
+        (lambda: tool("mail", b"Send"), "description is of type bytes; it must be str"),
         (lambda: tool("mail", "Send", ["to"]), "parameters is of type list; it must be Mapping"),
         (lambda: rule("tone", b"Be polite."), "text is of type bytes"),
         (lambda: rule("tone", "Be polite.", priority=1.5), "priority is 1.5; it must be a whole number"),
@@ -170,7 +171,8 @@ async def test_what_a_search_over_given_items_is_given_is_checked() -> None:
 
 async def test_items_may_come_one_by_one_and_kinds_as_words() -> None:
     with ContextEngine(Catalog(iter(TOOLS))) as engine:
-        found = await engine.search_context_items("send an email message", iter(TOOLS), top_n=1)
+        given = iter((*TOOLS, tool("ping", None)))
+        found = await engine.search_context_items("send an email message", given, top_n=np.int64(1))
         explained = await engine.explain("send an email message", "tool", "send_mail")
         with pytest.raises(ValueError, match="limit is -1"):
             await engine.requests(limit=-1)
