@@ -42,6 +42,7 @@ from mcp_context_proxy.installation.journal import (
 )
 from mcp_context_proxy.installation.journal import planned as planned_hook
 from mcp_context_proxy.installation.plan import Configuration, FileChange, HostPlan, plan, read_configuration
+from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system import APP
 
 if TYPE_CHECKING:
@@ -272,11 +273,11 @@ def _show_plan(console: Terminal, one: HostPlan) -> None:
         show_change(console, one.change)
     for name, ours in one.names.items():
         if name != ours:
-            console.say(Text(f"{shown(name)} is called {ours} behind the proxy"))
+            console.say(Text(f"{one_line(name)} is called {ours} behind the proxy"))
     for name, reason in one.staying.items():
-        console.note(f"{shown(name)} stays: {shown(reason)}")
+        console.note(one_line(f"{name} stays: {reason}"))
     for note in one.notes:
-        console.note(shown(note))
+        console.note(one_line(note))
 
 
 def show_change(console: Terminal, change: FileChange) -> None:
