@@ -528,7 +528,7 @@ def _try_and_pin(console: Terminal, file: Path, name: str) -> int:
     show(console, verdicts)
     if name in versions:
         pinning = pins.pin(file, versions)
-        if pinning.lines:
+        if pinning.changes:
             write(pinning.change)
             pins.keep_listings(file, versions)
             console.say(f"Pinned to the version that ran: {versions[name][0].pinned(versions[name][2])}")
