@@ -284,8 +284,8 @@ def show_change(console: Terminal, change: FileChange) -> None:
     """Print the lines that change, and some around them, without the secrets of all that is in the file."""
     console.say(Text(str(change.file), style="bold"))
     form = FORMS.get(change.file.suffix.lower(), "json")
-    texts = (text for text in (change.before, change.after) if text)
-    secrets = set[str]().union(*(secrets_of(entries(form, text, ())) for text in texts))
+    texts = change.before or "", change.after
+    secrets = {one for text in texts for one in secrets_of(entries(form, text, ()))}
     longest_first = sorted(secrets, key=len, reverse=True)
     for line in change.difference():
         if not line.startswith(("---", "+++", "@@")):
@@ -294,10 +294,7 @@ def show_change(console: Terminal, change: FileChange) -> None:
 
 
 def secrets_of(data: Any) -> set[str]:
-    """Return the secrets in servers, or in a whole file, in the form of any host.
-
-    Those are the values of variables and headers, secret arguments, and the secrets in URLs.
-    """
+    """Return the values of variables and headers, and secrets in arguments and URLs, wherever they are."""
     found, left = set[str](), [data]
     while left:
         value = left.pop()
