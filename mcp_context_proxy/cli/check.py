@@ -22,6 +22,7 @@ from rich.text import Text
 
 from mcp_context_proxy.catalog.files import hidden_places
 from mcp_context_proxy.cli import config_option, load_config, open_configured_store, pins, run, terminal
+from mcp_context_proxy.cli.install import show_change
 from mcp_context_proxy.cli.pins import Level, Verdict, Versions, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
@@ -168,15 +169,15 @@ def _pins(
     try:
         pinning = pins.pin(config.path, versions)
         of_host = read(config.path).of_host and not host_file
-        backup = pins.write_keeping(pinning.change) if pinning.lines and not of_host else None
+        backup = pins.write_keeping(pinning.change) if pinning.changes and not of_host else None
     except EditError as error:
         return [Verdict(Level.PROBLEM, "pins", str(error))]
     except (OSError, ConfigError) as error:
         reason = error.strerror or "it cannot be read" if isinstance(error, OSError) else str(error)
         return [Verdict(Level.PROBLEM, "pins", f"{config.path}: {reason}")]
-    for line in pinning.lines:
-        console.say(Text(line.strip("\r"), style="green" if line.startswith("+") else "red"))
-    if of_host and pinning.lines:
+    if pinning.changes:
+        show_change(console, pinning.change)
+    if of_host and pinning.changes:
         remedy = "change these lines yourself, or add --host-file"
         return [Verdict(Level.WARNING, "pins", f"{config.path} belongs to a host: nothing written", remedy)]
     verdicts = []

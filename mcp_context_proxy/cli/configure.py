@@ -62,6 +62,7 @@ from mcp_context_proxy.installation.plan import (
     servers_in,
 )
 from mcp_context_proxy.items import ToolClass
+from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system import APP, BEGINNING
 from mcp_context_proxy.trust.audit import note_now
 from mcp_context_proxy.trust.tokens import NamedToken, NamedTokens, tokens_of
@@ -426,11 +427,11 @@ def import_command(
         for name, table in found.moving.items():
             before = set(configuration.servers)
             ours = configuration.add(names_for([name])[name], table, origin)
-            console.say(f"{shown(name)}: {'there already' if ours in before else 'copied'} as {ours}")
+            console.say(f"{one_line(name)}: {'there already' if ours in before else 'copied'} as {ours}")
         for name, reason in found.staying.items():
-            console.note(f"{shown(name)} is not copied: {shown(reason)}")
+            console.note(one_line(f"{name} is not copied: {reason}"))
         for note in found.notes:
-            console.note(shown(note))
+            console.note(one_line(note))
     if configuration.change is None:
         console.say("Nothing to change.")
     elif dry_run:
@@ -527,7 +528,7 @@ def _try_and_pin(console: Terminal, file: Path, name: str) -> int:
     show(console, verdicts)
     if name in versions:
         pinning = pins.pin(file, versions)
-        if pinning.lines:
+        if pinning.changes:
             write(pinning.change)
             pins.keep_listings(file, versions)
             console.say(f"Pinned to the version that ran: {versions[name][0].pinned(versions[name][2])}")

@@ -42,6 +42,7 @@ from mcp_context_proxy.installation.journal import (
 )
 from mcp_context_proxy.installation.journal import planned as planned_hook
 from mcp_context_proxy.installation.plan import Configuration, FileChange, HostPlan, plan, read_configuration
+from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system import APP
 
 if TYPE_CHECKING:
@@ -272,19 +273,19 @@ def _show_plan(console: Terminal, one: HostPlan) -> None:
         show_change(console, one.change)
     for name, ours in one.names.items():
         if name != ours:
-            console.say(Text(f"{shown(name)} is called {ours} behind the proxy"))
+            console.say(Text(f"{one_line(name)} is called {ours} behind the proxy"))
     for name, reason in one.staying.items():
-        console.note(f"{shown(name)} stays: {shown(reason)}")
+        console.note(one_line(f"{name} stays: {reason}"))
     for note in one.notes:
-        console.note(shown(note))
+        console.note(one_line(note))
 
 
 def show_change(console: Terminal, change: FileChange) -> None:
     """Print the lines that change, and some around them, without the secrets of all that is in the file."""
     console.say(Text(str(change.file), style="bold"))
     form = FORMS.get(change.file.suffix.lower(), "json")
-    texts = (text for text in (change.before, change.after) if text)
-    secrets = set[str]().union(*(secrets_of(entries(form, text, ())) for text in texts))
+    texts = change.before or "", change.after
+    secrets = {one for text in texts for one in secrets_of(entries(form, text, ()))}
     longest_first = sorted(secrets, key=len, reverse=True)
     for line in change.difference():
         if not line.startswith(("---", "+++", "@@")):
@@ -293,10 +294,7 @@ def show_change(console: Terminal, change: FileChange) -> None:
 
 
 def secrets_of(data: Any) -> set[str]:
-    """Return the secrets in servers, or in a whole file, in the form of any host.
-
-    Those are the values of variables and headers, secret arguments, and the secrets in URLs.
-    """
+    """Return the values of variables and headers, and secrets in arguments and URLs, wherever they are."""
     found, left = set[str](), [data]
     while left:
         value = left.pop()

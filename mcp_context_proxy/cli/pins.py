@@ -188,10 +188,8 @@ class Pinning(Struct, frozen=True):
     """Servers whose argument is not found in the file as it is, such as one with a variable in it."""
 
     @property
-    def lines(self) -> list[str]:
-        """Return the lines that change, without those around them."""
-        changed = (line for line in self.change.difference() if line.startswith(("-", "+")))
-        return [line for line in changed if not line.startswith(("---", "+++"))]
+    def changes(self) -> bool:
+        return self.change.before != self.change.after
 
 
 def pin(file: Path, pins: Versions) -> Pinning:

@@ -179,8 +179,8 @@ class Undone(Struct, frozen=True):
 
     @property
     def change(self) -> FileChange:
-        now, after = (_text(data) for data in (self.now, self.after))
-        return FileChange(self.file, now, after or "")
+        before, after = ((data or b"").decode("utf-8", "replace") for data in (self.now, self.after))
+        return FileChange(self.file, before, after)
 
     def carry_out(self) -> None:
         """Write or remove the file, and forget the installation; raises `EditError` as `write` does."""
@@ -241,10 +241,6 @@ def _replace(file: Path, before: bytes | None, after: bytes, *, private: bool = 
 def _unchanged(file: Path, before: bytes | None) -> None:
     if (file.read_bytes() if file.exists() else None) != before:
         raise EditError(f"{file} has changed in the meantime; run the command again")
-
-
-def _text(data: bytes | None) -> str | None:
-    return None if data is None else data.decode("utf-8", "replace")
 
 
 def _digest(data: bytes) -> str:

@@ -161,8 +161,6 @@ UNUSED_SHOWN: Final = 200
 _PROBLEMS: Final = (HTTPStatus.SERVICE_UNAVAILABLE,)
 _Report: Final = partial(Operation, "GET", problems=_PROBLEMS, role=Role.VIEW)
 
-OPENMETRICS: Final = "application/openmetrics-text"
-
 T = TypeVar("T")
 
 
@@ -452,7 +450,7 @@ def metrics_route(
         if rights_of(request.scope).role is Role.USE:
             return refused(HTTPStatus.FORBIDDEN, needs(Role.VIEW))
         # The library fails at versions that it cannot compare; all clients of the format read the latest.
-        wanted = OPENMETRICS if OPENMETRICS in request.headers.get("accept", "") else ""
+        _, wanted, _ = request.headers.get("accept", "").partition("application/openmetrics-text")
         encode, media_type = choose_encoder(wanted)
         text = await in_thread(encode, registry)
         return Response(text, headers={**HEADERS, "Content-Type": media_type})

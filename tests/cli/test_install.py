@@ -119,6 +119,21 @@ def test_a_header_that_names_a_variable_is_shown_as_it_is(run: Run, cursor: Path
     assert 'headers = { Authorization = "Bearer ${DOCS_TOKEN}" }' in run("install", "--dry-run").stdout
 
 
+def test_no_name_in_a_file_writes_lines_of_its_own(run: Run, cursor: Path) -> None:
+    """A file to import may come from a repository that somebody has cloned."""
+    forged = "x\n\nNothing was changed."
+    entries = {
+        forged: {"command": "x"},
+        f"{forged}.": {"command": "./x"},
+        f"{forged} ": {"command": "y", "a\nNo": 1},
+    }
+    cursor.write_text(json.dumps({"mcpServers": entries}), "utf-8")
+    commands = ["import", cursor, "--dry-run"], ["install", "--dry-run"]
+    told = [run(*command, COLUMNS="1000").stdout for command in commands]
+
+    assert [[line for line in text.splitlines() if line.startswith("No")][:-1] for text in told] == [[], []]
+
+
 def test_moved_server_that_does_not_start_is_told_and_can_be_given_back(run: Run, cursor: Path) -> None:
     cursor.write_text('{"mcpServers": {"gone": {"command": "/no/such/program"}}}', "utf-8")
     before = cursor.read_bytes()

@@ -108,16 +108,16 @@ def test_a_server_that_was_just_pinned_has_the_time_of_a_first_start(run: Run, r
 
 def test_the_file_of_a_host_is_pinned_only_if_that_is_said(run: Run, runners: Workshop) -> None:
     config = runners.folder / "mcp.json"
-    text = json.dumps(
-        {"mcpServers": {"My Node": runners.servers["node"].settings}, "theme": "dark"}, indent=4
-    )
+    settings = runners.servers["node"].settings | {"env": {"LEVEL": "v4lue-0f-a-variable"}}
+    text = json.dumps({"mcpServers": {"My Node": settings}, "theme": "dark"})
     config.write_text(text, encoding="utf-8")
     shown = run("check", "--config", config, "--pin", COLUMNS="1000")
     untouched = config.read_text(encoding="utf-8")
     run("check", "--config", config, "--pin", "--host-file", COLUMNS="1000")
 
     assert untouched == text
-    assert '+                "@scope/desk@2026.8.31"' in shown.stdout
+    assert "@scope/desk@2026.8.31" in shown.stdout
+    assert "v4lue-0f-a-variable" not in shown.stdout
     assert "belongs to a host: nothing written" in shown.stdout
     assert config.read_text(encoding="utf-8") == text.replace("@latest", "@2026.8.31")
 
