@@ -343,14 +343,14 @@ async def test_arguments_in_the_wrong_form_are_understood_if_only_one_thing_can_
 
 
 async def test_a_search_understands_the_words_of_others_and_a_list_of_needs(host: Host) -> None:
-    needs = ["will it rain in Paris", "commit the changes"]
-    expected = await host.call(SEARCH, {"query": "\n".join(needs), "top_n": 2})
+    needs, tools = ["will it rain in Paris", "commit the changes"], {"kinds": ["tool"]}
+    expected = await host.call(SEARCH, {"query": "\n".join(needs), "top_n": 2, **tools})
     for sent in (
         {"q": "\n".join(needs), "limit": 2},
         {"queries": needs, "max_results": 2},
         {"query": needs, "k": "2"},
     ):
-        assert (await host.call(SEARCH, sent))["content"] == expected["content"]
+        assert (await host.call(SEARCH, sent | tools))["content"] == expected["content"]
     assert (await host.call(SEARCH, {"q": "x", "search": "y"}))["isError"]
 
 
