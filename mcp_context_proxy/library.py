@@ -297,9 +297,9 @@ class ContextEngine(engine.ContextEngine):
             ValueError: a number is outside its bounds.
         """
         check_type("query", query, str)
+        DomainOverrides(None, top_k, top_n, include_score)  # checks the numbers, and lets None pass
         check_type("top_k", top_k, Integral)
         check_type("top_n", top_n, Integral)
-        DomainOverrides(None, top_k, top_n, include_score)  # checks the numbers
         wanted, (given, catalog) = tuple(items), self._given
         if given != wanted:
             catalog = Catalog(wanted)

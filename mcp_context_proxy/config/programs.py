@@ -133,7 +133,10 @@ def downloads(server: ServerConfig) -> bool:
 
 
 def _run(server: ServerConfig) -> tuple[int, str, tuple[str, ...]]:
-    """Return the program that a server is run by, after a shell and its option, whose number comes first."""
+    """Return the program that runs a server, and its arguments, without the shell before them.
+
+    The number of arguments that belong to the shell comes first.
+    """
     program, args = _name_of(server.command or ""), server.args
     if program in SHELLS and len(args) > 1 and args[0].lower() == "/c":
         return 2, _name_of(args[1]), args[2:]

@@ -411,7 +411,7 @@ def sources(
 ) -> dict[str, SecretSource]:
     """Return the sources of one configuration by prefix; each value is fetched once.
 
-    `is_host_file` is true for the file of a host, which may come with a repository; `folder` is that of it.
+    `is_host_file` is true for a host's file, which may come with a repository. Paths begin in `folder`.
     """
 
     def run(text: str) -> str:

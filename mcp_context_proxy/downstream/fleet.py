@@ -207,9 +207,9 @@ class Fleet:
             client.restore(listing)
 
     async def wait_changed(self, *, called: bool = False) -> None:
-        """Wait for a moment until the catalog has the lists of which servers have said that they changed.
+        """Wait a moment until the catalog has the lists that servers have announced as changed.
 
-        That is longer where a tool is `called` that may be new.
+        The wait is longer where a tool is `called` that may be new.
         """
         if changed := tuple(self.shared.changed):
             await in_task()

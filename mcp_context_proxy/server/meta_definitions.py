@@ -139,9 +139,9 @@ def in_our_words(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw |
 def _of_call(given: Mapping[str, Raw], servers: Container[str]) -> dict[str, Raw]:
     """Return the arguments of a call tool under the names that they have here.
 
-    A word stays as it is beside the name that it stands for, and so do two for the same. A server goes to the
-    name. Where nothing stands for ``arguments``, the tool is given the members beside the name; a
-    server is then one of ``servers``, and the name has no other one.
+    A word stays as it is beside the name that it stands for, and so do two for the same. A server becomes the
+    prefix of the name. Where nothing stands for ``arguments``, they are the members beside the name; a member
+    is then taken for the server only if it is one of ``servers`` and the name has no other one.
     """
     renamed, several = dict(given), False
     for name, others in OTHER_WORDS.items():
