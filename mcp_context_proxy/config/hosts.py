@@ -28,6 +28,7 @@ Dialect: TypeAlias = str
 
 PLACES: Final[tuple[tuple[tuple[str, ...], Dialect], ...]] = (
     (("mcpServers",), "common"),
+    (("amp.mcpServers",), "common"),
     (("servers",), "common"),
     (("mcp", "servers"), "common"),
     (("mcp", "mcpServers"), "common"),

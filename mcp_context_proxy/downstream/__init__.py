@@ -220,3 +220,20 @@ def in_words(reason: str) -> str:
     if "WRONG_VERSION_NUMBER" in reason:
         return "what answers there speaks no TLS; the URL may have to begin with http://"
     return _NUMBERS.sub("", reason).strip()
+
+
+HIDDEN: Final = "***"
+"""Replaces a secret."""
+
+_REDACTED: Final = r"\[redacted [^\]]{0,200}+\]"
+"""Text in place of a secret; it has a space."""
+_USER_INFO: Final = pattern(rf"\A(?:{_REDACTED}|[^/?#\s@])++@")
+_QUERY: Final = pattern(rf"\A((?:{_REDACTED}|[^\s?#])*+)\?(?:{_REDACTED}|[^\s#'\"])*+")
+
+
+def without_credentials(text: str) -> str:
+    """Return a text without the user and the query of each URL in it, which may be secrets of any length."""
+    # Each is looked for only where a URL begins: anywhere else it would take the square of the length.
+    first, *urls = text.split("://")
+    urls = [_QUERY.sub(rf"\1?{HIDDEN}", _USER_INFO.sub(f"{HIDDEN}@", url)) for url in urls]
+    return "://".join((first, *urls))

@@ -20,7 +20,7 @@ from mcp_context_proxy.config.programs import folder_of, secrets_of
 from mcp_context_proxy.config.reload import same_connection, with_live_settings
 from mcp_context_proxy.config.secrets import Redactor, secret_arguments
 from mcp_context_proxy.config.settings import LAUNCH, SERVER_NAME
-from mcp_context_proxy.downstream import Party
+from mcp_context_proxy.downstream import HIDDEN, Party, without_credentials
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.era_negotiation import LATE_KEY, UNPROBED_KEY, ServerMemory
 from mcp_context_proxy.downstream.inbound import OnEvent
@@ -430,33 +430,13 @@ class StartLimiter:
         return free_all
 
 
-HIDDEN: Final = "***"
-"""Replaces a secret."""
-
 STDERR_SHOWN: Final = 5
 """Lines shown of a failed server's last output."""
-
-_REDACTED: Final = r"\[redacted [^\]]{0,200}+\]"
-"""What stands for a secret; it has a space."""
-_USER_INFO: Final = pattern(rf"(?:{_REDACTED}|[^/?#\s@])++@")
-_QUERY: Final = pattern(rf"((?:{_REDACTED}|[^\s?#])*+)\?(?:{_REDACTED}|[^\s#'\"])*+")
 
 
 def redacted(config: ServerConfig, text: str) -> str:
     """Return a text without this server's secrets and without control characters, on one line."""
-    text = Redactor(secrets_of(config))(text)
-    # Each is looked for only where a URL begins: anywhere else it would take the square of the length.
-    first, *urls = text.split("://")
-    return one_line("://".join((first, *map(_without_credentials, urls))))
-
-
-def _without_credentials(url: str) -> str:
-    """Return a URL without scheme, user and query, and any text after it."""
-    if found := _USER_INFO.match(url):
-        url = f"{HIDDEN}@{url[found.end() :]}"
-    if found := _QUERY.match(url):
-        url = f"{found[1]}?{HIDDEN}{url[found.end() :]}"
-    return url
+    return one_line(without_credentials(Redactor(secrets_of(config))(text)))
 
 
 def address(config: ServerConfig) -> str:

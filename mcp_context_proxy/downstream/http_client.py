@@ -25,7 +25,7 @@ import httpx2
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import PLAIN, HeaderMap, Notify, Outgoing, in_words
+from mcp_context_proxy.downstream import PLAIN, HeaderMap, Notify, Outgoing, in_words, without_credentials
 from mcp_context_proxy.downstream.jsonrpc import Peer, members_of_notification, result_of
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -148,7 +148,8 @@ def refusal(error: httpx2.HTTPError, server: str, url: str) -> ServerUnavailable
     if isinstance(error, httpx2.PoolTimeout):
         return ServerUnavailableError(server, "busy", "all connections to it are in use; try again")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return ServerUnavailableError(server, "unreachable", f"{url}: {in_words(str(error)) or 'no answer'}")
+        cause = f"{without_credentials(url)}: {in_words(str(error)) or 'no answer'}"
+        return ServerUnavailableError(server, "unreachable", cause)
     return None
 
 

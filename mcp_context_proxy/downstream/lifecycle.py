@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.programs import broken_npx_cache, downloads, package_version, secrets_of
 from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.downstream import without_credentials
 from mcp_context_proxy.downstream.connections import connect, describe, fault_of, remedy_for_output
 from mcp_context_proxy.downstream.era_negotiation import Connected, EraMemory, Introduction, ServerMemory
 from mcp_context_proxy.downstream.inbound import ClientSubscriptions, OnEvent
@@ -331,7 +332,7 @@ class ServerLifecycle:
                 f"{broken}, and the next start downloads the package again"
             )
         if fault is Fault.UNREACHABLE and self.config.url and "://" not in cause:
-            cause = f"{self.config.url}: {cause}"
+            cause = f"{without_credentials(self.config.url)}: {cause}"
         self._transition(ServerState.FAILED, cause=cause, fault=fault)
 
     @property

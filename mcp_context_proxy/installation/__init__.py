@@ -153,7 +153,7 @@ _HOSTS: Final = (
         files={"any": ("~/.claude.json",)},
         rules="~/.claude/settings.json",
         folder_variable="CLAUDE_CONFIG_DIR",
-        # Without the last key the model would search twice: with the host's own search, then with ours.
+        # Without the last key, as below for Qwen Code, the model would search twice: in the host, then here.
         entry={"type": "stdio", **_COMMON, "alwaysLoad": True},
         signs=("~/.claude",),
     ),
@@ -197,6 +197,7 @@ _HOSTS: Final = (
         title="Qwen Code",
         files={"any": ("~/.qwen/settings.json",)},
         allowed=ALLOWED_SERVERS,
+        entry={**_COMMON, "alwaysLoadTools": True},
     ),
     HostPlace(
         name="zed",

@@ -50,7 +50,7 @@ CARRIED: Final = frozenset(
         *("enabled", "disabled", "includeTools", "excludeTools", "enabledTools", "enabled_tools"),
         *("disabledTools", "disabled_tools", "available_tools", "tools", "alwaysAllow", "autoApprove"),
         *("name", "display_name", "description", "source", "bundled", "config", "alwaysLoad", "gallery"),
-        *("version", "schema"),
+        *("version", "schema", "alwaysLoadTools"),
     }
 )
 """Keys of entries that are carried over, are told by a remark, or mean nothing outside their host."""

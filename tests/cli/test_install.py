@@ -297,6 +297,7 @@ def test_import_names_the_file_of_a_host_that_it_cannot_read(run: Run, home: Pat
     ("name", "outer"),
     [
         ("opencode.json", ("mcp",)),
+        ("settings.json", ("amp.mcpServers",)),
         ("devcontainer.json", ("customizations", "vscode", "mcp", "servers")),
         ("desk.code-workspace", ("settings", "mcp", "servers")),
     ],

@@ -138,10 +138,12 @@ async def test_an_unreachable_server_is_reported_with_its_address(workshop: Work
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     workshop.server("gone")
-    workshop.servers["gone"].settings = {"url": f"http://127.0.0.1:{port}/mcp"}
+    workshop.servers["gone"].settings = {"url": f"http://me:pw@127.0.0.1:{port}/mcp?key=123"}
     workshop.server("good", tools=[tool("fine")])
     async with inside(workshop.config()) as proxy:
-        assert proxy.fleet.clients["gone"].cause == f"http://127.0.0.1:{port}/mcp: nothing answers there"
+        # Models read it: no user, password or parameter, not even one that is too short to be looked for.
+        where = f"http://***@127.0.0.1:{port}/mcp?***"
+        assert proxy.fleet.clients["gone"].cause == f"{where}: nothing answers there"
         assert "good__fine" in await Host(proxy, "modern").names()
 
 
