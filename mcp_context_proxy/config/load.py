@@ -46,16 +46,11 @@ from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
 
-_EXPANDED_SERVER_KEYS: Final = ("command", "args", "env", "cwd", "url", "headers", "oauth")
-"""Keys of a server in which variables are expanded."""
+_EXPANDED_SERVER_KEYS: Final = frozenset({"command", "args", "env", "cwd", "url", "headers", "oauth"})
+"""Keys of a server in which variables are expanded: its other texts are read by people and models."""
 _MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers", "oauth"})
 _MODEL_TABLES: Final = ("embedding", "rerank")
 """Tables that name a model, in a folder or behind an endpoint."""
-_EXPANDED_KEYS: Final[Mapping[str, Sequence[str]]] = {
-    **dict.fromkeys(_MODEL_TABLES, ("endpoint", "api_key")),
-    "store": ("url", "listen_url", "replica"),
-    "cluster": ("replica", "advertise", "key", "other_keys"),
-}
 _PATHS: Final = (("store", "path"), ("http", "token_file"), ("cluster", "key_file"))
 _NEEDED: Final = frozenset({"http", "auth", "clients", "cluster"})
 """Tables without which nothing starts: who may connect, and to what, is not decided by a default."""
@@ -228,15 +223,10 @@ class _Draft(Struct, dict=True):
         for name, server in _tables(self.tables.get("servers")):
             # A server that is disabled needs no variables.
             if server.get("enabled") is not False:
-                self._expand_keys(("servers", name), server, _EXPANDED_SERVER_KEYS)
-        for name, keys in _EXPANDED_KEYS.items():
-            self._expand_keys((name,), self.tables.get(name), keys)
-        self._expand_keys((), self.tables, ("env",))
-
-    def _expand_keys(self, path: KeyPath, table: Any, keys: Iterable[str]) -> None:
-        for key in keys:
-            if isinstance(table, dict) and key in table:
-                table[key] = self._expanded((*path, key), table[key])
+                keys = [key for key in server if key in _EXPANDED_SERVER_KEYS]
+                server.update({key: self._expanded(("servers", name, key), server[key]) for key in keys})
+        names = [name for name in self.tables if name != "servers"]
+        self.tables.update({name: self._expanded((name,), self.tables[name]) for name in names})
 
     def _expanded(self, path: KeyPath, value: Any) -> Any:
         if isinstance(value, list):
@@ -289,8 +279,8 @@ class _Draft(Struct, dict=True):
                 document["path"] = str(Path.cwd() / expand_home(document["path"], self.environ))
                 continue
             self._resolve(path, document, "path")
-            text = document.get("path")
-            if isinstance(text, str) and (reason := _unreadable(Path(text))):
+            text, known = document.get("path"), any(mistake.path == path for mistake in self.found)
+            if isinstance(text, str) and not known and (reason := _unreadable(Path(text))):
                 self.found.append(Mistake(path, f"{text}: {reason}"))
 
     def _resolve(self, path: KeyPath, table: Any, key: str) -> None:

@@ -306,6 +306,21 @@ def test_importing_the_configuration_does_not_import_numpy_or_the_sdk():
     assert done.stdout.strip() == ""
 
 
+def test_variables_are_expanded_in_every_table(load_text, tmp_path):
+    text = (
+        '[store]\npath = "${D}/s.db"\n[[documents]]\npath = "${D}"\nroots = ["${D}/one"]\n'
+        '[http]\nallowed_hosts = ["${H}"]\n[search.synonyms]\nold = "$${D}"\n[[documents]]\npath = "${GONE}/notes"\n'
+    )
+    config = load_text(text, environ={"D": str(tmp_path), "H": "proxy.example.com"})
+
+    assert config.store.path == str(tmp_path / "s.db")
+    assert (config.documents[0].path, config.documents[0].roots) == (tmp_path, (tmp_path / "one",))
+    assert config.http.allowed_hosts == ("proxy.example.com",)
+    assert config.search.synonyms == {"old": "${D}"}
+    (mistake,) = config.mistakes
+    assert (mistake.key, mistake.message) == ("documents[1].path", "GONE is not set")
+
+
 def test_the_model_of_an_endpoint_is_a_name_and_its_key_comes_from_the_environment(load_text):
     config = load_text(
         '[embedding]\nmodel = "nomic"\nendpoint = "http://${H}/v1"\napi_key = "${K}"\n',
