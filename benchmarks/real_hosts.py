@@ -5,7 +5,7 @@
 FOLDER has the programs of the hosts:
 
     npm install --prefix FOLDER @anthropic-ai/claude-code @openai/codex @google/gemini-cli opencode-ai \
-        @github/copilot @continuedev/cli cline
+        @github/copilot @continuedev/cli cline @qwen-code/qwen-code
 
 Each host gets a fresh home folder, the proxy in its own settings as `install` writes it there, and a model on
 loopback that searches, reads a document and a file of a skill, calls tools, has a large result shortened, and
@@ -137,6 +137,11 @@ def _gemini_cli(server: list[str], _address: str) -> dict[str, str]:
     return {".gemini/settings.json": json.dumps(settings, indent=2)}
 
 
+def _qwen_code(server: list[str], _address: str) -> dict[str, str]:
+    entry = {"command": server[0], "args": server[1:], "env": {VARIABLE: f"${VARIABLE}"}}
+    return {".qwen/settings.json": json.dumps({"mcpServers": {"forms": entry}}, indent=2)}
+
+
 def _opencode(server: list[str], address: str) -> dict[str, str]:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -232,6 +237,17 @@ HOSTS = (
             "GOOGLE_GEMINI_BASE_URL": address,
             # In a folder that nobody has said to trust it starts no server.
             "GEMINI_CLI_TRUST_WORKSPACE": "true",
+        },
+    ),
+    Host(
+        "qwen-code",
+        "qwen",
+        _qwen_code,
+        lambda program, prompt: [program, "--auth-type", "openai", "--yolo", "-p", prompt],
+        lambda address: {
+            "OPENAI_BASE_URL": f"{address}/v1",
+            "OPENAI_API_KEY": "none",
+            "OPENAI_MODEL": "scripted",
         },
     ),
     Host(

@@ -176,8 +176,8 @@ def _opened(proxy: RunningProxy) -> tuple[str, str | None]:
         opened = proxy.post("/page")
     except click.UsageError:
         raise click.ClickException(
-            "the proxy that runs opens no page: it serves HTTP at a port that --port names, or is older than "
-            "this program, and 'mcp-context-proxy stop' ends it"
+            "the proxy that runs opens no other page. If it serves HTTP, give its port with --port; if it is "
+            "older than this program, end it with 'mcp-context-proxy stop'"
         ) from None
     return f"127.0.0.1:{opened['port']}", opened["token"]
 

@@ -263,6 +263,17 @@ _HOSTS: Final = (
         list_changes=Fact(True, "google-gemini/gemini-cli#14375, #21050"),
     ),
     HostProfile(
+        name="qwen-code",
+        title="Qwen Code",
+        clients=Fact(("qwen-",), "seen in 0.24.4: qwen-cli-mcp-client-context-proxy"),
+        result=Fact("both", "seen in 0.24.4"),
+        names=Fact(NameRule("mcp__{server}__", 63, "shortened"), "seen in 0.24.4; the length is in its code"),
+        results=Fact(ResultLimit(500_000, "characters", "in a file"), "the code of 0.24.4"),
+        list_changes=Fact(False, "seen in 0.24.4"),
+        elicitation=Fact(False, "seen in 0.24.4"),
+        sampling=Fact(False, "seen in 0.24.4"),
+    ),
+    HostProfile(
         name="cline",
         title="Cline",
         clients=Fact(("@cline/", "cline"), "seen in 3.0.65: @cline/core; the second is assumed"),

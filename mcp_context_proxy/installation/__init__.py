@@ -221,6 +221,8 @@ _HOSTS: Final = (
     HostPlace(
         name="cline",
         files={"any": (_CLINE, "~/.cline/data/settings/cline_mcp_settings.json")},
+        # Without it, Cline waits three seconds for the first start, and then does without us.
+        entry={**_COMMON, "timeout": 300},
         restart="nothing to do: it notices the change",
     ),
     HostPlace(

@@ -53,6 +53,7 @@ def test_every_host_of_the_acceptance_has_a_profile() -> None:
         "Cursor",
         "opencode",
         "Gemini CLI",
+        "Qwen Code",
         "Cline",
         "Continue",
         "A plain client",

@@ -309,7 +309,7 @@ def test_importing_the_configuration_does_not_import_numpy_or_the_sdk():
 def test_variables_are_expanded_in_every_table(load_text, tmp_path):
     text = (
         '[store]\npath = "${D}/s.db"\n[[documents]]\npath = "${D}"\nroots = ["${D}/one"]\n'
-        '[http]\nallowed_hosts = ["${H}"]\n[search.synonyms]\nold = "$${D}"\n[[documents]]\npath = "${GONE}/notes"\n'
+        '[http]\nallowed_hosts = ["${H}"]\n[search.synonyms]\nold = "$${D}"\n[[documents]]\npath="${GONE}"\n'
     )
     config = load_text(text, environ={"D": str(tmp_path), "H": "proxy.example.com"})
 
