@@ -138,20 +138,20 @@ def mentions(text: str) -> list[Mention]:
 
 
 def is_for(patterns: Iterable[str], file: str) -> bool:
-    """Return whether a file, as `files_named` has it, fits one of some patterns.
+    """Return whether a file, as `files_named` has it, fits the last of some patterns that is about it.
 
     A pattern with a folder may begin at any folder of the path: a request names a file from anywhere. One
-    that ends in a slash stands for everything below.
+    that ends in a slash stands for everything below, and one after a ``!`` for files that do not fit.
     """
-    parts = file.split("/")
+    parts, fits = file.split("/"), False
     for written in patterns:
-        for one in _alternatives(written[:PATTERN_CHARACTERS].casefold()):
+        for one in _alternatives(written[:PATTERN_CHARACTERS].casefold().removeprefix("!")):
             wanted = f"{one}**".split("/") if one.endswith("/") else one.split("/")
             wanted = [part for part in wanted if part not in ("", ".")]
             starts = (len(parts) - 1,) if len(wanted) == 1 and wanted != ["**"] else range(len(parts))
             if any(_fits(wanted, parts[start:]) for start in starts):
-                return True
-    return False
+                fits = not written.startswith("!")
+    return fits
 
 
 def is_about_files(item: Item, files: Collection[str]) -> bool:

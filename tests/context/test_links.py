@@ -272,7 +272,7 @@ def test_the_files_that_a_request_names(text: str, files: list[str]) -> None:
 
 
 @each(
-    ("pattern", "fitting", "other"),
+    ("patterns", "fitting", "other"),
     [
         ("src/api/**/*.ts", ["src/api/a.ts", "src/api/b/a.ts", "pkg/src/api/a.ts"], ["src/a.ts"]),
         ("*.sql", ["a.sql", "migrations/1.sql"], ["a.sql.md"]),
@@ -281,12 +281,14 @@ def test_the_files_that_a_request_names(text: str, files: list[str]) -> None:
         ("/src/*.ts", ["src/a.ts"], ["src/b/a.ts"]),
         ("**", ["a.b"], []),
         ("Docs/**", ["docs/a.md"], ["a.md"]),
+        ("src/** !src/gen/** !*.test.ts", ["src/a.ts"], ["src/gen/a.ts", "src/a.test.ts", "b.ts"]),
+        ("src/** !src/gen/** src/gen/mine/", ["src/gen/mine/a.ts"], ["src/gen/a.ts"]),
     ],
 )
 def test_patterns_mean_files_as_those_of_editors_do(
-    pattern: str, fitting: list[str], other: list[str]
+    patterns: str, fitting: list[str], other: list[str]
 ) -> None:
-    assert [file for file in (*fitting, *other) if is_for([pattern], file)] == fitting
+    assert [file for file in (*fitting, *other) if is_for(patterns.split(), file)] == fitting
 
 
 async def test_a_rule_for_files_comes_with_a_request_that_names_one_and_brings_the_tool_that_it_names(
