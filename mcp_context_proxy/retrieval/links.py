@@ -73,6 +73,9 @@ PATTERNS_TRIED: Final = 64
 
 _BRACES = pattern(r"\{([^{}]*)\}")
 
+SHORTEST_FOLDER: Final = 3
+"""Characters of a folder's name that a query names; ``de`` is a language, and a word of others."""
+
 _LANGUAGES: Final = meanings("files")
 """The languages and programs of files with these endings."""
 
@@ -161,6 +164,25 @@ def is_about_files(item: Item, files: Collection[str]) -> bool:
     endings = (file.rpartition(".")[2] for file in files)
     paths = terms(" ".join((*files, *(_LANGUAGES.get(ending, "") for ending in endings))))
     return not frozenset(paths).isdisjoint(terms(f"{item.name} {item.description[:BEGINNING]}"))
+
+
+def namesakes(documents: Iterable[Document], query: str) -> set[str]:
+    """Return the URIs of documents that have the name of one whose folder a query names, and another folder.
+
+    Each package of a repository may have a section ``Tests``: its folder alone tells which one is meant.
+    """
+    words, alike = frozenset(terms(query)), dict[str, dict[str, set[str]]]()
+    for one in documents:
+        *folders, own = (one.full_name or one.name).split("/")
+        alike.setdefault(own, {})[one.uri] = {name for name in folders if len(name) >= SHORTEST_FOLDER}
+    others = set[str]()
+    for folders_of in alike.values():
+        shared = set[str].intersection(*folders_of.values())
+        told = (name for names in folders_of.values() for name in names - shared)
+        said = {name for name in told if words.issuperset(terms(name))}
+        if said:
+            others |= {uri for uri, names in folders_of.items() if said.isdisjoint(names)}
+    return others
 
 
 def _alternatives(written: str) -> list[str]:

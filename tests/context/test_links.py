@@ -364,6 +364,26 @@ async def test_a_rule_for_other_files_than_the_request_names_is_not_found_for_it
     assert list(found.values()) == [[], ["api"], ["api"]]
 
 
+async def test_a_request_that_names_a_folder_finds_no_document_of_the_same_name_in_another(
+    tmp_path: Path,
+) -> None:
+    packages = ("bank", "shop", "web-shop")
+    for name in packages:
+        (tmp_path / name).mkdir()
+        tests = f"## Tests\nRun the tests with `make {name}` before each commit.\n"
+        (tmp_path / name / "AGENTS.md").write_text(f"# Rules\nBe kind.\n{tests}", encoding="utf-8")
+    entries = [DocumentsConfig(path=tmp_path / name / "AGENTS.md") for name in packages]
+    documents = load_documents(entries, Limits()).documents
+    with ContextEngine(Catalog([*TOOLS, *documents])) as engine:
+        found = [
+            sorted(one.name.split("/")[0] for one in context.of(Kind.REFERENCE))
+            for query in ("run the tests of the bank", "run the tests of the shop", "run the tests")
+            if (context := await engine.build(query))
+        ]
+
+    assert found == [["bank"], ["shop"], [*packages]]
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
