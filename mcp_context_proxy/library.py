@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -20,6 +20,8 @@ from msgspec.structs import asdict, replace
 from mcp_context_proxy.catalog.definitions import class_of, exposed_name, fingerprint, tool_definition
 from mcp_context_proxy.config import Config, DomainOptions
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
+from mcp_context_proxy.config.programs import all_secrets_of
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import (
     ContextItem,
     DomainOverrides,
@@ -93,6 +95,8 @@ Include = Literal["always", "manual", "agent"]
 
 LOCAL = "local"
 """Server of tools that are given without one; their names are used as they are."""
+
+T = TypeVar("T")
 
 _GENERATIONS = itertools.count(1)
 
@@ -219,6 +223,8 @@ def _snapshot(items: Iterable[Item]) -> Snapshot:
 class _IndexingSearcher(Searcher):
     """Searcher that finishes indexing before it searches: a program would rather wait than miss an item."""
 
+    is_closed = False
+
     async def ready(
         self,
         catalog: Snapshots,
@@ -229,6 +235,11 @@ class _IndexingSearcher(Searcher):
         snapshot = catalog.snapshot
         await self.index(snapshot, on_progress)
         return snapshot
+
+    async def off_loop(self, function: Callable[[], T]) -> T:
+        if self.is_closed:
+            raise RuntimeError("this engine is closed")
+        return await super().off_loop(function)
 
 
 class ContextEngine(engine.ContextEngine):
@@ -268,7 +279,7 @@ class ContextEngine(engine.ContextEngine):
             costs=Costs(TokenCounter(), tool_definition),
             reading=ResultReading.of(config),
             expander=ContextExpander(near, config.context.expansion_rules),
-            redact=str,
+            redact=Redactor(all_secrets_of(config)),
         )
         self._model = model
         self._given: tuple[tuple[Item, ...], Catalog] = ((), Catalog())
@@ -331,7 +342,8 @@ class ContextEngine(engine.ContextEngine):
         self.close()
 
     def close(self) -> None:
-        """Close the model and the store."""
+        """Close the model and the store; then every search is a `RuntimeError`."""
+        self._local.is_closed = True
         self._model.close()
         self._store.close()
 

@@ -299,8 +299,10 @@ class _Entries(Struct):
         node = self.nodes.get(key, (None, 0))[0]
         scalars: Iterable[str]
         if isinstance(node, yaml.SequenceNode):
-            scalars = [item.value for item in node.value if isinstance(item, yaml.ScalarNode)]
-            if len(scalars) < len(node.value):
+            # YAML takes a pattern after a ``!`` for a tag.
+            nodes = [item for item in node.value if isinstance(item, yaml.ScalarNode)]
+            scalars = [item.value or item.tag if item.tag.startswith("!") else item.value for item in nodes]
+            if len(nodes) < len(node.value):
                 self._problem(key, "must be a list of words; other values in it are ignored")
         else:
             scalars = _divided(self._text(key) or "")
@@ -374,8 +376,9 @@ def _unquoted(patterns: str) -> str:
 
 
 def patterns_text(patterns: Iterable[str]) -> str:
-    """Return the patterns that tell files apart, as part of a description; those of every file do not."""
-    return shorten(", ".join(one for one in patterns if re.search(r"\w", one)), PATTERNS_LIMIT)
+    """Return the patterns that say what a description is about: not those of every file, or of no file."""
+    told = (one for one in patterns if re.search(r"^[^!]*\w", one))
+    return shorten(", ".join(told), PATTERNS_LIMIT)
 
 
 def _yaml_problem(error: Exception) -> Problem:

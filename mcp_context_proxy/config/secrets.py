@@ -53,10 +53,12 @@ _INVALID_IN_NAME: Final = pattern(r"[^a-zA-Z0-9_-]")
 _PERCENT: Final = pattern("%[0-9A-F]{2}")
 
 _LOOKS_SECRET: Final = pattern(
-    r"\b(?:gh[opsur]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|AKIA[0-9A-Z]{16})"
-    r"|(?<=Bearer )[\w.~+/=-]{16,}",
+    r"\b(?:(?:gh[opsur]_|github_pat_|gl(?:pat|rt|dt|cbt)-|sk-|AIza|GOCSPX-|hvs\.|pypi-AgE)[\w-]{20,}"
+    r"|(?:npm|hf|whsec|glsa|ntn|lin_api|dop_v1|shp(?:at|ca|pa|ss)|[prs]k_(?:live|test))_[A-Za-z0-9]{20,}"
+    r"|xox[abeoprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16})|(?<=Bearer )[\w.~+/=-]{16,}"
+    r"|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]+-----)?"
 )
-"""Tokens of well-known services, bearer tokens."""
+"""Tokens of well-known services, bearer tokens, names with passwords in URLs, and private keys."""
 _JSON_WEB_TOKEN: Final = pattern(
     r"(?<![\w-])(?=[\w-]++\.[\w-]{10,}+\.[\w-])((?:(?!\beyJ[\w-]{10})[\w-])*+)eyJ[\w-]++\.[\w-]++\.[\w-]++"
 )
@@ -260,11 +262,8 @@ def _all_forms(value: str) -> Iterator[str]:
             yield from in_json(quoted)
         for literal in (repr(plain), ascii(plain), repr(_bytes(plain))[1:]):
             yield literal[1:-1]
-        yield from (
-            html.escape(plain),
-            html.escape(plain, quote=False),
-            html.escape(plain).replace("x27", "39"),
-        )
+        escaped = html.escape(plain)
+        yield from (escaped, html.escape(plain, quote=False), escaped.replace("x27", "39"))
     data = _bytes(value)
     yield data.hex()
     yield data.hex().upper()

@@ -40,7 +40,7 @@ from mcp_context_proxy.retrieval import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.links import files_named, is_about_files, is_for, without_files
+from mcp_context_proxy.retrieval.links import files_named, is_about_files, is_for, namesakes, without_files
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.later import pattern
@@ -464,6 +464,7 @@ class Searcher:
         files = files_named(query)
         by_name = self._near_by_name(files, query, snapshot, candidates) if files else set[ItemKey]()
         share = (DOCUMENT_SHARE + nearer) * max(one.score for one in candidates)
+        others = namesakes((one.item for one in candidates if isinstance(one.item, Document)), query)
 
         def against(one: Result) -> str | None:
             assert isinstance(one.item, Document)
@@ -471,6 +472,8 @@ class Searcher:
                 return None
             if files and one.item.patterns and not any(is_for(one.item.patterns, file) for file in files):
                 return "it is for other files than those named"
+            if one.item.uri in others:
+                return "it is of another folder than the one that is named, which has one of this name"
             if key_of(one.item) in by_name:
                 return "only the name of a file brings it near, and it is not about such files"
             if one.score < share:

@@ -21,7 +21,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -51,7 +50,7 @@ from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreE
 from mcp_context_proxy.items import Document, Item, Snapshot, Tool, Vector
 from mcp_context_proxy.store.tables import VectorStore
 from mcp_context_proxy.system.later import np, pattern
-from mcp_context_proxy.system.threads import keep_latest
+from mcp_context_proxy.system.threads import Threads, keep_latest
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +130,8 @@ class OnnxModel:
         self._output = next((name for name in WHOLE_OUTPUTS if name in outputs), outputs[0])
         self._inputs = inputs_of(session)
         # Two pools, so that a query does not wait for a catalog that is being indexed.
-        self._passages = ThreadPoolExecutor(BULK_THREADS, "embedding")
-        self._queries = ThreadPoolExecutor(BULK_THREADS, "embedding-queries")
+        self._passages = Threads(BULK_THREADS, "embedding")
+        self._queries = Threads(BULK_THREADS, "embedding-queries")
         self.model_id = folder.model_id
         self._shortest = feed(self._inputs, ids := tokenizer.encode("").ids, [0] * len(ids))
         """The inputs of an empty text."""
@@ -151,7 +150,7 @@ class OnnxModel:
     def close(self) -> None:
         """Do nothing: a run takes milliseconds; memory and idle threads go with the object."""
 
-    def _embed_all(self, texts: Sequence[str], prefix: str, pool: ThreadPoolExecutor) -> Matrix:
+    def _embed_all(self, texts: Sequence[str], prefix: str, pool: Threads) -> Matrix:
         cut = [prefix + text[:MAX_CHARACTERS] for text in texts]
         if not cut:
             return np.empty((0, self.dimensions), np.float32)

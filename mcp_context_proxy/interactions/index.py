@@ -50,9 +50,24 @@ NUMBER_WEIGHT: Final = 3.0
 the id of a ticket or a commit among 200 messages, 15 find it first with 1, 26 with 2, 28 with 3."""
 
 IDENTIFIERS: Final = frozenset(
-    {"issue key", "issue number", "arXiv paper id", "id", "commit hash", "email address", "URL"}
+    {
+        "issue key",
+        "issue number",
+        "arXiv paper id",
+        "id",
+        "commit hash",
+        "email address",
+        "URL",
+        "CVE id of a vulnerability",
+    }
 )
 """Kinds of values that stand for exactly one thing."""
+
+_CODE: Final = pattern(r"[A-Z][A-Z0-9]{0,9}(?:-\d{1,9})*[-_]?\d{4,12}")
+"""A code of errors, orders or tickets (``E1047``, ``ORD-2026-0012``), which stands for one thing as well."""
+
+_TO_DIGITS: Final = pattern(r"(?<=[A-Z])(?=\d)")
+"""The place in a code where others write a space or a hyphen."""
 
 CERTAIN_DEVIATIONS: Final = 8.0
 """Standard deviations above general requests from which on meaning alone is proof."""
@@ -268,7 +283,8 @@ class InteractionIndex:
         from mcp_context_proxy.retrieval.forms import value_kind  # noqa: PLC0415 - expressions of searches
 
         tokens = (token.strip(_EDGES) for token in query.split())
-        asked = [found for token in tokens if value_kind(token) in IDENTIFIERS and (found := terms(token))]
+        codes = (token for token in tokens if value_kind(token) in IDENTIFIERS or _CODE.fullmatch(token))
+        asked = [found for token in codes if (found := terms(_TO_DIGITS.sub("-", token)))]
         if not asked or self._lexical is None:
             return None
         having = np.zeros(within.size, bool)

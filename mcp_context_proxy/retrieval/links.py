@@ -73,6 +73,9 @@ PATTERNS_TRIED: Final = 64
 
 _BRACES = pattern(r"\{([^{}]*)\}")
 
+SHORTEST_FOLDER: Final = 3
+"""Characters of a folder's name that a query names; ``de`` is a language, and a word of others."""
+
 _LANGUAGES: Final = meanings("files")
 """The languages and programs of files with these endings."""
 
@@ -138,20 +141,20 @@ def mentions(text: str) -> list[Mention]:
 
 
 def is_for(patterns: Iterable[str], file: str) -> bool:
-    """Return whether a file, as `files_named` has it, fits one of some patterns.
+    """Return whether a file, as `files_named` has it, fits the last of some patterns that is about it.
 
     A pattern with a folder may begin at any folder of the path: a request names a file from anywhere. One
-    that ends in a slash stands for everything below.
+    that ends in a slash stands for everything below, and one after a ``!`` for files that do not fit.
     """
-    parts = file.split("/")
+    parts, fits = file.split("/"), False
     for written in patterns:
-        for one in _alternatives(written[:PATTERN_CHARACTERS].casefold()):
+        for one in _alternatives(written[:PATTERN_CHARACTERS].casefold().removeprefix("!")):
             wanted = f"{one}**".split("/") if one.endswith("/") else one.split("/")
             wanted = [part for part in wanted if part not in ("", ".")]
             starts = (len(parts) - 1,) if len(wanted) == 1 and wanted != ["**"] else range(len(parts))
             if any(_fits(wanted, parts[start:]) for start in starts):
-                return True
-    return False
+                fits = not written.startswith("!")
+    return fits
 
 
 def is_about_files(item: Item, files: Collection[str]) -> bool:
@@ -161,6 +164,25 @@ def is_about_files(item: Item, files: Collection[str]) -> bool:
     endings = (file.rpartition(".")[2] for file in files)
     paths = terms(" ".join((*files, *(_LANGUAGES.get(ending, "") for ending in endings))))
     return not frozenset(paths).isdisjoint(terms(f"{item.name} {item.description[:BEGINNING]}"))
+
+
+def namesakes(documents: Iterable[Document], query: str) -> set[str]:
+    """Return the URIs of documents that have the name of one whose folder a query names, and another folder.
+
+    Each package of a repository may have a section ``Tests``: its folder alone tells which one is meant.
+    """
+    words, alike = frozenset(terms(query)), dict[str, dict[str, set[str]]]()
+    for one in documents:
+        *folders, own = (one.full_name or one.name).split("/")
+        alike.setdefault(own, {})[one.uri] = {name for name in folders if len(name) >= SHORTEST_FOLDER}
+    others = set[str]()
+    for folders_of in alike.values():
+        shared = set[str].intersection(*folders_of.values())
+        told = (name for names in folders_of.values() for name in names - shared)
+        said = {name for name in told if words.issuperset(terms(name))}
+        if said:
+            others |= {uri for uri, names in folders_of.items() if said.isdisjoint(names)}
+    return others
 
 
 def _alternatives(written: str) -> list[str]:

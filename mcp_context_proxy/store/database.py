@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import sqlite3
 import threading
@@ -410,7 +411,7 @@ class ReopeningConnection:
         self._path, self._connect = path, connect
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._identity: tuple[int, int] | None = None
+        self._identity: tuple[int, int, int] | None = None
         self._failure: StoreError | None = None
         self._retry_at = self._retry_damaged_at = 0.0
         self._patient = True
@@ -514,9 +515,10 @@ def translating_errors(path: Path) -> Iterator[None]:
         raise StoreDamagedError(path, "it has bytes that are not text where only text can be") from e
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: Path) -> tuple[int, int, int] | None:
     try:
         status = path.stat()
     except OSError:
         return None
-    return status.st_dev, status.st_ino
+    # A forked process needs a connection of its own.
+    return status.st_dev, status.st_ino, os.getpid()

@@ -26,6 +26,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import os
 import ssl
 import threading
 import time
@@ -35,6 +36,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from types import TracebackType, coroutine
 from typing import Any, Final, Generic, Self, TypeVar, TypeVarTuple
+from weakref import WeakSet
 
 import anyio
 import anyio.to_thread
@@ -411,6 +413,24 @@ class Reply(Generic[T]):
         return value  # type: ignore[return-value]
 
 
+_pools = WeakSet["Threads"]()
+
+
+class Threads(ThreadPoolExecutor):
+    """A few threads; a forked process, which has none of them, begins with new ones."""
+
+    def __init__(self, most: int, name: str) -> None:
+        super().__init__(most, name)
+        self.asked = most, name
+        _pools.add(self)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(
+        after_in_child=lambda: [ThreadPoolExecutor.__init__(one, *one.asked) for one in _pools]
+    )
+
+
 class Workers:
     """A few threads for one kind of work, which keep none from all other work.
 
@@ -418,7 +438,7 @@ class Workers:
     """
 
     def __init__(self, most: int) -> None:
-        self._pool = ThreadPoolExecutor(most, "worker")
+        self._pool = Threads(most, "worker")
 
     async def run(self, function: Callable[[], T]) -> T:
         """Return the result of a function. If the caller is cancelled, the function goes on for nobody."""

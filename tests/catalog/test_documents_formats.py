@@ -54,6 +54,7 @@ def test_a_cursor_rule_says_when_it_applies(write: Write) -> None:
         ("globs: src/*.ts, **/*\ntrigger: glob", Kind.RULE, IncludeMode.AGENT, ()),
         ("trigger: always_on", Kind.RULE, IncludeMode.ALWAYS, ()),
         ("trigger: manual", Kind.RULE, IncludeMode.MANUAL, ()),
+        ("paths:\n  - src/**\n  - !src/gen/*", Kind.RULE, IncludeMode.AGENT, ("src/**", "!src/gen/*")),
         ("trigger: glob\nglobs: *.css", Kind.RULE, IncludeMode.AGENT, ("*.css",)),
         ("trigger: model_decision\ndescription: Colours", Kind.RULE, IncludeMode.AGENT, ()),
         ("inclusion: always", Kind.RULE, IncludeMode.ALWAYS, ()),
@@ -204,6 +205,7 @@ def test_the_folder_decides_where_a_cursor_rule_does_not_say_when_it_applies(wri
         ("\n  - a/*.ts\n  - b/*.ts", "a/*.ts, b/*.ts"),
         ('"*.ts"', "*.ts"),
         ("*.ts # all of them", "*.ts"),
+        ("*.ts,!*.test.ts", "*.ts"),
         # Lists that are no YAML, as people write them:
         ('"a/*.ts", "b/*.ts"', "a/*.ts, b/*.ts"),
         ('["a/*.ts", *.css]', "a/*.ts, *.css"),

@@ -72,8 +72,11 @@ def test_a_secret_quoted_by_a_program_is_found(secret: str) -> None:
 def test_tokens_of_well_known_services_are_redacted_too() -> None:
     redact = Redactor([])
 
-    for token in ("ghp_" + "a1" * 18, "sk-" + "b2" * 12, "xoxb-1234567890-abc", "AKIA" + "A1" * 8):
+    beginnings = ("ghp_", "sk-", "glpat-", "npm_", "hf_", "sk_live_", "AIza", "GOCSPX-", "hvs.")
+    key = "-----BEGIN RSA PRIVATE KEY-----\nMIIE+a/b=\n-----END RSA PRIVATE KEY-----"
+    for token in (*(one + "A1" * 18 for one in beginnings), "xoxb-1234567890-abc", "AKIA" + "A1" * 8, key):
         assert redact(f"tried {token}.") == "tried [redacted]."
+    assert redact("at https://a:p%40@b.c:80/d@e") == "at https://[redacted]@b.c:80/d@e"
     assert redact("Bearer abcdefghij0123456789") == "Bearer [redacted]"
     assert redact("a sketch of tokens") == "a sketch of tokens"
 

@@ -1,7 +1,11 @@
 """The context engine without a server."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -192,5 +196,53 @@ async def test_half_a_character_in_a_result_or_a_text_ends_nothing() -> None:
     assert {"send_mail", "read_file"} <= {item.name for item in context.items}
 
 
-def test_an_interactive_shell_is_offered_the_names_of_the_library() -> None:
-    assert set(mcp_context_proxy.library.__all__) <= set(dir(mcp_context_proxy))
+def test_shells_and_star_imports_are_offered_the_names_of_the_library() -> None:
+    names: dict[str, object] = {}
+    exec("from mcp_context_proxy import *", names)  # no function may have such an import
+
+    assert set(mcp_context_proxy.library.__all__) <= set(dir(mcp_context_proxy)) & names.keys()
+
+
+async def test_a_token_in_a_query_is_in_no_record() -> None:
+    token = "ghp_" + "a1B2" * 9
+    with ContextEngine(Catalog(TOOLS)) as engine:
+        context = await engine.build(f"send an email message with {token}")
+        (recorded,) = await engine.requests()
+
+    assert token not in context.query + recorded.query
+    assert "send_mail" in {item.name for item in context.items}
+
+
+async def test_a_closed_engine_answers_nothing() -> None:
+    engine = ContextEngine(Catalog(TOOLS))
+    engine.close()
+
+    with pytest.raises(RuntimeError, match="this engine is closed"):
+        await engine.build("send an email message")
+    with pytest.raises(RuntimeError, match="this engine is closed"):
+        await engine.search_context_items("send an email message", TOOLS)
+
+
+FORKING = """
+import asyncio, os, signal, sys
+from mcp_context_proxy import Catalog, ContextEngine, tool
+
+def found(engine, query):
+    return "send_mail" in [item.name for item in asyncio.run(engine.build(query)).items]
+
+tools = [tool("send_mail", "Send an email"), tool("read_file", "Read a file from disk")]
+engine = ContextEngine(Catalog(tools), store=sys.argv[1])
+child = os.fork() if found(engine, "read a file; send an email") else 1
+if child == 0:
+    signal.alarm(30)
+    new = ContextEngine(Catalog(tools))
+    os._exit(0 if found(engine, "send an email; open a file") and found(new, "email this; open it") else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_forked_process_goes_on_with_an_engine(tmp_path: Path) -> None:
+    run = [sys.executable, "-W", "ignore", "-c", FORKING]
+    for store in ("memory", str(tmp_path / "store")):
+        subprocess.run([*run, store], check=True, timeout=60)

@@ -272,7 +272,7 @@ def test_the_files_that_a_request_names(text: str, files: list[str]) -> None:
 
 
 @each(
-    ("pattern", "fitting", "other"),
+    ("patterns", "fitting", "other"),
     [
         ("src/api/**/*.ts", ["src/api/a.ts", "src/api/b/a.ts", "pkg/src/api/a.ts"], ["src/a.ts"]),
         ("*.sql", ["a.sql", "migrations/1.sql"], ["a.sql.md"]),
@@ -281,12 +281,14 @@ def test_the_files_that_a_request_names(text: str, files: list[str]) -> None:
         ("/src/*.ts", ["src/a.ts"], ["src/b/a.ts"]),
         ("**", ["a.b"], []),
         ("Docs/**", ["docs/a.md"], ["a.md"]),
+        ("src/** !src/gen/** !*.test.ts", ["src/a.ts"], ["src/gen/a.ts", "src/a.test.ts", "b.ts"]),
+        ("src/** !src/gen/** src/gen/mine/", ["src/gen/mine/a.ts"], ["src/gen/a.ts"]),
     ],
 )
 def test_patterns_mean_files_as_those_of_editors_do(
-    pattern: str, fitting: list[str], other: list[str]
+    patterns: str, fitting: list[str], other: list[str]
 ) -> None:
-    assert [file for file in (*fitting, *other) if is_for([pattern], file)] == fitting
+    assert [file for file in (*fitting, *other) if is_for(patterns.split(), file)] == fitting
 
 
 async def test_a_rule_for_files_comes_with_a_request_that_names_one_and_brings_the_tool_that_it_names(
@@ -360,6 +362,26 @@ async def test_a_rule_for_other_files_than_the_request_names_is_not_found_for_it
         }
 
     assert list(found.values()) == [[], ["api"], ["api"]]
+
+
+async def test_a_request_that_names_a_folder_finds_no_document_of_the_same_name_in_another(
+    tmp_path: Path,
+) -> None:
+    packages = ("bank", "shop", "web-shop")
+    for name in packages:
+        (tmp_path / name).mkdir()
+        tests = f"## Tests\nRun the tests with `make {name}` before each commit.\n"
+        (tmp_path / name / "AGENTS.md").write_text(f"# Rules\nBe kind.\n{tests}", encoding="utf-8")
+    entries = [DocumentsConfig(path=tmp_path / name / "AGENTS.md") for name in packages]
+    documents = load_documents(entries, Limits()).documents
+    with ContextEngine(Catalog([*TOOLS, *documents])) as engine:
+        found = [
+            sorted(one.name.split("/")[0] for one in context.of(Kind.REFERENCE))
+            for query in ("run the tests of the bank", "run the tests of the shop", "run the tests")
+            if (context := await engine.build(query))
+        ]
+
+    assert found == [["bank"], ["shop"], [*packages]]
 
 
 @pytest.mark.parametrize(

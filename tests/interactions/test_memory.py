@@ -360,6 +360,9 @@ def test_a_failing_store_raises_an_error(memory: InteractionMemory, store: Store
         ("did we deploy PROJ-1147?", "Status of PROJ-1147: blocked by the schema change."),
         ("what did commit 0caa7612 do", "Commit 0caa7612 bumps the version."),
         ("has PROJ-9999 moved", None),
+        ("who checks ISO27001", "The auditor of ISO 27001 comes in May."),
+        ("what does E1047 mean", "E1047 means that the label is unknown."),
+        *((f"what about {code}", None) for code in ("PROJ-0001147", "INC0012345", "CVE-2026-1147", "E1048")),
     ],
 )
 def test_an_identifier_in_the_query_finds_what_has_it_and_nothing_else(
@@ -372,6 +375,8 @@ def test_an_identifier_in_the_query_finds_what_has_it_and_nothing_else(
         said("PROJ-11477 is blocked as well."),
         said("Commit 0caa7612 bumps the version."),
         said("Commit 138efef9 bumps the version."),
+        said("E1047 means that the label is unknown."),
+        said("The auditor of ISO 27001 comes in May."),
     )
     found = memory.semantic_search_interactions(query)
 
