@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.errors import NOTICE, StoreError
+from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.store.tables import Additions, ApprovalRecord, ApprovalRow, ApprovalStore, VersionRow
 from mcp_context_proxy.system import Bucket
@@ -207,8 +208,8 @@ class Approvals:
         """
         self.findings: dict[str, str] = {}
         """Messages for a person about the record of a server, by server."""
-        self.first_seen: Mapping[str, float] = {}
-        """Time at which each server was first seen, in seconds since 1970."""
+        self.first_seen: Mapping[ToolKey, float] = {}
+        """Time at which each tool was first seen; see `Snapshot.first_seen`."""
         self._deciding = threading.Lock()
         self._records: dict[str, Record] = {}
         self._judged: dict[Name, _Judged] = {}
