@@ -349,8 +349,8 @@ class Snapshot(Struct, frozen=True, eq=False):
     """Tools that wait for a person's approval, by exposed name. They are in none of the other members."""
     withheld_prompts: Mapping[str, Withheld] = field(default_factory=dict)
     """Prompts that do."""
-    first_seen: Mapping[str, float] = field(default_factory=dict)
-    """Time at which each server was first seen, in seconds since 1970; without those that are not known."""
+    first_seen: Mapping[ToolKey, float] = field(default_factory=dict)
+    """Time at which each tool was first seen, in seconds since 1970; an empty name stands for the server."""
     skills: Mapping[str, Skill] = field(default_factory=dict)
     """Skills of the downstream servers, by URI."""
     findings: tuple[str, ...] = ()

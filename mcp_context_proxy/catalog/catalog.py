@@ -192,6 +192,8 @@ class Catalog:
                 findings.append(f"names keep their prefix until these servers were connected: {awaited}")
             serving = {client.name for client in self._clients}
             self._lists.keep(serving)
+            if self._approvals is not None:
+                self._approvals.keep(serving)
             self._last_entries = {key: last for key, last in self._last_entries.items() if key[0] in serving}
             self._fitted = {key: fitted for key, fitted in self._fitted.items() if key[0] in serving}
             tools = definitions.keep_unchanged(before.tools, self._tools(findings))

@@ -314,7 +314,7 @@ def part_for(principal: Principal, whole: Snapshot) -> Snapshot:
         turned_off=of_server(whole.turned_off),
         withheld=of_server(whole.withheld),
         withheld_prompts=of_server(whole.withheld_prompts),
-        first_seen={key: seen for key, seen in whole.first_seen.items() if principal.reaches(key)},
+        first_seen={key: seen for key, seen in whole.first_seen.items() if principal.reaches(key[0])},
         skills={uri: skill for uri, skill in whole.skills.items() if principal.reaches(skill.owner)},
         findings=(),
         unlisted=tuple(filter(principal.reaches, whole.unlisted)),

@@ -39,7 +39,6 @@ from mcp_context_proxy.retrieval.query_scores import (
     PreparedQuery,
     QueryScores,
     ages_of,
-    first_vectors,
     younger,
 )
 from mcp_context_proxy.retrieval.scoring import Background, Calibration, count_selected, rivals_of
@@ -579,14 +578,14 @@ def copies(index: Index) -> Iterator[Copy]:
     ready = np.flatnonzero(index.ready).tolist()
     places = [at for at in ready if isinstance(index.items[at], Tool)][:COMPARED]
     ages = ages_of([index.items[at] for at in places], index)
-    if index.dense is None or not younger(ages):
+    if index.dense is None or not younger_servers(index.snapshot):
         return
     tools = [one for at in places if isinstance(one := index.items[at], Tool)]
-    vectors = first_vectors(index.dense, np.array(places))
+    vectors = index.dense.first_of(np.array(places))
     for start in range(0, len(tools), BLOCK):
         block = slice(start, start + BLOCK)
         cosines = vectors[block] @ vectors.T
-        cosines[ages[block, None] - ages[None, :] < YOUNGER_SECONDS] = 0
+        cosines[~younger(ages[block], ages)] = 0
         for tool, row in zip(tools[block], cosines, strict=True):
             original = tools[int(row.argmax())]
             if row.max() >= COPY_COSINE and original.written != tool.written:
@@ -596,4 +595,5 @@ def copies(index: Index) -> Iterator[Copy]:
 def younger_servers(snapshot: Snapshot) -> bool:
     """Return whether a server of some tools is younger than that of others."""
     servers = {tool.server for tool in snapshot.tools.values()}
-    return younger(np.array([snapshot.first_seen.get(server, 0.0) for server in servers]))
+    ages = [snapshot.first_seen.get((server, ""), 0.0) for server in servers]
+    return bool(ages) and max(ages) - min(ages) >= YOUNGER_SECONDS

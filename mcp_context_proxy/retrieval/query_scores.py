@@ -429,30 +429,29 @@ class QueryScores:
     def _older_first(self, ordered: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return the places with no tool just before one of an older server that it is a copy of.
 
-        A server that is added later must not take the calls of another one's tools by describing the same
-        with a few more words. Names that the query states, and past use, count as they are.
+        A server that is added later must not take calls of another one by describing its tools with a few
+        more words. Names of tools and servers that the query states, and past use, count as they are.
         """
-        if not self.query.index.snapshot.first_seen:
-            return ordered
-        head = ordered[:COPIES_LOOKED_FOR]
-        items = [self.query.index.items[item] for item in self.items[head].tolist()]
-        ages = ages_of(items, self.query.index)
-        if not younger(ages):
+        index, head = self.query.index, ordered[:COPIES_LOOKED_FOR]
+        items = [index.items[item] for item in self.items[head].tolist()]
+        ages = ages_of(items, index)
+        passing = younger(ages, ages)
+        if not passing.any():
             return ordered
         names = np.array([one.name for one in items])
         alike = names[:, None] == names[None, :]
         if self.dense is not None:
-            vectors = first_vectors(self.dense, head)
+            vectors = self.dense.first_of(head)
             alike |= vectors @ vectors.T >= COPY_COSINE
-        scores = self.fused[head]
-        passing = alike & (ages[:, None] - ages[None, :] >= YOUNGER_SECONDS)
-        passing &= scores[:, None] - scores[None, :] <= COPY_MARGIN
-        spoken_for = [place in self.exact or place in self.supports for place in head.tolist()]
-        passing[np.array(spoken_for)] = False
+        passing &= alike & (np.subtract.outer(self.fused[head], self.fused[head]) <= COPY_MARGIN)
+        parts = index.lexical.parts(self.items[head].tolist(), self.query.lexical.idf)
+        stated = np.array([1 + sum(added for field, _, added in one if field == "server") for one in parts])
+        stated *= np.isin(index.sources[self.items[head]], [*self.query.addressed])
+        passing &= np.less_equal.outer(stated, stated)
+        passing[[place in self.exact or place in self.supports for place in head.tolist()]] = False
         order = [*range(len(head))]
         for later in range(len(head)):
-            before = [at for at in order[: order.index(later)] if passing[at, later]]
-            if before:
+            if before := [at for at in order[: order.index(later)] if passing[at, later]]:
                 order.remove(later)
                 order.insert(order.index(before[0]), later)
         return np.concatenate([head[order], ordered[len(head) :]])
@@ -581,19 +580,17 @@ def _by_place(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]
 
 
 def ages_of(items: Sequence[Item], index: Index) -> NDArray[np.float64]:
-    """Return the time at which the server of each tool was first seen; documents have none.
-
-    A document is no copy: the user has chosen it.
-    """
+    """[items, 2]: when the server of each tool was first seen, and when the tool; documents are no copies."""
     seen = index.snapshot.first_seen
-    return np.array([seen.get(one.server, 0.0) if isinstance(one, Tool) else np.nan for one in items])
+    keys = ([(one.server, ""), (one.server, one.name)] if isinstance(one, Tool) else [] for one in items)
+    return np.array([[seen.get(key, 0.0) for key in both] or [np.nan] * 2 for both in keys]).reshape(-1, 2)
 
 
-def younger(ages: NDArray[np.float64]) -> bool:
-    known = ages[~np.isnan(ages)]
-    return bool(known.size and known.max() - known.min() >= YOUNGER_SECONDS)
+def younger(ages: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """[tools, others]: whether each is of a younger server than the other, and was not there before it.
 
-
-def first_vectors(dense: DenseIndex, places: NDArray[np.intp]) -> NDArray[np.float32]:
-    """Return the vectors of the first chunks of some items, which have their descriptions."""
-    return dense.vectors.of(dense.rows[dense.starts[places]])
+    A server that came first may later list what it has read in the tools of another.
+    """
+    server, tool = (ages[:, None] - others[None]).transpose(2, 0, 1)
+    passed: NDArray[np.bool_] = (server >= YOUNGER_SECONDS) & (tool > -YOUNGER_SECONDS)
+    return passed

@@ -110,6 +110,10 @@ class DenseIndex(Struct, frozen=True, eq=False, dict=True):
         start = self.starts[item]
         return self.vectors.of(self.rows[start : start + self.sizes[item]])
 
+    def first_of(self, items: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Return the vectors of the first chunks of some items, which have their descriptions."""
+        return self.vectors.of(self.rows[self.starts[items]])
+
     def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return [queries, chunks]: the cosine of each query ([queries, dimensions]) with each chunk."""
         if 2 * self.rows.size > self.vectors.size:

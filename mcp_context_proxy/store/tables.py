@@ -205,9 +205,7 @@ class RequestStore(Tables):
             where, whose = "session = ?", [session]
         else:
             where, whose = ("owner IS NULL", []) if owner is None else ("owner = ?", [owner])
-        query = (
-            f"SELECT id FROM requests WHERE {where} AND time >= ? AND time <= ? ORDER BY time DESC LIMIT ?"
-        )
+        query = f"SELECT id FROM requests WHERE {where} AND time BETWEEN ? AND ? ORDER BY time DESC LIMIT ?"
         return [id_ for (id_,) in self._database.rows(query, [*whose, since, moment, limit])]
 
     def of_ids(self, ids: Sequence[str]) -> list[RequestRow]:
@@ -276,8 +274,8 @@ class ToolSessionStore(Tables):
         return [ToolSessions(*row) for row in rows]
 
     def tools(self) -> list[ToolKey]:
-        rows = self._database.rows("SELECT DISTINCT server, tool FROM tool_sessions ORDER BY 1, 2")
-        return [(server, tool) for server, tool in rows]
+        query = "SELECT DISTINCT server, tool FROM tool_sessions ORDER BY 1, 2"
+        return [(server, tool) for server, tool in self._database.rows(query)]
 
     def forget(self, tools: Iterable[ToolKey]) -> None:
         with self._database.transaction() as transaction:
@@ -293,10 +291,8 @@ VERSIONS_PER_SERVER: Final = 200
 """Versions of one server that are kept for each kind of definition, the latest."""
 
 APPROVED: Final = "approved"
-"""State of a definition that is served."""
-
 REJECTED: Final = "rejected"
-"""State of a definition that a person has refused."""
+"""States of a definition that is served, and of one that a person has refused."""
 
 
 class ApprovalRow(msgspec.Struct, frozen=True, gc=False):
@@ -391,9 +387,12 @@ class ApprovalStore(Tables):
     def servers(self) -> list[str]:
         return [name for (name,) in self._database.rows("SELECT DISTINCT server FROM approvals ORDER BY 1")]
 
-    def first_seen(self) -> dict[str, float]:
-        """Return the time at which each server was first seen, in seconds since 1970."""
-        return dict(self._database.rows("SELECT server, MIN(time) FROM approved_versions GROUP BY server"))
+    def first_seen(self) -> dict[ToolKey, float]:
+        """Return the time at which each server and each of its tools was first seen; see `Snapshot`."""
+        servers = "SELECT server, '', MIN(time) FROM approved_versions GROUP BY server"
+        tools = "SELECT server, name, MIN(time) FROM approvals WHERE kind = 'tool' GROUP BY server, name"
+        found = self._database.rows(f"{servers} UNION ALL {tools}")
+        return {(server, name): time for server, name, time in found}
 
     def record(self, server: str) -> ApprovalRecord:
         return _read(self._database, server)
@@ -454,8 +453,9 @@ class ApprovalStore(Tables):
             transaction.execute(
                 "DELETE FROM approved_versions WHERE server = ? AND (kind, connection, version) NOT IN "
                 "(SELECT kind, connection, version FROM approved_versions WHERE server = ? "
-                "ORDER BY time DESC, kind, connection, version LIMIT ?)",
-                (server, server, VERSIONS_PER_SERVER),
+                "ORDER BY time DESC, kind, connection, version LIMIT ?) "
+                "AND time > (SELECT MIN(time) FROM approved_versions WHERE server = ?)",
+                (server, server, VERSIONS_PER_SERVER, server),
             )
             return _read(transaction, server) if old else after
 

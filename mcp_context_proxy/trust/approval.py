@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.errors import NOTICE, StoreError
+from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.store.tables import Additions, ApprovalRecord, ApprovalRow, ApprovalStore, VersionRow
 from mcp_context_proxy.system import Bucket
@@ -207,15 +208,13 @@ class Approvals:
         """
         self.findings: dict[str, str] = {}
         """Messages for a person about the record of a server, by server."""
-        self.first_seen: Mapping[str, float] = {}
-        """Time at which each server was first seen, in seconds since 1970."""
+        self.first_seen: Mapping[ToolKey, float] = {}
+        """Time at which each tool was first seen; see `Snapshot.first_seen`."""
         self._deciding = threading.Lock()
         self._records: dict[str, Record] = {}
         self._judged: dict[Name, _Judged] = {}
-        self._tools: dict[str, Collection[str]] = {}
-        """Own names of the tools of each server."""
         self._distinctive: dict[str, frozenset[str]] = {}
-        """Those that are distinctive; found out when a definition is compared with them."""
+        """Distinctive names of the tools of each server, which are found out when others may mention them."""
         self._buckets: dict[str, Bucket] = defaultdict(lambda: Bucket(RECORDED_PER_SECOND, RECORDED))
         self._revision: int | None = None
         self._told: set[tuple[bytes, str, float]] = set()
@@ -246,11 +245,16 @@ class Approvals:
                 return known.rulings
             rulings = self._decided(origin, kind, candidates, listed, own_names) if candidates else {}
             if kind is Approvable.TOOL:
-                self._tools[origin.server] = candidates.keys()
                 self._distinctive.pop(origin.server, None)
             self._tell_withheld(origin.server, kind, {} if known is None else known.rulings, rulings)
             self._judged[origin.server, kind] = _Judged(candidates, origin, rulings)
             return rulings
+
+    def keep(self, servers: Collection[str]) -> None:
+        """Forget the lists of all other servers, which are gone."""
+        with self._deciding:
+            self._judged = {key: known for key, known in self._judged.items() if key[0] in servers}
+            self._distinctive = {key: names for key, names in self._distinctive.items() if key in servers}
 
     def refresh(self) -> bool:
         """Read the decisions of other processes, and write those that the store has refused.
@@ -473,9 +477,14 @@ class Approvals:
         return all(self._buckets[server].take() for _ in range(1 + len(one.definition) // COUNTED_AS_ONE))
 
     def _names_of_others(self, server: str, own: Iterable[str]) -> dict[str, str]:
-        """Return the distinctive names that exactly one other server has, each with that server."""
-        for other in self._tools.keys() - self._distinctive.keys():
-            self._distinctive[other] = frozenset(filter(is_distinctive, self._tools[other]))
+        """Return the distinctive names that exactly one other server has, each with that server.
+
+        Those of tools that a person has rejected are left out: nothing can be meant by them any more.
+        """
+        for (other, kind), known in self._judged.items():
+            if kind is Approvable.TOOL and other not in self._distinctive:
+                left = (name for name, one in known.rulings.items() if one.state is not State.REJECTED)
+                self._distinctive[other] = frozenset(filter(is_distinctive, left))
         owners = self._distinctive.items()
         others = [(name, other) for other, names in owners if other != server for name in names]
         count = Counter(name for name, _ in others)

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from mcp_context_proxy.embedding.embeddings import LazyModel, QueryEmbedder
 from mcp_context_proxy.items import Snapshot, Source, Tool
@@ -27,11 +26,23 @@ def made(server: str, name: str, description: str) -> Tool:
     return Tool(server, name, f"{server}__{name}", definition, f"{server}{name}{description}")
 
 
-def found(model: Any, *tools: Tool, ages: dict[str, float], query: str = QUERY) -> list[str]:
-    sources = tuple(Source(one.server, (one,)) for one in tools)
-    snapshot = Snapshot(1, sources, tools={one.exposed_name: one for one in tools})
-    snapshot = replace(snapshot, first_seen=ages)
+def catalog(*tools: Tool, ages: dict[str, float], **later: float) -> Snapshot:
+    """Tools of servers that were first seen at some times; those that came later by exposed names."""
+    servers = dict.fromkeys(one.server for one in tools)
+    sources = tuple(Source(key, tuple(one for one in tools if one.server == key)) for key in servers)
+    seen = {(key, ""): time for key, time in ages.items()}
+    seen |= {(one.server, one.name): later.get(one.exposed_name, ages[one.server]) for one in tools}
+    return Snapshot(1, sources, tools={one.exposed_name: one for one in tools}, first_seen=seen)
+
+
+def found(model: Any, *tools: Tool, query: str = QUERY, **times: Any) -> list[str]:
+    snapshot = catalog(*tools, **times)
     return [result.item.exposed_name for result in Engine(model).search(query, snapshot).results]
+
+
+def copies_in(model: Any, snapshot: Snapshot) -> list[tuple[str, str]]:
+    found = copies(Engine(model).index(snapshot))
+    return [(one.tool.exposed_name, one.original.exposed_name) for one in found]
 
 
 @pytest.mark.parametrize("name", ["send_mail", "mail_sender"], ids=["the same name", "the same text"])
@@ -42,6 +53,30 @@ def test_a_copy_comes_after_the_tool_of_the_older_server(model: Any, name: str) 
 
     assert found(model, old, new, ages=together)[0] == f"other__{name}"
     assert found(model, old, new, ages=later)[:2] == ["mail__send_mail", f"other__{name}"]
+
+
+def test_a_tool_that_an_older_server_adds_later_is_no_original(model: Any) -> None:
+    """It could repeat what its server has read in the tools of the younger one, which would come after it."""
+    ages, added = {"other": 0.0, "mail": DAY}, {"other__send_mail": 2 * DAY}
+    tools = made("other", "send_mail", HONEST), made("mail", "send_mail", COPY)
+
+    assert found(model, *tools, ages=ages)[0] == "other__send_mail"
+    assert found(model, *tools, ages=ages, **added)[0] == "mail__send_mail"
+    assert copies_in(model, catalog(*tools, ages=ages)) == [("mail__send_mail", "other__send_mail")]
+    assert copies_in(model, catalog(*tools, ages=ages, **added)) == []
+
+
+@pytest.mark.parametrize(
+    "query", ["send an email from our work mail", "use the work account to send an email"]
+)
+def test_of_two_accounts_that_were_added_on_two_days_a_query_gets_the_one_that_it_names(
+    model: Any, query: str
+) -> None:
+    tools = made("mail_home", "send_mail", HONEST), made("mail_work", "send_mail", HONEST)
+    ages = {"mail_home": 0.0, "mail_work": DAY}
+
+    assert found(model, *tools, ages=ages, query=query)[0] == "mail_work__send_mail"
+    assert found(model, *tools, ages=ages, query="send an email")[0] == "mail_home__send_mail"
 
 
 def test_a_tool_for_something_else_is_no_copy(model: Any) -> None:
@@ -68,15 +103,10 @@ def test_copies_are_named_with_the_older_tool_that_they_repeat(model: Any) -> No
         made("chat", "post_message", "Post a message to a channel."),
     )
     ages = {"mail": 0.0, "other": DAY, "chat": DAY}
-    by_server = {one.server: tuple(each for each in tools if each.server == one.server) for one in tools}
-    sources = tuple(Source(server, own) for server, own in by_server.items())
-    snapshot = Snapshot(1, sources, tools={one.exposed_name: one for one in tools}, first_seen=ages)
+    snapshot = catalog(*tools, ages=ages)
 
-    named = [
-        (one.tool.exposed_name, one.original.exposed_name) for one in copies(Engine(model).index(snapshot))
-    ]
-    assert named == [("other__mail_sender", "mail__send_mail")]
+    assert copies_in(model, snapshot) == [("other__mail_sender", "mail__send_mail")]
     assert younger_servers(snapshot)
-    together = replace(snapshot, first_seen=dict.fromkeys(ages, 0.0))
+    together = catalog(*tools, ages=dict.fromkeys(ages, 0.0))
     assert not [*copies(Engine(model).index(together))]
     assert not younger_servers(together)

@@ -12,7 +12,7 @@ from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.store.learned import Pair
 from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.store.statistics import DAY, DefinitionRow
-from mcp_context_proxy.store.tables import ApprovalStore, ToolSession
+from mcp_context_proxy.store.tables import Additions, ApprovalStore, ToolSession, VersionRow
 from mcp_context_proxy.trust.decisions import ApprovalError, decide, hash_of, pending
 from mcp_context_proxy.trust.fingerprints import DECISIONS, Event, State
 
@@ -546,3 +546,17 @@ def test_the_versions_of_one_name_that_are_kept_are_bounded(store: Store) -> Non
     assert len(kept) <= 10
     run.list("calc", encoded(ADD))
     assert run.served() == ["calc__add"]
+
+
+def test_the_first_sight_of_a_server_and_of_a_tool_outlasts_new_versions(store: Store) -> None:
+    """By it a search tells copies from what they repeat."""
+    run = Run(store)
+    before = run.list("calc", ADD, version="calc 1").first_seen
+    after = run.list("calc", ADD | {"description": "Adds."}, tool("sub"), version="calc 2").first_seen
+    many = tuple(VersionRow("old", "tool", "", str(number), NOW + number) for number in range(300))
+    store.approvals.decide("old", lambda _: Additions(versions=many))
+
+    assert before.keys() == {("calc", ""), ("calc", "add")}
+    assert after.items() >= before.items()
+    assert after["calc", "sub"] > after["calc", "add"]
+    assert store.approvals.first_seen()["old", ""] == NOW

@@ -8,6 +8,8 @@ from support.listings import Run, tool
 from support.servers import real_lists
 
 from mcp_context_proxy.store.opening import Store
+from mcp_context_proxy.trust.decisions import decide
+from mcp_context_proxy.trust.fingerprints import State
 
 MODES = ("notice", "changed", "all")
 
@@ -118,6 +120,23 @@ def test_no_server_has_the_next_version_of_another_withheld_by_naming_its_tools_
 
     assert {"github__show", "github__list"} <= {*run.served()}
     assert [*run.catalog.snapshot.withheld] == ["github__find"]
+
+
+@pytest.mark.parametrize("away", ["rejected", "removed"])
+def test_no_server_has_the_tools_of_another_withheld_by_tools_that_are_gone(store: Store, away: str) -> None:
+    run = Run(store)
+    run.list("evil", tool("find_commit", "Finds."), version="evil 1")
+    run.list("evil", tool("find_commit"), version="evil 2")
+    if away == "rejected":
+        decide(store, "evil", ["find_commit"], State.REJECTED, by="test")
+        run.approvals.refresh()
+        run.catalog.refresh()
+    else:
+        run.clients.clear()
+        run.catalog.refresh()
+    run.list("github", tool("show", "Returns find_commit."))
+
+    assert run.served() == ["github__show"]
 
 
 @pytest.mark.parametrize("own", ["update", "issue", "jira_reupdate_issue", "do_update_issue_now", "x_issue"])
