@@ -32,7 +32,6 @@ from mcp_context_proxy.config.host_profiles import HOSTS, NAME_LENGTHS, room_giv
 from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import Searcher
-from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer
 from mcp_context_proxy.context.session import Sessions
 from mcp_context_proxy.embedding.embeddings import (
@@ -107,8 +106,8 @@ class Lists:
         """The same, as nobody has limits here."""
         return self
 
-    async def _nothing_starts(self, seconds: float, on_wait: OnWait | None = None) -> None:
-        del seconds, on_wait
+    async def _nothing_starts(self, *_: object) -> None:
+        """Return at once."""
 
     async def answers(self, request: str) -> dict[int, Measured]:
         """Search as the proxy's own tool does; return the answer for each length of names."""

@@ -24,7 +24,6 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import NO_OVERRIDES, Overrides, RequestRecords, configured
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import Searcher
-from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Session, Sessions
 from mcp_context_proxy.embedding.embeddings import (
@@ -89,8 +88,8 @@ class Subject:
             redact=str,
         )
 
-    async def _nothing_starts(self, seconds: float, on_wait: OnWait | None = None) -> None:
-        del seconds, on_wait
+    async def _nothing_starts(self, *_: object) -> None:
+        """Return at once."""
 
     async def milliseconds(self, query: str, session: Session, overrides: Overrides) -> float:
         """To build one context, once its query is embedded."""

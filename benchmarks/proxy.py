@@ -366,7 +366,7 @@ def _crowd(port: int, pid: int, era: str, rounds: int) -> list[Figure]:
 
 
 def _searches(bench: Workbench, count: int, rounds: int) -> Values:
-    """Each round: a process without a store, one with the store it left, and the engine without a process."""
+    """Each round: a process without a store, and one with the store it left."""
     store = bench.folder / f"store-{count}.sqlite3"
     config = bench.config(count, store=store)
     values: Values = {}
@@ -375,15 +375,11 @@ def _searches(bench: Workbench, count: int, rounds: int) -> Values:
             path.unlink()
         for state in ("cold", "warm"):
             _search_run(bench, config, state, values, count * SERVERS)
-        within = asyncio.run(_in_process(config, islice(definitions.queries(), 200)))
-        values.setdefault("in process", []).append(median(one for _, one in within[1:]) * 1e3)
-        values.setdefault("added", []).append(values["p50"][-1] - values["in process"][-1])
     return values
 
 
 def _real_searches(bench: Workbench, rounds: int) -> Values:
-    """Each round: searches over stdio and through the engine's own interface, in turn for each request."""
-    values: Values = {"p50": [], "p99": [], "in process": [], "added": []}
+    values: Values = {}
     folder = bench.folder / "recorded"
     folder.mkdir()
     config = recorded(folder, folder / "store.sqlite3")
@@ -395,14 +391,23 @@ def _real_searches(bench: Workbench, rounds: int) -> Values:
         client.open()
         while "indexed" in (data := client.data(SEARCH, query=requests[0])) or data["known"] < known:
             time.sleep(INDEXING_SECONDS)
-        taken = asyncio.run(_in_process(config, requests, partial(_search_time, client)))
+        _in_turns(config, requests, partial(_search_time, client), values)
         client.close()
-        over, within = [one for one, _ in taken[WARM_UP:]], [one for _, one in taken[WARM_UP:]]
-        values["p50"].append(median(over) * 1e3)
-        values["p99"].append(percentile(over, 0.99) * 1e3)
-        values["in process"].append(median(within) * 1e3)
-        values["added"].append(median(one - other for one, other in zip(over, within, strict=True)) * 1e3)
     return values
+
+
+def _in_turns(config: Path, requests: Iterable[str], over: Callable[[str], float], values: Values) -> None:
+    """Searches over stdio and through the engine's own interface, in turn for each request."""
+    taken = asyncio.run(_in_process(config, requests, over))[WARM_UP:]
+    walls, within = [one for one, _ in taken], [one for _, one in taken]
+    found = {
+        "p50": median(walls),
+        "p99": percentile(walls, 0.99),
+        "in process": median(within),
+        "added": median(one - other for one, other in taken),
+    }
+    for name, seconds in found.items():
+        values.setdefault(name, []).append(seconds * 1e3)
 
 
 def _search_run(bench: Workbench, config: Path, state: str, values: Values, known: int) -> None:
@@ -414,9 +419,7 @@ def _search_run(bench: Workbench, config: Path, state: str, values: Values, know
     values.setdefault(f"{state} first", []).append(time.perf_counter() - started)
     while "indexed" in client.data(SEARCH, query=next(words)):
         time.sleep(INDEXING_SECONDS)
-    taken = [_search_time(client, query, known) for query in islice(words, 100)]
-    values.setdefault("p50", []).append(median(taken) * 1e3)
-    values.setdefault("p99", []).append(percentile(taken, 0.99) * 1e3)
+    _in_turns(config, islice(words, WARM_UP + 100), partial(_search_time, client, known=known), values)
     values.setdefault(f"{state} peak", []).append(client.peak_mib())
     client.close()
 
@@ -432,7 +435,7 @@ def _search_time(client: StdioClient, query: str, known: int | None = None) -> f
 
 
 async def _in_process(
-    config: Path, requests: Iterable[str], other: Callable[[str], float] = lambda _request: 0.0
+    config: Path, requests: Iterable[str], other: Callable[[str], float]
 ) -> list[tuple[float, float]]:
     """Seconds of each request elsewhere, and through the engine's own interface after it."""
     from mcp_context_proxy.app.serve import open_proxy

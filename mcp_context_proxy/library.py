@@ -34,7 +34,7 @@ from mcp_context_proxy.context import (
     key_of,
 )
 from mcp_context_proxy.context.search import Searcher
-from mcp_context_proxy.context.search_filters import OnProgress, OnWait
+from mcp_context_proxy.context.search_filters import Enough, OnProgress, OnWait
 from mcp_context_proxy.context.selection import ContextExpander, Selection
 from mcp_context_proxy.context.session import ResultReading, Sessions, resolve_in
 from mcp_context_proxy.context.session import SessionContext as Session
@@ -231,6 +231,7 @@ class _IndexingSearcher(Searcher):
         on_progress: OnProgress | None = None,
         on_wait: OnWait | None = None,
         within: float = inf,
+        enough: Enough | None = None,
     ) -> Snapshot:
         snapshot = catalog.snapshot
         await self.index(snapshot, on_progress)
@@ -356,9 +357,8 @@ def _selected(item: ContextItem, snapshot: Snapshot) -> SelectedItem:
     return SelectedItem(**facts, definition=definition, text=text)
 
 
-async def _nothing_starts(seconds: float, on_wait: OnWait | None) -> None:
+async def _nothing_starts(*_: object) -> None:
     """Return at once, because there are no servers to wait for."""
-    del seconds, on_wait
 
 
 class Embeddings:

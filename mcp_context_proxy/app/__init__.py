@@ -6,14 +6,14 @@ Here are groups of parts of a proxy: those of search, of statistics, and of the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from functools import partial
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SearchStatistics
 from mcp_context_proxy.context.search import Searcher
-from mcp_context_proxy.context.search_filters import Figures, OnWait
+from mcp_context_proxy.context.search_filters import Figures, WaitForServers
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     Costs,
@@ -44,7 +44,7 @@ class SearchParts:
         self,
         config: Config,
         store: Store,
-        wait_for_starting_servers: Callable[[float, OnWait | None], Awaitable[None]],
+        wait_for_starting_servers: WaitForServers,
         figures: Callable[[], Figures],
     ) -> None:
         """Build the parts; `figures` returns the present figures of tools, from their calls."""

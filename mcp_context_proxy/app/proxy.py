@@ -27,7 +27,7 @@ from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import Searcher
-from mcp_context_proxy.context.search_filters import Indexed, OnWait
+from mcp_context_proxy.context.search_filters import Enough, Indexed, OnWait
 from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Handles, ResultReading
 from mcp_context_proxy.downstream.client import DownstreamClient
@@ -157,8 +157,12 @@ class CatalogRefresh:
         await self._fleet.wait_first_connect()
         await self._refreshed()
 
-    async def wait_for_starting_servers(self, seconds: float, on_wait: OnWait | None = None) -> None:
+    async def wait_for_starting_servers(
+        self, seconds: float, on_wait: OnWait | None = None, enough: Enough | None = None
+    ) -> None:
         """Wait up to `seconds` for documents and for servers that start and of which nothing is known.
+
+        The wait ends when nothing has come for a moment and what has come is `enough`.
 
         Afterwards the catalog has them, if there was time for that. All searches together wait for a server
         no longer than `seconds`: one that hangs or is downloaded delays the first, and not the rest, nor the
@@ -174,10 +178,22 @@ class CatalogRefresh:
             # A server that has just become ready is not awaited, but its list may not be in the catalog yet.
             await self.catch_up()
             return
+        late = True
+
+        async def look(enough: Enough) -> None:
+            nonlocal late
+            await self._fleet.wait_until_enough(enough)
+            late = False
+            group.cancel_scope.cancel()
+
         with anyio.move_on_after(seconds):
             await self._documents_read.wait()
-            await self._wait_for(until, on_wait)
-        for client in until:
+            async with anyio.create_task_group() as group:
+                if enough is not None:
+                    group.start_soon(look, enough)
+                await self._wait_for(until, on_wait)
+                group.cancel_scope.cancel()
+        for client in until if late else ():
             await client.note_late()
 
     async def wait_for_first_lists(self, hides_tools: Callable[[], bool] | None = None) -> None:

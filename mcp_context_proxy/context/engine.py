@@ -37,8 +37,8 @@ from mcp_context_proxy.context import (
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
-from mcp_context_proxy.context.search import EVERYTHING, DocumentJudge, Scope, Searcher, narrowed
-from mcp_context_proxy.context.search_filters import OnProgress, OnWait
+from mcp_context_proxy.context.search import EVERYTHING, DocumentJudge, Scope, Searcher
+from mcp_context_proxy.context.search_filters import OnProgress, OnWait, narrowed
 from mcp_context_proxy.context.selection import ContextExpander, Score, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
@@ -318,7 +318,8 @@ class ContextEngine:
         )
         try:
             catalog = self._catalog if ACTING.get().limited else self._catalog.whole
-            snapshot = await self._searcher.ready(catalog, on_progress, on_wait, within)
+            enough = partial(self._searcher.is_sure, query, catalog, options, selection.scope)
+            snapshot = await self._searcher.ready(catalog, on_progress, on_wait, within, enough)
             if (named := snapshot.wider.get(query)) is not None:
                 # The index has it under this name.
                 selection.query = named.exposed_name

@@ -42,6 +42,10 @@ SLOT_SECONDS = 5.0
 DOWNLOADS_AT_ONCE = 4
 """Most servers that are downloaded at a time, as all together would be ready together, and last."""
 
+NO_NEWS_SECONDS = 0.5
+"""Time without a further server after which a search may do with those that are there: servers that are ready
+soon after each other are waited for in any case."""
+
 DOWNLOAD_SLOT_SECONDS = 30.0
 """Time for which a server that is downloaded counts against that bound."""
 
@@ -221,6 +225,22 @@ class Fleet:
         """Wait until every server is ready or has failed its first attempt."""
         for client in self.clients.values():
             await client.wait_first_connect()
+
+    async def wait_until_enough(self, enough: Callable[[str], Awaitable[bool]]) -> None:
+        """Wait until no unknown server has come for a moment, and those that are there are `enough`.
+
+        This is asked with the names and addresses of the others.
+        """
+        judged, before = None, self.awaited()
+        while True:
+            await anyio.sleep(NO_NEWS_SECONDS)
+            if (starting := self.awaited()) == before != judged:
+                judged = starting
+                if self.shared.catch_up is not None:
+                    await self.shared.catch_up()
+                if await enough(" ".join(f"{one.name} {address(one.config)}" for one in starting)):
+                    return
+            before = starting
 
     def awaited(self, name: str | None = None) -> tuple[DownstreamClient, ...]:
         """Return the clients that start, and of whose servers nothing is known.

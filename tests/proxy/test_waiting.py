@@ -173,6 +173,28 @@ async def test_all_searches_together_wait_for_a_server_that_hangs_only_once(work
         assert waits == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("name", "query", "waits"),
+    [
+        pytest.param("late", "brew a cup of coffee", False, id="a tool that is there is surely meant"),
+        pytest.param("coffee-house", "brew a cup of coffee", True, id="the query has a word of the server"),
+        pytest.param("late", "what is the weather in Oslo", True, id="nothing that is there fits"),
+    ],
+)
+async def test_a_search_waits_for_a_server_unless_a_tool_that_is_there_is_surely_meant(
+    workshop: Workshop, name: str, query: str, waits: bool
+) -> None:
+    workshop.server("good", tools=[BREW, tool("fine", "Say that all is fine")])
+    workshop.server(name, on={"tools/list": [{"wait": str(workshop.flag("never"))}]})
+    limits = {"start_wait_seconds": 1.5 if waits else 60.0}
+    async with inside(workshop.config(limits=limits), settled=False) as proxy:
+        found = await Host(proxy, "modern").data("search_available_tools", {"query": query})
+
+        assert proxy.fleet.clients[name].was_late is waits
+        assert f"Not searched: {name} (still starting)." in note_of(found)
+        assert waits or best_of(found) == "good__brew"
+
+
 async def test_the_next_proxy_waits_no_more_for_a_server_that_hangs_and_finds_it_when_it_is_ready(
     workshop: Workshop,
 ) -> None:
