@@ -53,7 +53,7 @@ SLOW_WEIGHT, SERVERS_WEIGHT = 50, 5
 SHARING = ("tests/every_front/",)
 """Packages whose files share running proxies."""
 
-pytest_plugins = ["support.coverings"]
+pytest_plugins = ["support.chat", "support.coverings"]
 pytest.register_assert_rewrite("support")
 
 # Only after their asserts are to be told in full:

@@ -419,7 +419,7 @@ class Conversation:
                         result = await listen(request_id, params, self._rights, self._messages.tell)
                     else:
                         result = await self._gateway.handle(method, params, caller)
-                    if envelope.is_large(result):
+                    if len(result) > envelope.LARGE_MESSAGE_BYTES:
                         # Megabytes take milliseconds for each copy, and the write makes another one.
                         response = await in_thread(envelope.reply, request_id, result)
                     else:

@@ -349,7 +349,7 @@ class ToolList:
     def meta_tools(self, snapshot: Snapshot, names: Collection[str]) -> tuple[Raw, ...]:
         """Return the definitions of the proxy's own tools that are listed beside those named."""
         own, rights = self.base_of(snapshot).own[self.hides_nothing(snapshot, names)], ACTING.get()
-        if rights.profile is not None or rights.may(Role.VIEW):
+        if not self._setup.recall or rights.profile is not None or rights.may(Role.VIEW):
             return own
         # It would refuse every call of theirs.
         return tuple(tool for tool in own if envelope.text(envelope.members(tool)["name"]) != RECALL)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests about shared proxies."""
+"""Fixtures of the tests about shared proxies, and about a proxy that the tests of a module share."""
 
 import os
 import shutil
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.machine import Machine
+from support.proxies import HttpProxy
 from support.servers import Server, Workshop, tool
 
 
@@ -32,3 +33,8 @@ def server(workshop: Workshop, machine: Machine) -> Server:
     made = workshop.server("work", tools=[tool("echo"), tool("hang")], calls=calls)
     machine.write()
     return made
+
+
+@pytest.fixture
+def proxy(server_and_proxy: tuple[Server, HttpProxy]) -> HttpProxy:
+    return server_and_proxy[1]

@@ -7,18 +7,8 @@ from pathlib import Path
 
 import pytest
 from support.proxies import command
+from support.raw_client import INITIALIZE
 from support.servers import Workshop
-
-INITIALIZE = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "shell", "version": "1"},
-    },
-}
 
 
 @pytest.fixture

@@ -13,20 +13,10 @@ import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import HttpProxy, http_proxy
-from support.raw_client import HANDSHAKE, MODERN, PREFIX
+from support.raw_client import HANDSHAKE, INITIALIZE, MODERN, PREFIX
 from support.servers import Server, Workshop, tool
 from support.wires import http
 
-INITIALIZE = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": HANDSHAKE,
-        "capabilities": {},
-        "clientInfo": {"name": "raw", "version": "1"},
-    },
-}
 ACCEPT = {"accept": "application/json, text/event-stream"}
 
 
@@ -42,11 +32,6 @@ def server_and_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
     with http_proxy(workshop.config()) as proxy:
         yield server, proxy
     workshop.close()
-
-
-@pytest.fixture
-def proxy(server_and_proxy: tuple[Server, HttpProxy]) -> HttpProxy:
-    return server_and_proxy[1]
 
 
 @pytest.fixture

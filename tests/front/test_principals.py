@@ -42,11 +42,6 @@ def server(server_and_proxy: tuple[Server, HttpProxy]) -> Server:
 
 
 @pytest.fixture
-def proxy(server_and_proxy: tuple[Server, HttpProxy]) -> HttpProxy:
-    return server_and_proxy[1]
-
-
-@pytest.fixture
 async def client(proxy: HttpProxy) -> AsyncIterator[httpx2.AsyncClient]:
     async with httpx2.AsyncClient(base_url=proxy.base, timeout=20) as opened:
         yield opened

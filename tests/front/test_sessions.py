@@ -52,11 +52,6 @@ async def client(server_and_proxy: tuple[Server, HttpProxy]) -> Any:
         yield client
 
 
-@pytest.fixture
-def proxy(server_and_proxy: tuple[Server, HttpProxy]) -> HttpProxy:
-    return server_and_proxy[1]
-
-
 def message(method: str, request_id: int = 1, **params: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
 

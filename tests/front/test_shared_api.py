@@ -211,13 +211,6 @@ def test_a_prompt_hook_gives_the_tools_that_fit_in_the_form_of_its_host(desk: De
     assert "measure_" not in cursor["additional_context"], "tools that are far from the best are not named"
 
 
-def test_a_call_after_a_prompt_belongs_to_the_words_of_the_user(desk: Desk) -> None:
-    hooked(desk, "claude-code", prompt="jot a thought down in a note", session_id="session-1")
-    (host,) = desk.get("/status")["hosts"]
-    latest = desk.get(f"/requests?session={host['session']}&limit=1")["requests"][0]
-    assert latest["query"] == "jot a thought down in a note"
-
-
 def test_a_session_that_its_host_tells_with_each_call_gets_its_own_prompts(desk: Desk) -> None:
     """As Codex does, of which two windows may be open in one folder."""
     with desk.another("") as one, desk.another("") as other:

@@ -6,23 +6,13 @@ import httpx2
 import pytest
 from support.ledger import PATIENCE
 from support.proxies import http_proxy
-from support.raw_client import HANDSHAKE
+from support.raw_client import INITIALIZE
 from support.servers import Workshop, tool
 from support.wires import sse
 
 FOREVER = 600.0
 """Time to drain that no test outlasts."""
 
-INITIALIZE = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": HANDSHAKE,
-        "capabilities": {},
-        "clientInfo": {"name": "raw", "version": "1"},
-    },
-}
 INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 CALL = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "work__large", "arguments": {}}}
 

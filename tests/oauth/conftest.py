@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from subprocess import PIPE
+from typing import IO, Any
 
 import anyio
 import httpx2
 import pytest
 from support.authorization import Protected, protected_server
+from support.commands import forked_command
 from support.postgres import postgres  # noqa: F401 - a fixture
 
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
@@ -44,6 +46,22 @@ async def visit(address: str) -> httpx2.Response:
     """Follow an address as a browser does."""
     async with httpx2.AsyncClient(follow_redirects=True) as browser:
         return await browser.get(address)
+
+
+async def logged_in_by(path: Path, *options: str, stderr: IO[bytes] | None = None) -> tuple[str, str]:
+    """Log in by the command, as a person would; return the address that it names, and all that it prints."""
+    words = (*options, "login", "locked", "--no-browser", "--config", str(path))
+    async with await anyio.open_process(forked_command(*words), stderr=stderr or PIPE) as process:
+        assert process.stdout is not None
+        said = ""
+        while "/authorize?" not in said or not said.rstrip(" ").endswith("\n\n"):
+            said += (await process.stdout.receive()).decode()
+        address = next(line.strip() for line in said.splitlines() if "/authorize?" in line)
+        assert (await visit(address)).status_code == 200
+        async for chunk in process.stdout:
+            said += chunk.decode()
+        assert await process.wait() == 0
+    return address, said
 
 
 async def logged_in(config: ServerConfig) -> OAuthCredentials:

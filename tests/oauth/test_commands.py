@@ -14,25 +14,14 @@ from mcp_context_proxy.config import load
 from mcp_context_proxy.oauth import CredentialFile
 from mcp_context_proxy.trust.audit import audit_file
 
-from .conftest import configuration, logged_in, server_config, visit
+from .conftest import configuration, logged_in, logged_in_by, server_config
 
 
 async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path) -> None:
     path = configuration(tmp_path, protected)
     log = tmp_path / "stderr"
-    words = ("--log-level", "debug", "login", "locked", "--no-browser", "--config", str(path))
     with log.open("wb") as stderr:
-        process = await anyio.open_process(forked_command(*words), stderr=stderr)
-    async with process:
-        assert process.stdout is not None
-        said = ""
-        while "/authorize?" not in said or not said.rstrip(" ").endswith("\n\n"):
-            said += (await process.stdout.receive()).decode()
-        address = next(line.strip() for line in said.splitlines() if "/authorize?" in line)
-        assert (await visit(address)).status_code == 200
-        async for chunk in process.stdout:
-            said += chunk.decode()
-        assert await process.wait() == 0
+        address, said = await logged_in_by(path, "--log-level", "debug", stderr=stderr)
     assert f"Logged in to locked at {protected.issuer.url}" in said
     port = parse_qs(urlsplit(address).query)["redirect_uri"][0].split(":")[2].split("/")[0]
     assert f"ssh -L {port}:127.0.0.1:{port} " in said, "the way for a browser on another machine"
@@ -76,17 +65,18 @@ async def test_the_audit_has_each_login_and_logout(protected: Protected, tmp_pat
     assert not token or token not in json.dumps(entries)
 
 
-async def logged_in_by(path: Path) -> None:
-    """Log in by the command, as a person would."""
+async def offered(path: Path, warned: Path) -> str:
+    """Return what a login prints until it names its address; then give it up. Its warnings are in a file."""
     words = ("login", "locked", "--no-browser", "--config", str(path))
-    async with await anyio.open_process(forked_command(*words)) as process:
+    with warned.open("wb") as stderr:
+        process = await anyio.open_process(forked_command(*words), stderr=stderr)
+    async with process:
         assert process.stdout is not None
         said = ""
-        while "/authorize?" not in said or not said.rstrip(" ").endswith("\n\n"):
+        while "/authorize?" not in said:
             said += (await process.stdout.receive()).decode()
-        address = next(line.strip() for line in said.splitlines() if "/authorize?" in line)
-        assert (await visit(address)).status_code == 200
-        assert await process.wait() == 0
+        process.terminate()
+    return said
 
 
 @pytest.mark.parametrize("changed", [True, False])
@@ -100,18 +90,8 @@ async def test_a_login_tells_first_where_it_leads_what_it_asks_for_and_what_has_
     if changed:
         before = msgspec.structs.replace(before, issuer="https://old.example", scope="read")
     CredentialFile(config).write(before)
-    words = ("login", "locked", "--no-browser", "--config", str(path))
-    warned = tmp_path / "stderr"
-    with warned.open("wb") as stderr:
-        process = await anyio.open_process(forked_command(*words), stderr=stderr)
-    async with process:
-        assert process.stdout is not None
-        said = ""
-        while "/authorize?" not in said:
-            said += (await process.stdout.receive()).decode()
-        process.terminate()
+    told, _, _ = (await offered(path, warned := tmp_path / "stderr")).partition("Open this address")
 
-    told, _, _ = said.partition("Open this address")
     assert f"locked wants a login at {protected.issuer.url}, and asks for the scopes read write." in told
     warning = warned.read_text()
     assert ("WARNING: the last login was at https://old.example." in warning) == changed
@@ -123,18 +103,7 @@ async def test_a_login_whose_page_is_that_of_another_is_warned_about_and_not_ope
 ) -> None:
     """Whoever has the code of another's page redeems it there: a mix-up of authorization servers."""
     protected.issuer.named_door = "https://accounts.example/authorize"
-    path = configuration(tmp_path, protected)
-    warned = tmp_path / "stderr"
-    with warned.open("wb") as stderr:
-        process = await anyio.open_process(
-            forked_command("login", "locked", "--no-browser", "--config", str(path)), stderr=stderr
-        )
-    async with process:
-        assert process.stdout is not None
-        said = ""
-        while "/authorize?" not in said:
-            said += (await process.stdout.receive()).decode()
-        process.terminate()
+    await offered(configuration(tmp_path, protected), warned := tmp_path / "stderr")
 
     host = protected.issuer.url.split("//")[1].split(":")[0]
     warning = " ".join(warned.read_text().split())

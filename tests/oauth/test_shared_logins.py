@@ -27,7 +27,7 @@ from mcp_context_proxy.oauth.bearer import BearerAuth
 from mcp_context_proxy.store.credentials import SharedCredentials, shared_credentials
 from mcp_context_proxy.store.opening import Store, open_store
 
-from .conftest import fetched, logged_in, server_config, visit
+from .conftest import fetched, logged_in, logged_in_by, server_config
 
 KEY, NEXT_KEY = "0123456789abcdef" * 4, "fedcba9876543210" * 4
 ANOTHER_KEY = "sealed with another key than this configuration has: set cluster.key"
@@ -420,19 +420,7 @@ async def test_the_commands_log_in_and_out_for_all_replicas(
         words = (*words, "--config", str(at))
         return await anyio.run_process(forked_command(*words), env=environment, check=False)
 
-    async with await anyio.open_process(
-        forked_command("login", "locked", "--no-browser", "--config", str(one))
-    ) as process:
-        assert process.stdout is not None
-        said = ""
-        while "/authorize?" not in said or not said.rstrip(" ").endswith("\n\n"):
-            said += (await process.stdout.receive()).decode()
-        address = next(line.strip() for line in said.splitlines() if "/authorize?" in line)
-        await visit(address)
-        async for chunk in process.stdout:
-            said += chunk.decode()
-        assert await process.wait() == 0
-
+    _, said = await logged_in_by(one)
     assert "The token is kept in the store, sealed, for all replicas." in said
     assert not (data_home / "mcp-context-proxy" / "oauth").exists()
     tools = json.loads((await ran("tools", "--json", at=other)).stdout)["tools"]

@@ -1,11 +1,11 @@
 """Facts beside the results of a search: figures of calls, titles, a second opinion, the nearest of a few."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
-from support.chat import ChatService, chat_service
+from support.chat import ChatService
 from support.proxies import Host, host_of, inside
 from support.servers import Workshop, tool
 
@@ -112,12 +112,6 @@ async def test_the_nearest_of_a_server_of_usual_size_are_shown_to_who_names_it(
 
     assert "Nothing fits among the 24 items that the filters leave (server garden). Nearest:" in text
     assert "- garden__" in text
-
-
-@pytest.fixture
-def service() -> Iterator[ChatService]:
-    with chat_service() as running:
-        yield running
 
 
 async def test_a_model_may_ask_for_a_second_opinion_where_one_is_configured(

@@ -1,12 +1,12 @@
 """A chat service that answers well, badly, late and never: at worst the order is the one there was."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support.chat import Asked, ChatService, chat_service
+from support.chat import Asked, ChatService
 
 from mcp_context_proxy.config import Config, Limits, RerankConfig
 from mcp_context_proxy.retrieval.reranker import RETRY_SECONDS, Reranker, reranker_for, reranker_model_for
@@ -17,12 +17,6 @@ from .conftest import names
 PATIENT, HASTY = Limits(rerank_seconds=30.0), Limits(rerank_seconds=0.2)
 KEY = "sk-very-secret-key"
 AS_IT_WAS = ["a", "b", "c"]
-
-
-@pytest.fixture
-def service() -> Iterator[ChatService]:
-    with chat_service() as running:
-        yield running
 
 
 class Clock:

@@ -1,12 +1,11 @@
 """A search can ask the model of the client that searches, in either era, and is answered whatever it does."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import anyio.lowlevel
 import pytest
-from support.chat import ChatService, chat_service
+from support.chat import ChatService
 from support.proxies import Host, host_of, inside
 from support.raw_client import OWN, RpcError, data_of
 from support.servers import Workshop, tool
@@ -27,12 +26,6 @@ def desk(workshop: Workshop) -> None:
         "empty_note": "Remove the text of a note",
     }
     workshop.server("desk", tools=[tool(*one) for one in described.items()])
-
-
-@pytest.fixture
-def service() -> Iterator[ChatService]:
-    with chat_service() as running:
-        yield running
 
 
 def sampled(text: str) -> dict[str, Any]:

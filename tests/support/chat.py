@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from support.services import Posted, posted_to
 
 
@@ -55,3 +57,9 @@ def chat_service() -> Iterator[ChatService]:
     with posted_to("/v1/chat/completions", Asked, service.handle, service.released) as root:
         service.url = f"{root}/v1"
         yield service
+
+
+@pytest.fixture
+def service() -> Iterator[ChatService]:
+    with chat_service() as running:
+        yield running

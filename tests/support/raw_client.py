@@ -19,6 +19,18 @@ HANDSHAKE, MODERN = "2025-11-25", "2026-07-28"
 PREFIX = "io.modelcontextprotocol/"
 OWN = "io.github.mcp-context-proxy/"
 
+INITIALIZE: dict[str, Any] = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": HANDSHAKE,
+        "capabilities": {},
+        "clientInfo": {"name": "raw", "version": "1"},
+    },
+}
+"""The first message of a client that is written by hand."""
+
 AS_DATA: Any = {OWN + "format": "json"}
 """The `_meta` of a call of the proxy's own tools that asks for data."""
 

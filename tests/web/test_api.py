@@ -2,7 +2,6 @@
 
 import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import anyio
 import httpx2
 import pytest
 from starlette.applications import Starlette
-from support.chat import ChatService, chat_service
+from support.chat import ChatService
 from support.proxies import HttpProxy, http_proxy
 from support.raw_client import PATIENCE
 from support.servers import Workshop
@@ -251,12 +250,6 @@ async def test_a_search_narrowed_to_few_tools_returns_the_nearest_where_none_fit
     assert not answer["metadata"]["fits"]
     assert "Nothing fits among the" in answer["metadata"]["note"]
     assert (everywhere["results"], everywhere["metadata"]["fits"]) == ([], False)
-
-
-@pytest.fixture
-def service() -> Iterator[ChatService]:
-    with chat_service() as running:
-        yield running
 
 
 async def test_a_search_with_use_llm_has_the_order_of_another_model(
