@@ -15,7 +15,7 @@ RUN /opt/venv/bin/pip install --no-cache-dir --no-deps /dist/*.whl
 
 FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea AS proxy
 COPY --from=build /opt/venv /opt/venv
-RUN useradd --uid 10001 --home-dir /data --no-create-home proxy
+RUN useradd --uid 10001 --home-dir /data --no-create-home context-proxy
 RUN install --directory --owner=10001 --group=10001 --mode=0700 /data
 
 ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin

@@ -91,8 +91,9 @@ def prepare(log_level: str, *, serving: bool) -> None:
     handler: logging.Handler = HostLog() if may_be_unread else logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
-    # A failed login is reported as a sentence; the SDK logs a traceback, too.
-    logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)
+    # Of a failed login, which is reported as a sentence, and of each stray line the SDK logs a traceback.
+    for name in ("mcp.client.auth", "mcp.client.stdio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     # In detail it logs whole messages, with arguments and results.
     logging.getLogger("mcp").setLevel(logging.INFO)
     if log_level.lower() != "debug":

@@ -85,7 +85,8 @@ def greeting(environ: Mapping[str, str], arguments: Sequence[str] = ()) -> bytes
 
 def _folder() -> str | None:
     try:
-        return os.getcwd()
+        # As JSON can hold it: a name need not be UTF-8.
+        return os.fsencode(os.getcwd()).decode(errors="replace")
     except OSError:
         return None
 

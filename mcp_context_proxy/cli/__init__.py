@@ -16,7 +16,6 @@ import functools
 import importlib
 import math
 import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -51,10 +50,6 @@ FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
 REDACTOR: Final = "mcp_context_proxy.redactor"
 """Key of the redactor of the loaded configuration among the facts of a call of the command line."""
 
-STOPPED_BY: Final = () if sys.platform == "win32" else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a command: the servers it started must not outlive it. Ctrl-C is among them because
-asyncio cancels for it only once, and code that swallows that cancellation lets the command go on."""
-
 
 def _config_option(text: str) -> Callable[[FC], FC]:
     """Return the option, which is accepted after a command, too, and overrides the one before it."""
@@ -65,7 +60,7 @@ config_option = _config_option("A config.toml, or a host's JSON file with mcpSer
 written_config_option = _config_option("The config.toml to write; a file of a host is refused.")
 
 
-class Number(click.ParamType[float]):
+class Number(click.ParamType):  # type: ignore[type-arg]  # before 8.4, click has it without a type
     """A number on the command line; the error about another value says in words which ones are allowed."""
 
     name = "number"
@@ -111,7 +106,7 @@ class WholeNumber(Number):
         return int(value)
 
 
-class Period(click.ParamType[int]):
+class Period(click.ParamType):  # type: ignore[type-arg]
     """Hours or days on the command line, such as 12h or 7d; its value is their seconds."""
 
     name = "text"
@@ -244,6 +239,7 @@ def run(function: Callable[..., Awaitable[T]], *args: object) -> T:
     """
     import anyio
 
+    from mcp_context_proxy.system.process import SIGNALS
     from mcp_context_proxy.system.threads import look_up_apart
 
     results: list[T] = []
@@ -251,13 +247,12 @@ def run(function: Callable[..., Awaitable[T]], *args: object) -> T:
     async def run_until_signal() -> None:
         look_up_apart()
         async with anyio.create_task_group() as group:
-            if STOPPED_BY:
-                group.start_soon(cancel_on_signal, group.cancel_scope)
+            group.start_soon(cancel_on_signal, group.cancel_scope)
             results.append(await function(*args))
             group.cancel_scope.cancel()
 
     async def cancel_on_signal(scope: anyio.CancelScope) -> None:
-        with anyio.open_signal_receiver(*STOPPED_BY) as signals:
+        with anyio.open_signal_receiver(*SIGNALS) as signals:
             async for _ in signals:
                 scope.cancel()
                 return

@@ -431,8 +431,8 @@ def take_started(config: ServerConfig) -> subprocess.Popen[bytes] | None:
     return None if ahead is None else ahead[1]
 
 
-def spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
-    """Start the program of a server in a process group of its own. Blocking.
+def launch_of(config: ServerConfig) -> tuple[str, Path, dict[str, str]]:
+    """Return the program of a server, its folder and its environment. Blocking.
 
     Raises `StartError` if it cannot be started; the message says why, and names a remedy.
     """
@@ -441,6 +441,15 @@ def spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
     program = _program(command, environment.get("PATH"), folder)
     if program is None:
         raise _no_program(command, folder)
+    return program, folder, environment
+
+
+def spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
+    """Start the program of a server in a process group of its own. Blocking.
+
+    Raises `StartError` as `launch_of` does.
+    """
+    program, folder, environment = launch_of(config)
     if refusal := descriptor_shortage():
         raise StartError(Fault.NO_START, f"cannot start {program}: {refusal}")
     guard_groups()
@@ -525,16 +534,20 @@ def _no_program(command: str, folder: Path) -> StartError:
     return StartError(Fault.NOT_RUNNABLE, f"cannot start: {program} is no file that you may run")
 
 
+_ENDS: Final = (*os.environ.get("PATHEXT", ".EXE;.CMD").split(";"), "") if sys.platform == "win32" else ("",)
+"""Endings that names of programs lack. Beside ``npx.cmd``, Node.js has an ``npx`` that Windows cannot run."""
+
+
 def _program(command: str, path: str | None, folder: Path) -> str | None:
     """Return the path of a program, or None; relative paths count from the working folder of the server.
 
-    `shutil.which` alone would try them in the folder in which the proxy was started.
+    `shutil.which` alone would try them in the folder in which the proxy was started, and on Windows look
+    there first for every program: it may be a repository that the host has opened.
     """
-    if Path(command).name != command:
-        return shutil.which(folder / command)
     places = os.defpath if path is None else path
-    entries = [str(folder / entry) for entry in places.split(os.pathsep)]
-    return shutil.which(command, path=os.pathsep.join(entries))
+    entries = places.split(os.pathsep) if Path(command).name == command else [""]
+    tried = (shutil.which(str(folder / entry / f"{command}{end}")) for entry in entries for end in _ENDS)
+    return next(filter(None, tried), None)
 
 
 def all_secrets_of(config: Config) -> list[tuple[str, str]]:

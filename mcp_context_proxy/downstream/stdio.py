@@ -29,7 +29,7 @@ from typing import IO, TypeAlias, cast
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.programs import downloads, environment_of, folder_of, spawn, take_started
+from mcp_context_proxy.config.programs import downloads, launch_of, spawn, take_started
 from mcp_context_proxy.config.tables import KIB
 from mcp_context_proxy.downstream import Channel, QueuedChannel
 from mcp_context_proxy.downstream.jsonrpc import Peer
@@ -479,12 +479,8 @@ async def open_sdk_channel(
     from mcp.shared.message import SessionMessage  # noqa: PLC0415
     from mcp_types import jsonrpc_message_adapter  # noqa: PLC0415
 
-    parameters = StdioServerParameters(
-        command=config.command or "",
-        args=list(config.args),
-        env=environment_of(config, os.environ),
-        cwd=folder_of(config),
-    )
+    program, folder, environment = await in_thread(launch_of, config)
+    parameters = StdioServerParameters(command=program, args=list(config.args), env=environment, cwd=folder)
     channel = QueuedChannel()
     async with stdio_client(parameters) as (reader, writer), anyio.create_task_group() as group:
 

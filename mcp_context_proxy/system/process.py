@@ -40,8 +40,9 @@ logger = logging.getLogger(__name__)
 HANGUP = getattr(signal, "SIGHUP", None)
 """Asks to read the configuration again; Windows has no such signal."""
 
-SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
-"""The signals that `listen_for_signals` handles."""
+SIGNALS = () if HANGUP is None else (signal.SIGINT, signal.SIGTERM, HANGUP)
+"""The signals that are listened for. An event loop of Windows cannot: there, Ctrl-C cancels what runs.
+Elsewhere it is among them because asyncio cancels only once, and some code swallows that."""
 
 SWITCH_SECONDS = 0.0005
 """How long a thread may hold the interpreter while others wait. With Python's default of 5 ms, each step of a

@@ -18,6 +18,10 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.trust.tokens import TOKEN_VARIABLE
 
 ROOT = Path(__file__).parents[2]
+DEBIAN_USERS = re.compile(
+    "root|daemon|bin|sys|sync|games|man|lp|mail|news|uucp|proxy|www-data|backup|list|irc|_apt|nobody"
+)
+"""Those that every image of Debian has: a user of such a name cannot be added."""
 
 
 @pytest.fixture
@@ -99,9 +103,12 @@ def test_the_image_runs_as_a_user_who_owns_only_the_data_folder(image):
     user, group = image.owner
     (data,) = json.loads(image.only("VOLUME"))
 
+    name = image.all("RUN")[0].split()[-1]
+
     assert user > 0
+    assert DEBIAN_USERS.fullmatch(name) is None
     assert image.all("RUN") == [
-        f"useradd --uid {user} --home-dir {data} --no-create-home proxy",
+        f"useradd --uid {user} --home-dir {data} --no-create-home {name}",
         f"install --directory --owner={user} --group={group} --mode=0700 {data}",
     ]
     assert image.environment["HOME"] == image.environment["XDG_DATA_HOME"] == data

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -18,7 +19,7 @@ from support.servers import Server, Workshop, tool
 from support.tables import each
 from support.wires import full_pipe, stdio
 
-from mcp_context_proxy.bridge import folders
+from mcp_context_proxy.bridge import ask, folders, running
 from mcp_context_proxy.bridge.meeting import Meeting, meeting
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -123,6 +124,22 @@ def test_folder_of_one_host_keeps_it_apart_where_servers_start_in_it(
         found.append(meeting(["--config", str(machine.config)], environ))
     assert found[0].socket != found[1].socket
     assert [Path(one.folder).name for one in found] == ["one", "two"]
+
+
+async def test_names_of_folders_need_not_be_utf_8(
+    machine: Machine, workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / os.fsdecode(b"lat\xe4in")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    workshop.server("work", tools=[tool("echo")], settings={"cwd": str(tmp_path)})
+    machine.config = Path(shutil.copy(workshop.config(), folder))
+    async with machine.host() as host:
+        await host.until_listed("work__echo")
+        (place,) = running(machine.config, machine.environ)
+        status = ask(place, "GET", "/status", seconds=PATIENCE)
+        assert status["config"] == f"{tmp_path}/lat\ufffdin/config.toml"
+        assert len(machine.proxies()) == 1
 
 
 async def test_hosts_that_start_at_once_start_one_proxy(machine: Machine, server: Server) -> None:

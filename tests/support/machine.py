@@ -61,7 +61,7 @@ class Machine:
                     parent = int((process / "stat").read_text("ascii").rpartition(")")[2].split()[1])
                 except OSError:
                     continue
-                if b"--listen-on" in words and str(self.config).encode() in words:
+                if b"--listen-on" in words and os.fsencode(self.config) in words:
                     found[int(process.name)] = parent
         # A process that a proxy is about to start has its command line for a moment.
         return [process for process, parent in found.items() if parent not in found]
