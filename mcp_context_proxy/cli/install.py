@@ -378,8 +378,9 @@ def uninstall_command(
                 undone = journal.undo(record, installation)
                 show_change(console, undone.change)
                 if not undone.whole:
-                    change = "our entry is removed, and the moved servers are put back."
-                    console.note(f"The file has changed since: {change}")
+                    change = "our entry is removed, and the moved servers are put back"
+                    anew = "".join(f"; {name} stays, as it is there now" for name in undone.other)
+                    console.note(f"The file has changed since: {change}{anew}.")
             if dry_run:
                 continue
             if not yes:

@@ -156,14 +156,16 @@ class Journal:
         gone = installation.moved.keys() - (there.keys() - {installation.entry_name})
         # The copy has values that a record cannot have, such as dates.
         was = {} if before is None else entries(installation.form, before.decode("utf-8"), installation.place)
-        back = {name: was.get(name, entry) for name, entry in installation.moved.items() if name in gone}
+        moved = {name: was.get(name, entry) for name, entry in installation.moved.items()}
+        back = {name: entry for name, entry in moved.items() if name in gone}
+        other = tuple(name for name, entry in moved.items() if name not in gone and there[name] != entry)
         if installation.form == "yaml" and back and "name" in next(iter(back.values())):
             back = {name: {k: v for k, v in entry.items() if k != "name"} for name, entry in back.items()}
         remove = {installation.entry_name} & there.keys()
         host = HOST_PLACES.get(installation.host)
         listed = host is not None and host.listed
         after = edited(installation.form, text, installation.place, remove, back, listed=listed)
-        return Undone(file, now, after.encode("utf-8"), records, whole=False)
+        return Undone(file, now, after.encode("utf-8"), records, whole=False, other=other)
 
 
 class Undone(Struct, frozen=True):
@@ -176,6 +178,8 @@ class Undone(Struct, frozen=True):
     records: tuple[Path, ...]
     whole: bool
     """True if the file gets its earlier bytes back."""
+    other: tuple[str, ...] = ()
+    """Moved servers that do not come back, because another one has the name by now."""
 
     @property
     def change(self) -> FileChange:

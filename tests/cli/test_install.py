@@ -57,6 +57,19 @@ def test_install_moves_servers_tries_them_and_uninstall_gives_the_file_back(
     assert "as it was" in back.stdout
 
 
+def test_uninstall_names_a_moved_server_whose_name_another_one_has_by_now(
+    run: Run, home: Path, cursor: Path
+) -> None:
+    run("install", "--yes", "--no-check")
+    settings = json.loads(cursor.read_bytes())
+    settings["mcpServers"]["desk"] = {"command": "another"}
+    cursor.write_text(json.dumps(settings), "utf-8")
+
+    assert "desk stays, as it is there now." in " ".join(run("uninstall", "--yes").stdout.split())
+    assert json.loads(cursor.read_bytes())["mcpServers"] == {"desk": {"command": "another"}}
+    assert "desk" in configured(home)["servers"]  # type: ignore[operator]
+
+
 def test_no_change_shows_a_secret_and_a_file_that_gets_one_is_private(
     run: Run, home: Path, cursor: Path
 ) -> None:
