@@ -153,12 +153,12 @@ class Journal:
         text = now.decode("utf-8")
         there = entries(installation.form, text, installation.place)
         # Where our entry has the name of one that was there before, that one comes back in its place.
-        gone = installation.moved.keys() - (there.keys() - {installation.entry_name})
+        others = {name: entry for name, entry in there.items() if name != installation.entry_name}
         # The copy has values that a record cannot have, such as dates.
         was = {} if before is None else entries(installation.form, before.decode("utf-8"), installation.place)
         moved = {name: was.get(name, entry) for name, entry in installation.moved.items()}
-        back = {name: entry for name, entry in moved.items() if name in gone}
-        other = tuple(name for name, entry in moved.items() if name not in gone and there[name] != entry)
+        back = {name: entry for name, entry in moved.items() if name not in others}
+        other = tuple(name for name, entry in moved.items() if others.get(name, entry) != entry)
         if installation.form == "yaml" and back and "name" in next(iter(back.values())):
             back = {name: {k: v for k, v in entry.items() if k != "name"} for name, entry in back.items()}
         remove = {installation.entry_name} & there.keys()
