@@ -59,6 +59,8 @@ class Found(Struct, frozen=True):
     """The catalog that was searched."""
     brought: tuple[Result, ...] = ()
     """Items that were not found themselves, and come with those that were."""
+    foremost: int = 0
+    """Number of those that are first: tools that a document names which fits far better than any tool."""
     wanted: SearchFilters = NO_FILTERS
     filters: Filters = ENGINE_DEFAULTS
     """The engine's filters for ``wanted``."""
@@ -72,19 +74,16 @@ class Found(Struct, frozen=True):
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """Selected items: tools, best first, then documents, then items that come with them."""
-        return self.tools.results + (self.documents.results if self.documents else ()) + self.brought
+        """Selected items: tools, best first, then documents, then most of the items that come with them."""
+        documents = self.documents.results if self.documents else ()
+        return self.brought[: self.foremost] + self.tools.results + documents + self.brought[self.foremost :]
 
     @property
     def near_misses(self) -> tuple[Result, ...]:
-        """Closest items if no tool fits: tools, then documents if those do not fit either.
-
-        None where one fits and only the budget has no room for it.
-        """
+        """Closest items if no tool fits, in the budget or over it: tools, then documents if none fits."""
         if self.tools.results or self.tools.fits:
             return ()
-        documents = self.documents.near_misses if self.documents else ()
-        return self.tools.near_misses + documents
+        return self.tools.near_misses + (self.documents.near_misses if self.documents else ())
 
     @property
     def note(self) -> str | None:
@@ -112,8 +111,7 @@ class Found(Struct, frozen=True):
     @property
     def filter_note(self) -> str | None:
         """Note about the filters, and the items that they left out; None if something fits among the rest."""
-        told = [note for note in (self.leaves_note, self.excluded_note) if note]
-        return " ".join(told) or None
+        return " ".join(filter(None, (self.leaves_note, self.excluded_note))) or None
 
     @property
     def leaves_note(self) -> str | None:

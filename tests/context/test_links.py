@@ -79,6 +79,23 @@ async def test_a_rule_that_is_found_brings_the_tool_that_it_names(engine: Contex
     assert brought(context) == {"web__fetch_website": "named in auth"}
 
 
+async def test_the_tool_that_a_far_better_document_names_comes_before_the_tools_found() -> None:
+    disk = reference(
+        "disk-full", "# A node has no space left on its disk\n\nFind what grows with `run_shell`."
+    )
+    shell = tool("run_shell", "Run a command on a host", server="ops")
+    free = tool("free_disk_space", "Free space on the disk of a node", server="ops")
+    names = []
+    for tools in ((shell, *TOOLS), (shell, free, *TOOLS)):
+        with ContextEngine(Catalog([*tools, disk])) as engine:
+            answer = await engine.select("the node db-3 has no space left on its disk")
+        names.append([one.item.name for one in answer.found.results])
+
+    assert names[0][0] == "run_shell"
+    assert len(names[0]) > 2
+    assert names[1][0] == "free_disk_space"
+
+
 async def test_a_rule_brings_the_tool_that_it_plainly_describes(engine: ContextEngine) -> None:
     context = await engine.build("what do we do in an outage of the shop")
 
