@@ -39,6 +39,9 @@ PATTERN_CHARACTERS: Final = 200
 OTHERS: Final = 9
 """Alternatives beside the first one of a pattern; the text is gone through for each."""
 
+COMPARED_CHARACTERS: Final = 16
+"""Beginning of a part of a pattern by which lines without it are passed over."""
+
 CONTEXT_LINES: Final = 2
 """Lines before and after a match that are shown with it."""
 
@@ -153,8 +156,10 @@ class _Lines:
     def matches(self, parts: list[str]) -> Iterator[tuple[int, int]]:
         """Yield start and end of each match: in a long line each place once, else each line once."""
         at = 0
-        # A line that has all parts, one after the other. The expression takes nothing back.
-        is_in = re.compile("(?m)^" + "".join(f"(?>[^\n]*?{re.escape(part)})" for part in parts))
+        # A line that has all parts, one after the other. The expression takes nothing back, and compares few
+        # characters with each place of the text: they may be the same again and again.
+        begun = (re.escape(part[:COMPARED_CHARACTERS]) for part in parts)
+        is_in = re.compile("(?m)^" + "".join(f"(?>[^\n]*?{part})" for part in begun))
         while parts and (begin := self._lowered.find(parts[0], at)) >= 0:
             start, stop = self.bounds(begin)
             end = begin + len(parts[0])
@@ -165,7 +170,9 @@ class _Lines:
                     break
             if end < 0:
                 # What is not in the rest of the line is not in any shorter rest of it either.
-                at = self._line_with(is_in, stop + 1)
+                if (elsewhere := self._lowered.find(part, stop)) < 0:
+                    return
+                at = self._line_with(is_in, self._lowered.rfind("\n", stop, elsewhere) + 1)
                 continue
             yield begin, end
             at = stop + 1

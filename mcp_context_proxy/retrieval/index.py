@@ -401,6 +401,11 @@ class Index(Struct, frozen=True, eq=False):
         """Return the items that have one of some names, given as `text.name_key` returns them."""
         return self._having(np.array([hash(key) for key in keys], np.int64))
 
+    def meant(self, key: str) -> list[int]:
+        """Return the items that a name means: where it is the full name of one, no other's own name."""
+        found = self.named([key])
+        return [at for at in found if self.names[at, 1] == hash(key)] or found
+
     def serving(self, purpose: Purpose, allowed: NDArray[np.bool_]) -> list[int]:
         """Return the allowed items, ascending, that serve a general purpose, or else the one instead of it.
 
@@ -509,7 +514,7 @@ class QueryWords(Struct, frozen=True, eq=False):
             lexical,
             index.instructed({t: lexical.idf[t] for t in query.asked if t in lexical.idf}),
             index.addressed("".join(query.texts[:1])),
-            index.named([name_key(query.written)]),
+            index.meant(name_key(query.written)),
         )
 
 

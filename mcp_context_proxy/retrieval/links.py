@@ -339,14 +339,13 @@ class Links(Struct, eq=False, dict=True):
         said = mentions(text)
         keys = {name_key(mention.word): mention for mention in reversed(said)}
         by_key: dict[str, list[int]] = {}
-        for at in self.index.named(list(keys)) if keys else ():
-            if isinstance(tool := self.index.items[at], Tool):
-                for key in {name_key(tool.name), name_key(tool.exposed_name)} & keys.keys():
-                    by_key.setdefault(key, []).append(at)
+        for key in keys:
+            if found := [at for at in self.index.meant(key) if isinstance(self.index.items[at], Tool)]:
+                by_key[key] = found
         forbidden = {at for key, items in by_key.items() if keys[key].forbidden for at in items}
         named: list[int] = []
-        for key in keys.keys() & by_key.keys():
-            likeliest = max(by_key[key], key=lambda at: (evidence.get(at, -np.inf), -at))
+        for key, items in by_key.items():
+            likeliest = max(items, key=lambda at: (evidence.get(at, -np.inf), -at))
             needed = OF_PLAIN_WORD if keys[key].plain and evidence else -np.inf
             if likeliest not in forbidden and evidence.get(likeliest, -np.inf) >= needed:
                 named.append(likeliest)

@@ -448,7 +448,9 @@ class QueryScores:
         stated = np.array([1 + sum(added for field, _, added in one if field == "server") for one in parts])
         stated *= np.isin(index.sources[self.items[head]], [*self.query.addressed])
         passing &= np.less_equal.outer(stated, stated)
-        passing[[place in self.exact or place in self.supports for place in head.tolist()]] = False
+        exact = np.isin(head, [*self.exact])
+        passing &= np.less_equal.outer(exact, exact)
+        passing[np.isin(head, [*self.supports])] = False
         order = [*range(len(head))]
         for later in range(len(head)):
             if before := [at for at in order[: order.index(later)] if passing[at, later]]:

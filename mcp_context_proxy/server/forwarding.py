@@ -295,6 +295,9 @@ class Forwarder:
                 return result
             if required is None:
                 raise BadAnswerError(server, f"with a result of type {quoted(kind)}, which is not known")
+            if not required and "requestState" not in parts:
+                # The same call would be sent, which may have run.
+                raise BadAnswerError(server, "that it requires input, and not which")
             answers = await self._answers(request, required)
             retry = {**request.params, "inputResponses": envelope.raw(answers)}
             retry.pop("requestState", None)

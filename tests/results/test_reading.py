@@ -190,6 +190,14 @@ def test_a_pattern_that_millions_of_short_lines_begin_to_match_is_searched_at_on
     assert not costs_more(40, reading, 2_000_000, 200_000)
 
 
+def test_a_long_pattern_that_a_text_has_nearly_takes_no_longer_than_a_short_one() -> None:
+    def reading(length: int) -> None:
+        with pytest.raises(ReadError, match="nothing matches"):
+            read((b"a" * 60_000 + b"\n") * 50, 1, None, f"a*{'a' * length}b")
+
+    assert not costs_more(4, reading, 190, 15)
+
+
 def test_a_match_after_lines_without_one_keeps_its_number_whatever_stands_between() -> None:
     long = b"a " * 300_000
     text = b"a\n" * 200_000 + long + b"\n" + b"\n" * 5 + b"x\na then b\n" + b"a\n" * 200_000 + b"a b"

@@ -271,6 +271,17 @@ async def test_a_result_of_an_unknown_type_is_an_error(workshop: Workshop) -> No
     assert "result of type 'task'" in result["content"][0]["text"]
 
 
+async def test_a_call_whose_result_asks_for_nothing_is_not_sent_again(workshop: Workshop) -> None:
+    asks = {"resultType": "input_required", "inputRequests": {}}
+    server = workshop.server("odd", era="modern", tools=[tool("pay")], calls={"pay": [{"result": asks}]})
+    async with inside(workshop.config()) as proxy:
+        result = await Host(proxy, "handshake", CAPABLE, ANSWERS).call("odd__pay")
+
+    assert result["isError"] is True
+    assert "requires input, and not which" in result["content"][0]["text"]
+    assert len(server.ledger.calls()) == 1
+
+
 async def test_a_modern_server_that_asks_endlessly_is_stopped(workshop: Workshop) -> None:
     server = asking(workshop, "modern")
     async with inside(workshop.config()) as proxy:

@@ -179,10 +179,12 @@ class HttpWire:
 
 async def events(response: httpx2.Response | PlainResponse) -> AsyncIterator[tuple[str, str]]:
     """The events of a stream: name and data."""
-    rest = bytearray()
+    rest, end = bytearray(), b""
     async for chunk in response.aiter_bytes():
         looked_at = max(len(rest) - 1, 0)
-        rest += chunk.replace(b"\r\n", b"\n")
+        piece = end + chunk
+        end = piece[-1:] if piece.endswith(b"\r") else b""  # half of a line end
+        rest += piece.removesuffix(b"\r").replace(b"\r\n", b"\n")
         if rest.find(b"\n\n", looked_at) < 0:
             continue
         # Cut at line feeds alone: U+2028 and the like are ordinary characters here.
