@@ -179,11 +179,11 @@ EMBEDDING_SECONDS: Final = 1.0
 """Time for which a search embeds what it is likely to find, while the whole is being indexed. With the
 packaged model a fifth of it is enough; a larger model or a busy machine may need more."""
 
-SURE_COSINE: Final = 0.55
-"""Cosine with a query from which on no tool of another server is expected to be nearer. With half of the 33
-recorded lists there, 46 of 100 people's requests whose right tool is among them reach it and mean no other
-server by a word, and of 137 that reach it one has its right tool in the other half. With 0.5 it is 62, and
-seven of 191."""
+SURE_COSINE, SURE_SCORE = 0.5, 0.7
+"""Cosine and score from which on no tool of another server is expected to be nearer. With half of the 33
+recorded lists there, 53 of 100 people's requests whose right tool is among them reach both and have no word
+of another server; of 161 that do, three have their right tool in the other half. With four fifths of the
+lists there, none of 247."""
 
 SEARCHES_AT_ONCE = 4
 """Worker threads for searches; more would only share the same processors."""
@@ -303,12 +303,13 @@ class Searcher:
         It is not sure where the names and addresses of these have a word of the query.
         """
         snapshot = catalog.snapshot
-        is_known_scale = self.config.embedding.packaged is not None
-        if not (snapshot.tools and is_known_scale) or search_filters.may_mean(query, starting):
+        has_scale = self.config.embedding.packaged is not None  # another model has another one
+        if not (snapshot.tools and has_scale) or search_filters.may_mean(query, starting):
             return False
+        self.indexing.prepare(snapshot.part_of or snapshot)
         found = await self.off_loop(partial(self.find, query, snapshot, options, scope))
         best = found.tools.results[:1]
-        return bool(best) and (best[0].exact or (best[0].cosine or 0.0) >= SURE_COSINE)
+        return any((one.cosine or 0.0) >= SURE_COSINE and one.score >= SURE_SCORE for one in best)
 
     async def check(self, wanted: SearchFilters, snapshot: Snapshot) -> None:
         """Check that the servers, categories and tags in filters exist.

@@ -231,11 +231,10 @@ class Fleet:
 
         This is asked with the names and addresses of the others.
         """
-        judged, before = None, self.awaited()
+        before = self.awaited()
         while True:
             await anyio.sleep(NO_NEWS_SECONDS)
-            if (starting := self.awaited()) == before != judged:
-                judged = starting
+            if (starting := self.awaited()) == before:
                 if self.shared.catch_up is not None:
                     await self.shared.catch_up()
                 if await enough(" ".join(f"{one.name} {address(one.config)}" for one in starting)):
