@@ -402,7 +402,8 @@ def _tool_lists(
     """
     for key, ours in _TOOL_LISTS.items():
         value = entry.get(key)
-        if value is None or _leaves_out_none(key, value) or (key == "tools" and not isinstance(value, list)):
+        leaves_out_none = ours == "allow" and value == ["*"]
+        if value is None or leaves_out_none or (key == "tools" and not isinstance(value, list)):
             continue
         if isinstance(value, list) and (value or ours == "allow"):
             yield f"{source.place((*place, key))} is carried over as {ours}: {_listed(value)}"
@@ -418,10 +419,6 @@ def _tool_lists(
         else:
             source.origins[*path, ours] = (*place, key)
             server[ours] = value
-
-
-def _leaves_out_none(key: str, value: Any) -> bool:
-    return bool(value == ["*"] and _TOOL_LISTS[key] == "allow")
 
 
 def _switched_off(tables: Mapping[str, Any], name: str) -> KeyPath | None:
