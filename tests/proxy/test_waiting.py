@@ -61,7 +61,7 @@ async def late_but_remembered(workshop: Workshop) -> Path:
     server = workshop.server("late", tools=[BREW])
     config = await remembered(workshop)
     steps = {"tools/list": [{"wait": str(workshop.flag("ready"))}]}
-    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | {"on": steps}))
+    server.respecify(on=steps)
     return config
 
 
@@ -439,7 +439,7 @@ async def test_a_call_of_a_remembered_tool_waits_for_its_server_with_progress(
 async def test_a_remembered_server_that_fails_stays_listed_and_its_calls_say_why(workshop: Workshop) -> None:
     server = workshop.server("late", tools=[BREW])
     config = await remembered(workshop)
-    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | {"at_start": [{"exit": 3}]}))
+    server.respecify(at_start=[{"exit": 3}])
     async with host_of(config, "modern") as host:
         assert "late__brew" in await host.names()
         found = await host.data("search_available_tools", {"query": "coffee"})
@@ -452,7 +452,7 @@ async def test_a_remembered_server_that_fails_stays_listed_and_its_calls_say_why
 async def test_a_tool_that_a_server_no_longer_has_goes_when_it_is_connected(workshop: Workshop) -> None:
     server = workshop.server("late", tools=[BREW, tool("old")])
     config = await remembered(workshop)
-    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | {"tools": [BREW]}))
+    server.respecify(tools=[BREW])
     async with inside(config) as proxy:
         names = await Host(proxy, "modern").names()
 
