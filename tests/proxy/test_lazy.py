@@ -1,6 +1,5 @@
 """A lazy server is listed and found from its last listing; its process starts at the first call."""
 
-import json
 import sqlite3
 from pathlib import Path
 from typing import Any
