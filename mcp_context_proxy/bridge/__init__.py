@@ -215,7 +215,7 @@ SECONDS: Final = 2.0
 """Time limit for everything together."""
 
 INPUT_BYTES: Final = 4 * 1024 * 1024
-"""Most that is read of what a host says."""
+"""Most that is read of the input of a host."""
 
 PROMPT_CHARACTERS: Final = 20_000
 """Length to which a prompt is cut; a search reads less."""

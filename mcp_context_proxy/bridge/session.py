@@ -49,7 +49,7 @@ LAST_LINES_SECONDS: Final = 30.0
 """Time for the last answers after the host has closed its end. A proxy that runs takes half a second."""
 STDERR: Final = 2
 TOLD_SECONDS: Final = 1.0
-"""Time for which a session waits for its host to read what is written for people."""
+"""Time for which a session waits for its host to read the text for people."""
 SILENT_SECONDS: Final = 20.0
 """Time after which the host's log is told of a proxy that has not answered the first request."""
 LOG_SHOWN: Final = 2_000

@@ -138,7 +138,7 @@ class Catalog:
         """Entries of the other lists as they may be shown, by server and name of the list."""
         self._parsed_skills: dict[str, _ParsedSkills] = {}
         self._last_entries: dict[tuple[str, str], tuple[bytes, ...]] = {}
-        """What each configured server listed last, by server and name of the list."""
+        """Entries that each configured server listed last, by server and name of the list."""
         self._owner_of = UriOwners({}, {})
         self._indexed: tuple[list[Resource], list[Resource], frozenset[str]] = ([], [], frozenset())
         """The resources and templates that it was made of, and the servers."""

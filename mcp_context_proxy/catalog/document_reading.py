@@ -70,7 +70,7 @@ _LINK: Final = pattern(r"!?\[([^\[\]\n]{0,300})\]\([^()\n]{0,500}\)")
 _DECORATION: Final = pattern(
     r"\A\s*<.*|\A\s*\|.*|\[!\[[^\n]{0,300}?\]\([^()\n]{0,500}\)\]\([^()\n]{0,500}\)|" + _LINK.pattern
 )
-"""Markup, a row of a table, badges, pictures and links: none of it says what a text is about."""
+"""Markup, a row of a table, badges, pictures and links: none of it tells the subject of a text."""
 _UNDERLINE: Final = pattern(r" {0,3}(?:={3,}|-{3,})[ \t]*")
 _NO_TITLE: Final = pattern(r" {4}|\t| {0,3}[|<]")
 """The beginning of code, of a table or of markup: a line below it underlines nothing."""

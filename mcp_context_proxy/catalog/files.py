@@ -75,7 +75,7 @@ class Finding(Struct, frozen=True):
     line: int | None
     """1-based; None when it is about the file as a whole."""
     message: str
-    """The problem, its effect on the file, and what is allowed."""
+    """The problem, its effect on the file, and the allowed values."""
 
     def __str__(self) -> str:
         # A file name may hold a newline or half a character: it must not write lines of its own in a log.

@@ -114,8 +114,8 @@ def owner(name: str, servers: Collection[str]) -> str | None:
 def as_full(snapshot: Snapshot, name: str) -> tuple[str, str | None]:
     """Return a name, in full if a model has written a full one in another form, and the server it states.
 
-    Models write ``server.tool``, repeat the mark or the parameters of an answer, or put before a name what
-    their host puts before it.
+    Models write ``server.tool``, repeat the mark or the parameters of an answer, or put the prefix of their
+    host before a name.
     """
     written, stated = _WRITTEN.match(name), owner(name, snapshot.servers)
     if written is not None and (server := written[1]) in snapshot.servers and stated in (None, server):

@@ -350,7 +350,7 @@ def main() -> None:
 
 
 def _told(error: click.UsageError) -> str:
-    """Return the message of an error in a command line, with what is possible instead."""
+    """Return the message of an error in a command line, with the possible ones."""
     if isinstance(error, click.NoSuchOption):
         return _without_option(error)
     told, ctx = error.format_message(), error.ctx

@@ -46,9 +46,6 @@ BY: Final = "command"
 ROW_FACTS: Final = ("kind", "name", "state", "event", "reason", "version", "decided", "time")
 """Facts of a recorded definition that ``changes --json`` has."""
 
-server_argument = click.argument("server")
-tools_argument = click.argument("tools", nargs=-1)
-
 
 @click.command("changes")
 @configured
@@ -126,8 +123,8 @@ def _data(server: str, found: list[Change]) -> dict[str, Any]:
 
 @click.command("approve")
 @configured
-@server_argument
-@tools_argument
+@click.argument("server")
+@click.argument("tools", nargs=-1)
 @click.option("--hash", "expected", metavar="HASH", help="The hash that `changes` has shown; required.")
 def approve_command(config: Config, server: str, tools: tuple[str, ...], expected: str | None) -> None:
     """Approve the definitions of SERVER that wait, or those of TOOLS, as `changes` has shown them."""
@@ -140,7 +137,7 @@ def approve_command(config: Config, server: str, tools: tuple[str, ...], expecte
 
 @click.command("reject")
 @configured
-@server_argument
+@click.argument("server")
 @click.argument("tools", nargs=-1, required=True)
 def reject_command(config: Config, server: str, tools: tuple[str, ...]) -> None:
     """Reject the present definitions of TOOLS of SERVER: they are withheld until they are approved."""

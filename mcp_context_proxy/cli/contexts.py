@@ -44,7 +44,7 @@ INCLUDED: Final[Mapping[str, str]] = {
     "always": "always: it is in every context",
     "manual": "manual: no query finds it, a person adds it",
 }
-"""What each include mode means."""
+"""Meanings of the include modes."""
 
 CHOSEN: Final[Mapping[str, str]] = {
     "always": "it is in every session",
@@ -56,7 +56,7 @@ CHOSEN: Final[Mapping[str, str]] = {
     "uncertain": "little is known about such queries, and there was room",
     "working_set": "it is used often",
 }
-"""What each mode of an item in a context means."""
+"""Meanings of the modes of an item in a context."""
 
 LISTED_MOST: Final = 500
 """Requests that a running proxy lists at once."""
@@ -220,7 +220,7 @@ WHOLE_TOKENS: Final = (
     "Tokens: of the whole definitions and texts of the items (estimate). "
     "What the model read is shorter: requests ID --render."
 )
-"""What the tokens of a request are those of."""
+"""Explanation of the tokens of a request."""
 
 
 def _latest(source: AnswerSource, limit: int, session: str | None) -> list[dict[str, Any]]:

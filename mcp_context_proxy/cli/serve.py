@@ -29,7 +29,7 @@ PROBE_SECONDS = 2.0
 """Time limit for a proxy on this machine to answer."""
 
 PAGE_MARK = b" - mcp-context-proxy</title>"
-"""What each page has among its first `PAGE_HEAD` bytes, and no page of another program."""
+"""Bytes that each page has among its first `PAGE_HEAD`, and no page of another program."""
 
 PAGE_HEAD = 4096
 

@@ -392,7 +392,7 @@ def _undecided() -> Response:
 
 
 def _lost(reason: Reason) -> str:
-    """Return what a client is told when a relay has broken off."""
+    """Return the message to a client whose relay has broken off."""
     return MAY_HAVE_RUN.format("call" if reason is Reason.CALL else "session")
 
 

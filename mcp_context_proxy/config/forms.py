@@ -91,7 +91,7 @@ Check: TypeAlias = Callable[[Any], Any]
 """Returns a value as it is used, or raises `ValueError` with the reason why it cannot be."""
 
 LARGEST: Final = 10**15
-"""Largest number anywhere: what counts, stores and reserves by numbers takes it, and no larger ones."""
+"""Largest number anywhere: all that counts or reserves by numbers takes it, and no larger ones."""
 
 LONGEST: Final = 10**9
 """Longest time, in seconds: some thirty years, beyond which clocks and timers of systems do not go."""

@@ -65,8 +65,8 @@ _CAUTIOUS: Final[Mapping[str, Mapping[str, Any]]] = {
     "embedding": {},
     "rerank": {},
 }
-"""Tables of which nothing is used if there is a mistake in them, with what is used instead. The mistake may
-be in a key that keeps data from being stored or given away, or without which the others name another model.
+"""Tables of which nothing is used if there is a mistake in them, with their replacements. The mistake may be
+in a key that keeps data from being stored or given away, or without which the others name another model.
 Keys of the other tables have their defaults one by one."""
 _NO_FILE: Final = os.strerror(errno.ENOENT).lower()
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -314,7 +314,7 @@ class _Draft(Struct, dict=True):
         return folder | _with_classes(server)
 
     def _with_general(self, name: str, config: Config) -> ServerConfig:
-        """Return a server with what is derived, and what is set for all where it has nothing of its own."""
+        """Return a server with derived settings, and with the general ones where it has none of its own."""
         limits, server, given = config.limits, config.servers[name], self.tables["servers"][name]
         defaults = {"connect_timeout": limits.connect_seconds, "call_timeout": limits.call_seconds}
         update: dict[str, Any] = {key: value for key, value in defaults.items() if key not in given}

@@ -560,14 +560,13 @@ def all_secrets_of(config: Config) -> list[tuple[str, str]]:
 
 def own_secrets_of(config: Config) -> list[tuple[str, str]]:
     """Return name and value of every secret of the proxy itself, which is that of no server."""
-    secrets = list[tuple[str, str]]()
-    if config.embedding.api_key is not None:
-        secrets.append(("embedding.api_key", config.embedding.api_key))
-    if config.rerank.api_key is not None:
-        secrets.append(("rerank.api_key", config.rerank.api_key))
-    if config.cluster.key is not None:
-        secrets.append(("cluster.key", config.cluster.key))
-    secrets += [("cluster.other_keys", key) for key in config.cluster.other_keys]
+    given = (
+        ("embedding.api_key", config.embedding.api_key),
+        ("rerank.api_key", config.rerank.api_key),
+        ("cluster.key", config.cluster.key),
+        *(("cluster.other_keys", key) for key in config.cluster.other_keys),
+    )
+    secrets = [(name, value) for name, value in given if value is not None]
     for url in (config.store.url or "", config.store.listen_url or ""):
         # The user of a database is no secret, and often has the same name as the database.
         user = url.partition("://")[2].partition("@")[0].partition(":")[0]

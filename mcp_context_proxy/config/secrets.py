@@ -62,7 +62,7 @@ _LOOKS_SECRET: Final = pattern(
 _JSON_WEB_TOKEN: Final = pattern(
     r"(?<![\w-])(?=[\w-]++\.[\w-]{10,}+\.[\w-])((?:(?!\beyJ[\w-]{10})[\w-])*+)eyJ[\w-]++\.[\w-]++\.[\w-]++"
 )
-"""A token, with what stands before it in the same run of characters as the group. Each run is read once, from
+"""A token, with the text before it in the same run of characters as the group. Each run is read once, from
 its beginning: from each ``eyJ`` in it, it would take time in the square of its length."""
 
 V = TypeVar("V")
@@ -394,7 +394,7 @@ CAUSE_CHARACTERS: Final = 200
 """Length to which the message of a keyring or a command is cut."""
 
 SecretSource: TypeAlias = Callable[[str], str]
-"""Returns the value for what stands after the colon; raises `SecretSourceError` if there is none."""
+"""Returns the value for the text after the colon; raises `SecretSourceError` if there is none."""
 
 
 class SecretSourceError(ContextProxyError):

@@ -274,7 +274,7 @@ class ContextConfig(Table, frozen=True):
     expand_results_characters: Annotated[int, within(100, 20_000)] = 2000
     """Length to which the text of such a result is cut."""
     set_context_tool: bool = False
-    """Whether models get ``set_context``, to say what a conversation is about."""
+    """Whether models get ``set_context``, to name the subject of a conversation."""
     manage_tool: bool = False
     """Whether models get ``manage_context``, to add and remove items."""
     retain_requests: Annotated[int, within(0, 100)] = 3
@@ -540,7 +540,7 @@ class Config(Table, frozen=True):
     off: Annotated[dict[str, ServerOff], Reload.LIVE] = field(default_factory=dict)
     """Servers that are off because of mistakes in their settings, by name."""
     mistakes: Annotated[tuple[ConfigProblem, ...], Reload.LIVE] = ()
-    """Mistakes outside of the servers. What they stand in has its default, or a more cautious value."""
+    """Mistakes outside of the servers. Their keys have the default, or a more cautious value."""
 
     def complaints(
         self, instead: str = "has a default or more cautious value", *, servers: bool = True

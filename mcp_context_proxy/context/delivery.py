@@ -284,7 +284,7 @@ def _indented(text: str) -> str:
 
 
 class SessionIntroduction(Struct, frozen=True):
-    """The instructions with which sessions begin, and what is in them."""
+    """The instructions with which sessions begin, and the items in them."""
 
     text: str = ""
     given: Mapping[ItemKey, Delivered] = field(default_factory=dict)

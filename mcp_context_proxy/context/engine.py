@@ -37,8 +37,8 @@ from mcp_context_proxy.context import (
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
-from mcp_context_proxy.context.search import EVERYTHING, DocumentJudge, Scope, Searcher
-from mcp_context_proxy.context.search_filters import OnProgress, OnWait, narrowed
+from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher, narrowed
+from mcp_context_proxy.context.search_filters import DocumentJudge, OnProgress, OnWait
 from mcp_context_proxy.context.selection import ContextExpander, Score, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
@@ -402,7 +402,7 @@ class ContextEngine:
             rank = partial(self._searcher.rank, query, snapshot, context.options)
             ranking, against = rank(key_of(item)[0]), None
             if not isinstance(item, Tool):
-                against = self._searcher.judge(query, snapshot, ranking, rank(Kind.TOOL))
+                against = self._searcher.documents.judge(query, snapshot, ranking, rank(Kind.TOOL))
             return _explain(item, context, ranking, self.costs.of(item), against)
 
         return await self._searcher.off_loop(explained)

@@ -81,7 +81,7 @@ _AMOUNTS: Final[Mapping[str, SavedPreset]] = {
 
 
 def no_preset(name: str) -> str:
-    """Return what a person is told of a preset that there is not."""
+    """Return the message about a preset that there is not."""
     if not name:
         return "the name of a preset is empty, so it adds nothing"
     return f"there is no preset {name!r}: `session save {name}` would save one"

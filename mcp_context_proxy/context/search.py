@@ -6,18 +6,21 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Set
 from functools import partial
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeVar
 
 import anyio
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config, DomainOptions
-from mcp_context_proxy.context import ContextOptions, key_of, search_filters
+from mcp_context_proxy.context import ContextOptions, search_filters
 from mcp_context_proxy.context.search_filters import (
+    DOCUMENT_SHARE,
+    FEW,
     BackgroundIndexing,
+    DocumentsMeant,
     Enough,
     Excluded,
     Figures,
@@ -30,19 +33,19 @@ from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
     NO_FILTERS,
-    Document,
     ItemKey,
     Kind,
     SearchFilters,
     Snapshot,
     Snapshots,
+    Tool,
 )
 from mcp_context_proxy.retrieval import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.links import files_named, is_about_files, is_for, namesakes, without_files
-from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
+from mcp_context_proxy.retrieval.text import content_words, identifier_words, stem
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import Workers, in_task, keep_latest
 from mcp_context_proxy.trust import ACTING, reaches
 
@@ -188,43 +191,9 @@ lists there, none of 247."""
 SEARCHES_AT_ONCE = 4
 """Worker threads for searches; more would only share the same processors."""
 
-DOCUMENT_SHARE = 0.65
-"""Share of the best score that a document needs to be shown."""
-
-FEW: Final = 50
-"""Items that filters may leave so that the nearest of them are shown, where none fits: all of one server."""
-
-BEHIND_TOOL = 0.18
-"""Distance in score behind the best tool up to which a document is meant: a request for a tool is nearer to
-it than to any document, a question about a rule is not. benchmarks/contexts.md has both for other numbers."""
-
-FOR_TOOL = 0.1
-"""Distance by which a document may be further behind that leads to the best tool: it says how to use it."""
-
-REPEATED = 0.75
-"""Score that the best tool counts as at most for such a document: a request that repeats a tool's description
-is nearer to it than any short rule can be."""
-
-WORDS_ELSEWHERE = 0.08
-"""Score that the words of a request would add to the nearest tool of other catalogs, with which a document is
-compared where no tool here is as near."""
-
-FEW_PASSAGES = 75
-"""Chunks of documents up to which the best is not near by chance: those of fifty short rules."""
-
-NEARER_BY_PASSAGES = 0.04
-"""Distance that a document has to be nearer where there are e times as many chunks; its share of the best
-document as well. benchmarks/contexts.md has figures for the long documents of this project."""
-
-TOOLS_COMPARED = 3
-"""Best tools whose scores are looked at."""
-
 TOOL_ONLY = frozenset({Kind.TOOL})
 
 T = TypeVar("T")
-
-DocumentJudge: TypeAlias = Callable[[Result], str | None]
-"""Tells why a request does not mean a document; None for one that it means."""
 
 
 class Scope(Struct, frozen=True):
@@ -257,7 +226,8 @@ class Searcher:
 
         The expander tells which tools a document leads to; without it, documents lead to none.
         """
-        self._engine, self._figures, self._expander = engine, figures, expander
+        self._engine, self._figures = engine, figures
+        self.documents = DocumentsMeant(engine, expander)
         self._wait_for_starting_servers = wait_for_starting_servers
         self._has_waited = False
         self.remembered = ResultCache[Found]()
@@ -304,7 +274,7 @@ class Searcher:
         """
         snapshot = catalog.snapshot
         has_scale = self.config.embedding.packaged is not None  # another model has another one
-        if not (snapshot.tools and has_scale) or search_filters.may_mean(query, starting):
+        if not (snapshot.tools and has_scale) or may_mean(query, starting):
             return False
         self.indexing.prepare(snapshot.part_of or snapshot)
         found = await self.off_loop(partial(self.find, query, snapshot, options, scope))
@@ -415,91 +385,8 @@ class Searcher:
         if with_documents:
             meant = ranked(documents, _document_search(options.documents))
             compared = found if tools else ranked(TOOL_ONLY, tool_search(options.tools))
-            meant = self._meant(query, snapshot, meant, compared)
+            meant = self.documents.meant(query, snapshot, meant, compared)
         return Found(tools=found, documents=meant, snapshot=snapshot, filters=filters)
-
-    def _meant(self, query: str, snapshot: Snapshot, documents: Ranking, tools: Ranking) -> Ranking:
-        """Return the documents that a request means, rather than a tool; the others are near misses."""
-        candidates = documents.results or documents.near_misses
-        against = self.judge(query, snapshot, documents, tools)
-        if against is None:
-            return documents
-        results = tuple(one for one in candidates if against(one) is None)
-        return replace(
-            documents, results=results, fits=bool(results), near_misses=() if results else candidates
-        )
-
-    def judge(
-        self, query: str, snapshot: Snapshot, documents: Ranking, tools: Ranking
-    ) -> DocumentJudge | None:
-        """Return what tells why a request does not mean a document, or None where it does. Blocks.
-
-        A document must be as near to the request as the best tool, or not far behind. Where it leads to that
-        tool itself, it may be further behind. The nearest tools of other catalogs count as well, so that a
-        request for something else finds no document where there are few tools. Nobody judges where nothing
-        is meant at all.
-        """
-        candidates = documents.results or documents.near_misses
-        rivals = (*tools.results, *tools.near_misses)[:TOOLS_COMPARED]
-        by_words = any(one.considered and one.indexed and not one.likely for one in (documents, tools))
-        if documents.best_cosine is None or by_words:
-            most = max((one.lexical for one in rivals), default=0.0)
-            return lambda one: (
-                None
-                if documents.fits and (one.exact or one.lexical >= most)
-                else "by words, which alone are compared now, tools fit better"
-            )
-        if not candidates or documents.evidence is None or not (documents.fits or tools.fits):
-            return None
-        best = max(rivals, key=_plain_score, default=None)
-        here = -math.inf if best is None else _plain_score(best)
-        nearest = self._engine.elsewhere(query, snapshot)
-        elsewhere = -math.inf if nearest is None else nearest + WORDS_ELSEWHERE
-        nearer = NEARER_BY_PASSAGES * math.log(max(self._engine.passages(snapshot) / FEW_PASSAGES, 1.0))
-        least, about = max(here, elsewhere) + nearer, max(min(here, REPEATED), elsewhere) + nearer
-        files = files_named(query)
-        by_name = self._near_by_name(files, query, snapshot, candidates) if files else set[ItemKey]()
-        share = (DOCUMENT_SHARE + nearer) * max(one.score for one in candidates)
-        others = namesakes((one.item for one in candidates if isinstance(one.item, Document)), query)
-
-        def against(one: Result) -> str | None:
-            assert isinstance(one.item, Document)
-            if one.exact:
-                return None
-            if files and one.item.patterns and not any(is_for(one.item.patterns, file) for file in files):
-                return "it is for other files than those named"
-            if one.item.uri in others:
-                return "it is of another folder than the one that is named, which has one of this name"
-            if key_of(one.item) in by_name:
-                return "only the name of a file brings it near, and it is not about such files"
-            if one.score < share:
-                return f"its score is {one.score:.2f}, and beside the best document {share:.2f} are needed"
-            score = _plain_score(one)
-            if score >= least - BEHIND_TOOL:
-                return None
-            rival = "a tool of other catalogs" if best is None or elsewhere > here else key_of(best.item)[1]
-            too_far = (
-                f"{rival} is nearer to the query: its own score, {score:.2f}, is more than {BEHIND_TOOL} "
-                f"below {least:.2f}, so that a tool is meant"
-            )
-            if score < about - BEHIND_TOOL - FOR_TOOL or best is None or self._expander is None:
-                return too_far
-            return None if self._expander.is_about(one.item, best.item, snapshot, query) else too_far
-
-        return against
-
-    def _near_by_name(
-        self, files: list[str], query: str, snapshot: Snapshot, found: Iterable[Result]
-    ) -> set[ItemKey]:
-        """Return the documents that a query would be less near to without its files."""
-        led = {key_of(one.item): _plain_score(one) for one in found if not is_about_files(one.item, files)}
-        if led and (rest := without_files(query)):
-            documents, many = Filters(kinds=DOCUMENT_KINDS), SearchOptions(depth=FEW)
-            ranked = self._engine.search(rest, snapshot, documents, many, wait=False)
-            for one in (*ranked.results, *ranked.near_misses, *ranked.others):
-                if _plain_score(one) >= led.get(key_of(one.item), math.inf):
-                    del led[key_of(one.item)]
-        return set(led)
 
     def confidence(self, query: str, snapshot: Snapshot) -> float | None:
         """Return how much use has taught about such requests; None if it is unknown. Blocks."""
@@ -538,5 +425,89 @@ def _document_search(options: DomainOptions) -> SearchOptions:
     return replace(wanted, share_of_best=DOCUMENT_SHARE, at_least=1, at_most=options.top_n)
 
 
-def _plain_score(result: Result) -> float:
-    return (result.cosine or 0.0) + float(LEXICAL_FACTOR) * result.lexical
+_OF_ALL: Final = frozenset(("tool", "tools", "everything", "all", "capabilities", "help", "mcp", "*"))
+"""Words of which a query for the whole catalog has at least one."""
+
+_OF_NO_NEED = """
+a about accessible an any are available by call can connected could display do does each enumerate every exist
+existing for from get give has have here how i in is know like list many me my name names of offer offers on
+please possible provide provides re s see server servers show tell the there to us use view we what which with
+would you your
+"""
+_GENERAL: Final = _OF_ALL | frozenset(_OF_NO_NEED.split())
+"""Words that say nothing about a need."""
+
+_OF_SERVERS: Final = frozenset(("servers", "mcp"))
+_STATE_WORDS = """
+active broken configured disconnected down failed failing healthy installed not off offline online running
+status unavailable up why work working
+"""
+_STATES: Final = frozenset(_STATE_WORDS.split())
+_ABOUT_SERVERS: Final = _GENERAL | _STATES
+"""Words of a question about the servers, which has one of `_OF_SERVERS`."""
+
+_WHAT_CAN_YOU_DO: Final = frozenset(("what", "can", "do"))
+LEAST_LETTERS: Final = 3
+"""Letters of a word by which a query may mean a server."""
+
+_WORD: Final = pattern(r"[^\W_]+")
+
+
+def asks_for_all(
+    query: str, servers: Iterable[str], failed: Iterable[str], tools: Iterable[Tool] = ()
+) -> bool:
+    """Return whether a query, such as "list all tools" or "which servers work", asks for the whole catalog.
+
+    So does one for the state of a server ("is the git server up"), and the name of one that failed. A query
+    asks for a tool instead if it spells the name of one, such as ``list_all``, or if a tool is there for
+    other servers, such as machines of a cloud.
+    """
+    asked = _query_words(query)
+    of_state = "server" in asked and not asked.isdisjoint(_STATES)
+    of_servers = of_state or not asked.isdisjoint(_OF_SERVERS)
+    if not of_state and narrowed(SearchFilters(), query, filter(reaches, failed)).server is not None:
+        return False  # it is answered for that server alone
+    known = servers if of_state else failed
+    if server_asked_for(query, filter(reaches, known), _ABOUT_SERVERS) is None:
+        of_all = not asked or asked & _OF_ALL or of_servers or asked >= _WHAT_CAN_YOU_DO
+        if not (of_all and asked <= (_ABOUT_SERVERS if of_servers else _GENERAL)):
+            return False
+    of_any = of_state or "servers" in asked
+
+    def is_meant(tool: Tool) -> bool:
+        name = set(identifier_words(tool.name).split())
+        about = of_any and ("server" in name or "servers" in tool.description.casefold())
+        return about or (name <= asked and (len(name) > 1 or name == asked))
+
+    return not any(map(is_meant, tools))
+
+
+def server_asked_for(query: str, servers: Iterable[str], beside: Set[str] = _GENERAL) -> str | None:
+    """Return the server whose tools a query such as "all tools of git" asks for; None if it does not."""
+    asked = _query_words(query)
+    telling = next(iter(asked - beside), "")  # by which most of many servers need no look
+    for server in (server for server in servers if telling in server.casefold()):
+        name = _query_words(server)
+        if name == asked or (name <= asked and asked - name <= beside and not name <= beside):
+            return server
+    return None
+
+
+def narrowed(wanted: SearchFilters, query: str, servers: Iterable[str]) -> SearchFilters:
+    """Return the filters of a search, for one server alone if the query asks for "all tools of git"."""
+    asked = _query_words(query)
+    if wanted.server is not None or not (asked & _OF_ALL or asked >= _WHAT_CAN_YOU_DO):
+        return wanted
+    server = server_asked_for(query, servers)
+    return wanted if server is None else replace(wanted, server=server)
+
+
+def may_mean(query: str, servers: str) -> bool:
+    """Return whether names and addresses of servers have a word of a query, as "github" has "git"."""
+    said, known = map(stem, content_words(query.casefold()).split()), servers.casefold()
+    return any(len(word) >= LEAST_LETTERS and word in known for word in said)
+
+
+def _query_words(query: str) -> set[str]:
+    # A first search begins here, on the event loop, where the expressions of `identifier_words` take 50 ms.
+    return set(_WORD.findall(query.casefold()) or query.split())

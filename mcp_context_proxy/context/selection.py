@@ -10,8 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, compress
-from operator import not_
+from itertools import chain
 from typing import Final
 
 from msgspec import Struct, field
@@ -29,7 +28,8 @@ from mcp_context_proxy.context import (
     key_of,
 )
 from mcp_context_proxy.context.delivery import Deliver, ToldDocument, as_prompt, deliver
-from mcp_context_proxy.context.search import BEHIND_TOOL, EVERYTHING, Found, Scope, Searcher
+from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
+from mcp_context_proxy.context.search_filters import BEHIND_TOOL
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, standing_items
 from mcp_context_proxy.embedding.embeddings import Costs
 from mcp_context_proxy.errors import nearest_names
@@ -419,26 +419,24 @@ def _served(found: Found, companions: list[Companion], selection: Selection) -> 
         results = tuple(result for result in ranking.results if key_of(result.item) not in dropped)
         return replace(ranking, results=results)
 
-    coming = [
-        one
-        for one in companions
-        if one.mode is Mode.EXPANSION
-        and key_of(one.item) not in known
-        and key_of(one.item) in selection.items
-    ]
+    new = selection.items.keys() - known
+    coming = [one for one in companions if one.mode is Mode.EXPANSION and key_of(one.item) in new]
     needed = max((one.score for one in found.tools.results), default=0.0) + BEHIND_TOOL
     # A document of the user's so far before any tool, such as a runbook, knows better which one to call.
     telling = {key_of(one.item) for one in found.results if one.score > needed and not one.item.server}
-    first = [one.score == NAMED and one.via is not None and key_of(one.via) in telling for one in coming]
+
+    def is_first(one: Companion) -> bool:
+        return one.score == NAMED and one.via is not None and key_of(one.via) in telling
+
     return replace(
         found,
         tools=within(found.tools),
         documents=None if found.documents is None else within(found.documents),
         brought=tuple(
             Result(one.item, one.score or 0.0, one.score, 0.0, 0.0, one.item.description, (), one.why)
-            for one in (*compress(coming, first), *compress(coming, map(not_, first)))
+            for one in sorted(coming, key=is_first, reverse=True)
         ),
-        foremost=sum(first),
+        foremost=sum(map(is_first, coming)),
     )
 
 

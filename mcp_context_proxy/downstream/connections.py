@@ -313,7 +313,7 @@ _REMEDIES: Final = (
         "what it connects to does not run, or has another address: start that, or correct its args or env",
     ),
 )
-"""What the output of a program that has ended may say, and the remedy; the first that fits counts."""
+"""Texts in the output of a program that has ended, with the remedies; the first that fits counts."""
 
 DECLARED = (*CAPABILITY_OF.values(), "experimental")
 """Capabilities of a client that its connection declares unchanged; others belong to another hop or era."""

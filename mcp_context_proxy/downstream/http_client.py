@@ -135,7 +135,7 @@ class _FewCookies(CookieJar):
     """Cookies of a server, bounded: all of them are sent with each request."""
 
     def set_cookie(self, cookie: Cookie) -> None:
-        """Keep a cookie that is not too large; of many, the first and what replaces them."""
+        """Keep a cookie that is not too large; of many, the first and their replacements."""
         known = any(
             (one.domain, one.path, one.name) == (cookie.domain, cookie.path, cookie.name) for one in self
         )

@@ -519,7 +519,7 @@ class _PendingRequests:
 
 
 class _Pending(Reply[bytes]):
-    """One pending request: the reply that its caller awaits, its timeout, and what goes with it."""
+    """One pending request: the reply that its caller awaits, its timeout, and its state."""
 
     deadline = give_up_at = math.inf
     holds = 0

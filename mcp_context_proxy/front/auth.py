@@ -469,7 +469,7 @@ def _too_many_under_way(most: int) -> PlainTextResponse:
 # origin cannot set.
 
 OWN_SITES: Final = ("same-origin", "none")
-"""Values of ``Sec-Fetch-Site`` of our own pages, and of what a person typed or an application asked for."""
+"""Values of ``Sec-Fetch-Site`` of our own pages, and of addresses that a person or an application opens."""
 
 BROWSER: Final = "Mozilla/"
 """Beginning of the name of every browser."""

@@ -42,7 +42,7 @@ from mcp_context_proxy.trust import ACTING, THE_USER, Principal
 logger = logging.getLogger(__name__)
 
 PROTOCOL_BYTES = 1 << 20
-"""Size of a message that is no request for the gateway: what is kept of it is not counted."""
+"""Size of a message that is no request for the gateway: the memory that it takes is not counted."""
 
 MOST_VALUES = 10_000
 """Values in such a message, which is read whole while everybody else waits. One that negotiates, announces or
@@ -150,7 +150,7 @@ class HostStream(MessageReader):
         await self.run_until_ended()
 
     async def stalled(self, seconds: float) -> None:
-        """Wait until the host has read nothing of a full stream for `seconds`; then give up what waits."""
+        """Wait until the host has read nothing of a full stream for `seconds`; then give up the rest."""
         await self._writer.stalled(seconds)
         if not self._out.is_closing():
             self._out.abort()

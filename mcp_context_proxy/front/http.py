@@ -82,7 +82,7 @@ ACCEPT_AGAIN = "._start_serving("
 """Part of the name of the callback by which asyncio tries again."""
 
 WARNINGS_PER_SECOND, WARNINGS_AT_ONCE = 0.1, 10
-"""Rate and burst of the HTTP server's warnings about what clients send, also those without a token."""
+"""Rate and burst of the HTTP server's warnings about requests, also those without a token."""
 
 Health: TypeAlias = Callable[[], dict[str, Any]]
 """Returns the state of the proxy for ``/healthz``; without the token only its ``status`` is shown."""

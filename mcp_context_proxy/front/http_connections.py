@@ -345,7 +345,7 @@ class BoundedConnection(H11Protocol):
             self.tasks.discard(cycle)
 
     def _settle(self) -> None:
-        """Enter the phase after a part of a request; once a plain one is over, turn to what came ahead."""
+        """Enter the phase after a part of a request; after a plain one, turn to the bytes read ahead."""
         if self._plain is not None and self._plain.response_complete and not self._plain.missing:
             self._plain = None
             if self._ahead:
@@ -384,7 +384,7 @@ class BoundedConnection(H11Protocol):
         return unread and len(self.cycle.body) > BODY_STEP
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP; a request whose body it should be gets no other answer."""
+        """Refuse bytes that are no HTTP; a request whose body it should be gets no other answer."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

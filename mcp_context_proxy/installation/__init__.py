@@ -79,7 +79,7 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     """Adds variables, each with True if it is set here, to an entry of a host that hands over only those
     which an entry names. None for a host that hands over all."""
     restart: str = "start a new session"
-    """What a person does so that the host reads its settings again."""
+    """The step by which a person has the host read its settings again."""
     signs: tuple[str, ...] = ()
     """Paths of which one shows that the host is there although it has no such file yet."""
 

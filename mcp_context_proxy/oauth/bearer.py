@@ -36,7 +36,7 @@ PAUSE_SECONDS: Final = 5.0
 """Time after a failed renewal in which further requests fail with the same error."""
 
 REREAD_SECONDS: Final = 1.0
-"""Time after which a new login or a logout is noticed, by one short read of a file, or of what is known of
+"""Time after which a new login or a logout is noticed, by one short read of a file, or of values known of
 the store."""
 
 UNAUTHORIZED: Final = 401
@@ -302,7 +302,7 @@ class _Connection(httpcore2.AsyncNetworkStream):
         self._stream = stream
         self._interim = 0
         self._line: bytes | None = None
-        """What was read of an unfinished line; None once the response has begun."""
+        """The part read of an unfinished line; None once the response has begun."""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         data = await self._stream.read(max_bytes, timeout)

@@ -15,8 +15,8 @@ from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, 
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import NO_OVERRIDES, Delivery, DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search import Scope
-from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait, asks_for_all
+from mcp_context_proxy.context.search import Scope, asks_for_all
+from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
 from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.downstream.fleet import Fleet

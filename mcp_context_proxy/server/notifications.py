@@ -336,7 +336,7 @@ class ChangeNotifier:
         self.subscribers: Callable[[], Iterable[Principal]] = tuple
         """Returns the principals that have such subscriptions."""
         self.elsewhere: Callable[[str, str, str | None], None] | None = None
-        """Tells other replicas what a server has announced: server, method, and URI if there is one."""
+        """Tells other replicas of an announcement: its server, method, and URI if there is one."""
         self._announced: dict[Principal, dict[str, bytes]] = {}
         """Digest of each list as announced last, by principal; those without limits see the same."""
         self._whole = catalog.whole.snapshot

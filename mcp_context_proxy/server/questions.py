@@ -148,7 +148,7 @@ _PARTS: Final = ("form", "url", "tools")
 """Parts of capabilities that a request of a server may need."""
 
 ANSWERS: Final = ("accept", "decline", "cancel")
-"""What a person may do with an elicitation."""
+"""Answers that a person may give to an elicitation."""
 
 
 def answer_word(answer: bytes | Raw) -> str:

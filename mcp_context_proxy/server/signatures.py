@@ -430,7 +430,7 @@ def misfit(tool: Tool, name: str, arguments: bytes) -> str:
 
 
 def needs_object(tool: Tool, name: str) -> str:
-    """Return what to write for a model that has called a tool with something else than an object."""
+    """Return advice for a model that has called a tool with something else than an object."""
     told = ToolSignature(tool)
     shown = [one for one in told.properties if one in told.needed][:MISFITS] or [*told.properties][:1]
     example = ", ".join(f"{_literal(one)}: ..." for one in shown)

@@ -287,7 +287,7 @@ class FailureLog:
         self._warned_at: float | None = None
         self._lasting: StoreError | None = None
         self._warned = False
-        """True if a person was told of what lasts."""
+        """True if a person was told of the lasting failure."""
         self.ended = False
         """True once the store is being closed: what still asks it was told to end, and is not missed."""
 

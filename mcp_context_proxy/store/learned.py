@@ -79,7 +79,7 @@ class UseRow(Struct, frozen=True):
     """Seconds since 1970."""
     owner: str
     session: str
-    """Public id of the session, or what stands for it."""
+    """Public id of the session, or the mark in its place."""
     tool: ToolKey
 
 

@@ -197,7 +197,7 @@ U = TypeVar("U", ToolUsage, SearchUsage, DocumentUsage)
 
 
 def count_in(counts: dict[K, U], key: K, usage: U) -> None:
-    """Add usage to what was counted under the same key."""
+    """Add usage to the counts under the same key."""
     known = counts.get(key)
     counts[key] = usage if known is None else known.plus(usage)
 

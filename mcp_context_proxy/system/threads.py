@@ -211,7 +211,7 @@ class Flight:
 
     # Of the class, because one is made for every call.
     reply: Reply[Any] | None = None
-    """What it waits for without a task."""
+    """The reply that it waits for without a task."""
     _coroutine: Coroutine[Any, Any, None] | None = None
     _scope: anyio.CancelScope | None = None
     _cancelled = False

@@ -63,7 +63,7 @@ def person_in(principal: str | None) -> str | None:
 
 
 PERSONS_SHARE: Final = 2
-"""Divisor of what one person may take of what all share: somebody else always finds the rest free."""
+"""Divisor of a common bound for the share of one person: somebody else always finds the rest free."""
 
 
 def names_of(document: Document) -> Iterable[str]:
@@ -161,7 +161,7 @@ class Principal:
         return self.name.removesuffix(MARK + self.profile.name).rstrip() or None
 
     def share(self, whole: int) -> int:
-        """Return what they may take of something that all share; administrators may take all of it."""
+        """Return their share of a common bound; administrators may take all of it."""
         return whole if self.is_admin else max(whole // PERSONS_SHARE, 1)
 
     def may(self, role: Role) -> bool:

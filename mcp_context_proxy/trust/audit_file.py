@@ -274,7 +274,7 @@ _LEVELS: Final[tuple[Callable[[_Line], Hashable], ...]] = (
     lambda line: line.about,
     lambda line: line.time // 86_400,
 )
-"""What has a share of the oldest file: each person, in that each tool, in that each day."""
+"""Holders of a share of the oldest file: each person, in that each tool, in that each day."""
 
 
 def _lines(file: IO[bytes]) -> Iterator[_Line]:

@@ -18,7 +18,7 @@ from support.balancer import Balancer, balancing
 from support.ledger import until
 from support.postgres import PostgresServer
 from support.proxies import command, http_proxy
-from support.raw_client import PATIENCE, RawClient, RpcError
+from support.raw_client import PATIENCE, RawClient, RpcError, text_of
 from support.replicas import (
     ACCEPTED,
     KEY,
@@ -34,7 +34,6 @@ from support.replicas import (
     ledger_of,
     ping,
     session_at,
-    text_of,
     until_ready,
 )
 

@@ -14,8 +14,8 @@ from support import wires
 from support.issuer import AUDIENCE, Issuer, issuing
 from support.postgres import PostgresServer
 from support.proxies import command, requests_of
-from support.raw_client import OWN, RawClient, RpcError
-from support.replicas import NOTE, Cluster, balanced, ping, session_at, text_of
+from support.raw_client import OWN, RawClient, RpcError, text_of
+from support.replicas import NOTE, Cluster, balanced, ping, session_at
 from support.servers import Workshop, tool
 
 pytestmark = pytest.mark.cluster

@@ -15,6 +15,7 @@ from support import wires
 from support.balancer import balancing
 from support.postgres import PostgresServer
 from support.proxies import command, http_proxy
+from support.raw_client import text_of
 from support.replicas import (
     ACCEPTED,
     KEY,
@@ -26,7 +27,6 @@ from support.replicas import (
     ledger_of,
     ping,
     session_at,
-    text_of,
     until_ready,
 )
 

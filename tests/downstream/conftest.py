@@ -1,14 +1,8 @@
 """A healthy neighbour of the server that a test is about, and whether it works."""
 
-from typing import Any
-
 import pytest
 from support.proxies import Host
 from support.servers import Server, Workshop, tool
-
-
-def text(result: dict[str, Any]) -> str:
-    return str(result["content"][0]["text"])
 
 
 @pytest.fixture

@@ -8,13 +8,12 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, inside
+from support.raw_client import text_of
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.downstream.stdio import LAST_WORDS_SECONDS
 from mcp_context_proxy.protocol import framing
 from mcp_context_proxy.protocol.framing import Backpressure, PipeReader
-
-from .conftest import text
 
 LAST = '{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"last"}]}}'
 
@@ -115,7 +114,7 @@ async def test_output_from_before_an_exit_is_not_lost_behind_a_closed_gate(
         host = Host(proxy, "modern")
 
         async def call() -> None:
-            told.append(text(await host.call("work__go")))
+            told.append(text_of(await host.call("work__go")))
 
         framing.gate.close()
         try:

@@ -10,11 +10,12 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, host_of, inside
+from support.raw_client import text_of
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.downstream.lifecycle import ServerState
 
-from .conftest import text, works
+from .conftest import works
 
 QUICK = {"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.02, "probe_seconds": 0.3}
 
@@ -38,8 +39,8 @@ async def test_a_crash_during_a_call_is_reported_and_the_call_is_never_sent_agai
         lived = await host.call("frail__live")
 
     assert died["isError"] is True
-    assert "exited (code 6)" in text(died)
-    assert text(died).endswith("may or may not have run and was not sent again; its last output: no room")
+    assert "exited (code 6)" in text_of(died)
+    assert text_of(died).endswith("may or may not have run and was not sent again; its last output: no room")
     assert "isError" not in lived
     assert len(server.ledger.calls("die")) == 1
 
@@ -49,7 +50,7 @@ async def test_a_call_whose_server_is_killed_names_the_signal(workshop: Workshop
     async with inside(workshop.config()) as proxy:
         result = await Host(proxy, "handshake").call("frail__die")
 
-    assert "killed by signal 9" in text(result)
+    assert "killed by signal 9" in text_of(result)
 
 
 async def test_a_crash_fails_every_pending_call_once(workshop: Workshop) -> None:
@@ -69,7 +70,7 @@ async def test_a_crash_fails_every_pending_call_once(workshop: Workshop) -> None
             await host.call("frail__die")
 
     assert len(results) == 10
-    assert all("may or may not have run" in text(result) for result in results)
+    assert all("may or may not have run" in text_of(result) for result in results)
     assert len(server.ledger.calls("hang")) == 10
 
 
@@ -90,7 +91,7 @@ async def test_a_call_over_the_limit_fails_as_busy_at_once_and_affects_no_other(
             refused = await host.call("slow__wait")
             flag.touch()
 
-    assert "busy" in text(refused)
+    assert "busy" in text_of(refused)
     assert [result.get("isError") for result in results] == [None, None]
     assert len(server.ledger.calls("wait")) == 2
 
@@ -112,7 +113,7 @@ async def test_a_call_without_a_response_ends_at_its_timeout_and_is_cancelled(
         fine = await host.call("slow__fine")
 
     assert result["isError"] is True
-    assert "within 0.5 s" in text(result)
+    assert "within 0.5 s" in text_of(result)
     (call,) = server.ledger.messages("tools/call")[:1]
     assert cancelled["params"]["requestId"] == call["id"]
     assert "isError" not in fine
@@ -156,7 +157,7 @@ async def test_no_progress_extends_a_call_beyond_the_longest_timeout(workshop: W
             group.cancel_scope.cancel()
 
     assert result["isError"] is True
-    assert "within" in text(result)
+    assert "within" in text_of(result)
 
 
 async def test_a_flood_of_progress_is_thinned_and_its_end_is_passed_on(workshop: Workshop, era: str) -> None:
@@ -249,7 +250,7 @@ async def test_a_server_that_answers_neither_calls_nor_a_ping_is_started_again(
         await until(lambda: client.state is ServerState.READY)
         answer = await host.call("stuck__go_on")
 
-    assert ["within 0.5 s" in text(result) for result in timed_out] == [True] * 3
+    assert ["within 0.5 s" in text_of(result) for result in timed_out] == [True] * 3
     assert "isError" not in answer
 
 
@@ -263,7 +264,7 @@ async def test_a_server_that_answers_a_ping_goes_on_after_timeouts(workshop: Wor
     )
     async with inside(workshop.config(limits=QUICK)) as proxy:
         for _ in range(3):
-            assert "within 1 s" in text(await Host(proxy, era).call("slow__wait"))
+            assert "within 1 s" in text_of(await Host(proxy, era).call("slow__wait"))
 
     assert len(server.ledger.entries("start")) == 1
 
@@ -284,7 +285,7 @@ async def test_requests_that_a_server_does_not_read_are_bounded_in_bytes(
         told: list[str] = []
 
         async def call() -> None:
-            told.append(text(await host.call("stuck__stop", {"text": "x" * 100_000})))
+            told.append(text_of(await host.call("stuck__stop", {"text": "x" * 100_000})))
 
         async with anyio.create_task_group() as group:
             for _ in range(50):

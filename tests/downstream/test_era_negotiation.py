@@ -1,6 +1,5 @@
 """The era of a server is probed once, and not again if a probe is useless or harmful."""
 
-import json
 import sqlite3
 from contextlib import closing
 from typing import Any
@@ -47,10 +46,6 @@ def old(request: pytest.FixtureRequest, workshop: Workshop) -> Server:
 
 def probes(server: Server) -> int:
     return len(server.ledger.messages("server/discover"))
-
-
-def respecify(server: Server, **spec: Any) -> None:
-    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | spec))
 
 
 async def served(workshop: Workshop, server: Server, limits: dict[str, float] = PATIENT) -> Era:
@@ -192,7 +187,7 @@ async def test_a_server_that_reports_another_version_is_probed_by_the_next_proxy
     workshop: Workshop, old: Server
 ) -> None:
     await served(workshop, old, QUICK)
-    respecify(old, era="both", on={}, version="2")
+    old.respecify(era="both", on={}, version="2")
     eras = [await served(workshop, old) for _ in range(3)]
 
     assert eras == [Era.HANDSHAKE, Era.MODERN, Era.MODERN]
@@ -202,7 +197,7 @@ async def test_a_server_that_became_modern_is_recognized_although_it_is_remember
     workshop: Workshop, old: Server
 ) -> None:
     await served(workshop, old, QUICK)
-    respecify(old, era="modern", on={})
+    old.respecify(era="modern", on={})
     before = len(old.ledger.entries("start"))
     eras = [await served(workshop, old) for _ in range(2)]
 

@@ -10,11 +10,12 @@ import pytest
 from msgspec.structs import replace
 from support.ledger import until
 from support.proxies import Host, host_of, inside
+from support.raw_client import text_of
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.downstream.lifecycle import ServerState
 
-from .conftest import text, works
+from .conftest import works
 
 LISTED_TOOLS = [tool("die"), tool("live")]
 LISTED = [{"result": {"tools": LISTED_TOOLS}}]
@@ -191,9 +192,9 @@ async def test_tools_of_a_dead_server_stay_listed_and_their_calls_fail_at_once_w
 
     assert {"frail__live", "frail__die"} <= set(names)
     assert result["isError"] is True
-    assert "'frail'" in text(result)
-    assert "exited (code 6)" in text(result)
-    assert "out of luck" in text(result)
+    assert "'frail'" in text_of(result)
+    assert "exited (code 6)" in text_of(result)
+    assert "out of luck" in text_of(result)
 
 
 async def test_a_call_waits_for_a_server_that_is_being_restarted(workshop: Workshop, era: str) -> None:
@@ -294,13 +295,13 @@ async def test_calls_to_a_server_that_closes_its_pipes_but_stays_go_to_the_next_
         host = Host(proxy, "handshake")
 
         async def call(name: str, times: int) -> None:
-            told.append(text(await host.call(f"{name}__go")))
+            told.append(text_of(await host.call(f"{name}__go")))
             await until(flags[name].exists)
             await anyio.wait_all_tasks_blocked()
             async with anyio.create_task_group() as crowd:
 
                 async def again() -> None:
-                    told.append(text(await host.call(f"{name}__go")))
+                    told.append(text_of(await host.call(f"{name}__go")))
 
                 for _ in range(times):
                     crowd.start_soon(again)
@@ -347,12 +348,12 @@ async def test_a_server_that_soon_exits_each_time_is_tried_rarely_although_it_an
     limits = {"backoff_first_seconds": 9000.0, "backoff_max_seconds": 9000.0}
     async with inside(workshop.config(limits=limits)) as proxy:
         host, client = Host(proxy, "handshake"), proxy.fleet.clients["leaving"]
-        answers = [text(await host.call("leaving__go"))]
+        answers = [text_of(await host.call("leaving__go"))]
         # The first time is forgiven; the second, it is waited as long as for any other that fails.
         await until(lambda: client.restarts == 1 and client.state is ServerState.READY)
-        answers.append(text(await host.call("leaving__go")))
+        answers.append(text_of(await host.call("leaving__go")))
         await until(lambda: client.state is ServerState.FAILED)
-        later = [text(await host.call("leaving__go")) for _ in range(20)]
+        later = [text_of(await host.call("leaving__go")) for _ in range(20)]
 
     assert answers == ["gone", "gone"]
     assert all("failed: it exited (code 7)" in said for said in later)
@@ -368,5 +369,5 @@ async def test_a_server_that_never_works_is_tried_rarely_whoever_calls_it(
         await server.ledger.until(lambda ledger: len(ledger.entries("start")) == 3)
         told = [await host.call("dying__anything") for _ in range(20)]
 
-    assert all("exited (code 3)" in text(result) for result in told[1:])
+    assert all("exited (code 3)" in text_of(result) for result in told[1:])
     assert len(server.ledger.entries("start")) == 3

@@ -18,6 +18,7 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, inside, real_command
+from support.raw_client import text_of
 from support.servers import Server, Workshop, tool
 from support.tables import each
 
@@ -30,8 +31,6 @@ from mcp_context_proxy.downstream import lifecycle
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.downstream.stdio import INSTALL_SECONDS
 from mcp_context_proxy.errors import Fault
-
-from .conftest import text
 
 DOWNLOAD = """#!{python} -S
 import os, signal, sys, time
@@ -130,7 +129,7 @@ async def test_a_download_may_take_longer_than_a_start_and_is_no_failure(worksho
 
         assert re.search(r"slow \(downloading for \d+ s\)\.", found["note"])
         assert re.search(
-            r"'slow' is not available \(downloading for \d+ s: call again in a while\)$", text(called)
+            r"'slow' is not available \(downloading for \d+ s: call again in a while\)$", text_of(called)
         )
         assert len(runs(workshop)) == 1
         assert client.restarts == 0

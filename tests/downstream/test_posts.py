@@ -12,9 +12,8 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, inside
+from support.raw_client import text_of
 from support.servers import Workshop
-
-from .conftest import text
 
 CROWD = 20
 
@@ -110,7 +109,7 @@ async def test_calls_do_not_wait_for_a_server_that_accepts_a_post_only_when_it_h
         host = Host(proxy, "modern")
 
         async def call() -> None:
-            results.append(text(await host.call("posted__crowd")))
+            results.append(text_of(await host.call("posted__crowd")))
 
         for _ in range(CROWD):
             group.start_soon(call)
@@ -125,12 +124,12 @@ async def test_a_post_that_fails_fails_its_own_call(workshop: Workshop, posted: 
         async with anyio.create_task_group() as group:
 
             async def call() -> None:
-                waited.append(text(await host.call("posted__wait")))
+                waited.append(text_of(await host.call("posted__wait")))
 
             group.start_soon(call)
             await until(lambda: posted.called == ["wait"])
-            refused = text(await host.call("posted__refuse"))
-            reset = text(await host.call("posted__reset"))
+            refused = text_of(await host.call("posted__refuse"))
+            reset = text_of(await host.call("posted__reset"))
             posted.released.set()
 
         assert proxy.fleet.clients["posted"].restarts == 0

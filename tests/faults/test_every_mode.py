@@ -23,7 +23,7 @@ from faults.cases import ANSWERS, FAILS, HTTP, REFUSES, RELAYS, STDIO, Case
 from faults.harness import BYSTANDER, PROGRAM, SAFE, Bystander, Ledger, faulty, nonce, twin
 from faults.sharing import shared
 from support.proxies import http_proxy, real_command
-from support.raw_client import PATIENCE, RawClient, RpcError
+from support.raw_client import PATIENCE, RawClient, RpcError, text_of
 from support.servers import Workshop
 from support.wires import http, stdio
 
@@ -152,10 +152,6 @@ async def until_there(client: RawClient, names: list[str]) -> None:
         while missing := set(names) - set(await client.names()):  # noqa: ASYNC110 - another process
             await anyio.sleep(0.25)
     assert sorted(missing) == []
-
-
-def text_of(result: Any) -> str:
-    return str(result["content"][0]["text"])
 
 
 @pytest.mark.each_value(cross=2)

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import ByteSendStream, Process
 from faults.harness import SAFE, Ledger, children, faulty, nonce, runs
 from support.ledger import PATIENCE, until
 from support.proxies import command, http_proxy, real_command
@@ -352,7 +353,9 @@ async def test_the_guardian_is_started_before_the_first_server(setup: Setup) -> 
     assert (server - guardian) % largest_id() < largest_id() // 2
 
 
-async def test_a_killed_guardian_is_replaced(setup: Setup) -> None:
+@asynccontextmanager
+async def without_guardian(setup: Setup) -> AsyncIterator[tuple[Process, ByteSendStream, int]]:
+    """A proxy with two servers whose guardian was killed, and that guardian."""
     for mode in ("ignore-sigterm", "die-mid-call"):
         setup.server(mode)
     async with await anyio.open_process(real_command(setup.workshop.config()), stderr=None) as process:
@@ -361,35 +364,29 @@ async def test_a_killed_guardian_is_replaced(setup: Setup) -> None:
         await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 2)
         (guardian,) = guardians(process.pid)
         os.kill(guardian, signal.SIGKILL)
-        # On a busy machine it would otherwise still be alive when the server starts again.
-        await until(lambda: guardians(process.pid) == [])
-        await process.stdin.send(a_call("die-mid-call__tool_000"))
-        await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 3)
-        await until(lambda: guardians(process.pid) not in ([], [guardian]))
+        yield process, process.stdin, guardian
         process.kill()
         await process.wait()
 
     await until(lambda: setup.ledger.survivors() == [])
+
+
+async def test_a_killed_guardian_is_replaced(setup: Setup) -> None:
+    async with without_guardian(setup) as (process, stdin, guardian):
+        # On a busy machine it would otherwise still be alive when the server starts again.
+        await until(lambda: guardians(process.pid) == [])
+        await stdin.send(a_call("die-mid-call__tool_000"))
+        await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 3)
+        await until(lambda: guardians(process.pid) not in ([], [guardian]))
 
 
 async def test_a_guardian_that_is_killed_while_no_server_starts_is_replaced(setup: Setup) -> None:
-    for mode in ("ignore-sigterm", "die-mid-call"):
-        setup.server(mode)
-    async with await anyio.open_process(real_command(setup.workshop.config()), stderr=None) as process:
-        assert process.stdin is not None
-        await process.stdin.send(spoken(0, ""))
-        await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 2)
-        (guardian,) = guardians(process.pid)
-        os.kill(guardian, signal.SIGKILL)
+    async with without_guardian(setup) as (process, stdin, guardian):
         (replacement,) = await until(lambda: [one for one in guardians(process.pid) if one != guardian])
         # The new one is told of all servers before it is told that one of them has ended.
-        await process.stdin.send(a_call("die-mid-call__tool_000"))
+        await stdin.send(a_call("die-mid-call__tool_000"))
         await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 3)
         assert guardians(process.pid) == [replacement]
-        process.kill()
-        await process.wait()
-
-    await until(lambda: setup.ledger.survivors() == [])
 
 
 async def test_the_guardian_ends_with_the_proxy(setup: Setup) -> None:

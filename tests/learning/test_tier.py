@@ -205,16 +205,6 @@ def test_without_a_store_pairs_end_with_the_process(tier, words, clock, path):
         assert LearnedTier(words, store.learned, clock=clock).supported(words.one(QUERY)) == {}
 
 
-def test_queries_can_be_stored_without_their_text(words, clock, path):
-    with open_store(path) as store:
-        tier = LearnedTier(words, store.learned, store_queries=False, clock=clock)
-        tier.learn(use())
-        support = tier.supported(words.one(QUERY))[MAIL]
-
-    assert support.query is None
-    assert not any(QUERY.encode() in file.read_bytes() for file in path.parent.iterdir())
-
-
 def test_pairs_of_another_model_are_embedded_again_if_their_text_is_stored(words, clock, path):
     other = Words("other", dimensions=16)
     with open_store(path) as store:

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import Host, command, host_of, http_proxy, inside
-from support.raw_client import RawClient
+from support.raw_client import RawClient, text_of
 from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 from support.wires import stdio
@@ -37,10 +37,6 @@ def broken(request: pytest.FixtureRequest, workshop: Workshop) -> str:
     workshop.server("good", tools=[tool("echo", "Say something again")])
     workshop.server("github").settings = settings
     return reason
-
-
-def text_of(result: dict[str, Any]) -> str:
-    return str(result["content"][0]["text"])
 
 
 async def test_the_others_serve_and_search_calls_and_health_say_why_one_does_not(

@@ -1,6 +1,5 @@
 """A lazy server is listed and found from its last listing; its process starts at the first call."""
 
-import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,6 @@ def starts(server: Server) -> int:
 def stored(workshop: Workshop, **tables: Any) -> Path:
     """The configuration, with a store that is kept."""
     return workshop.config(**{"store": {"path": "store.db"}, **tables})
-
-
-def respecify(server: Server, **spec: Any) -> None:
-    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | spec))
 
 
 @pytest.fixture
@@ -124,9 +119,7 @@ async def test_a_tool_that_changed_while_its_server_slept_is_announced_after_the
 ) -> None:
     server = workshop.server("lazy", tools=[tool("brew"), tool("old")], settings=dict(LAZY))
     config = await learned(workshop, server)
-    server.path.write_text(
-        json.dumps(json.loads(server.path.read_text()) | {"tools": [tool("brew"), tool("new")]})
-    )
+    server.respecify(tools=[tool("brew"), tool("new")])
     async with stdio(command(config)) as client:
         assert {"lazy__brew", "lazy__old"} <= set(await client.names())
         assert "isError" not in await client.call("lazy__brew")
@@ -143,7 +136,7 @@ async def test_a_tool_that_changed_while_its_server_slept_is_announced_after_the
 async def test_changed_connection_settings_discard_the_remembered_lists(workshop: Workshop) -> None:
     server = workshop.server("lazy", tools=[tool("secret_tool")], settings=dict(LAZY))
     await learned(workshop, server)
-    respecify(server, tools=[tool("other")])
+    server.respecify(tools=[tool("other")])
     server.settings["env"] = {"ACCOUNT": "another"}
     async with inside(stored(workshop), settled=False) as proxy:
         assert "lazy__secret_tool" not in proxy.catalog.snapshot.tools
@@ -162,7 +155,7 @@ async def test_what_a_server_listed_in_one_repository_is_not_remembered_in_anoth
     config = await learned(workshop, server)
     async with inside(config) as proxy:
         assert "lazy__evil" in proxy.catalog.snapshot.tools
-    respecify(server, tools=[tool("good")])
+    server.respecify(tools=[tool("good")])
     monkeypatch.chdir(workshop.folder / "other")
     async with inside(config, settled=False) as proxy:
         assert "lazy__evil" not in proxy.catalog.snapshot.tools
@@ -191,15 +184,14 @@ async def test_a_failing_lazy_server_is_reported_and_retried_by_a_later_call(
     config = await learned(
         workshop, server, limits={"backoff_first_seconds": 0.01, "backoff_max_seconds": 0.02}
     )
-    spec = json.loads(server.path.read_text())
-    server.path.write_text(json.dumps(spec | {"at_start": [{"stderr": "no licence"}, {"exit": 3}]}))
+    server.respecify(at_start=[{"stderr": "no licence"}, {"exit": 3}])
     async with host_of(config, "modern") as host:
         refused = await host.call("lazy__brew")
         assert refused["isError"]
         assert "exited (code 3)" in refused["content"][0]["text"]
         assert "no licence" in refused["content"][0]["text"]
         assert "lazy__brew" in await host.names()
-        server.path.write_text(json.dumps(spec))
+        server.respecify(at_start=[])
         await anyio.sleep(0.1)  # longer than the back-off
 
         with anyio.fail_after(20):

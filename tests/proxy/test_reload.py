@@ -190,9 +190,7 @@ async def test_a_server_whose_environment_changed_is_restarted_alone_and_serves_
     config = workshop.config()
     async with stdio(command(config), env={"COLOUR": "red"}) as client:
         await client.until_listed("one__first", "two__second")
-        two.path.write_text(
-            json.dumps(json.loads(two.path.read_text()) | {"on": {"initialize": [{"wait": str(ready)}]}})
-        )
+        two.respecify(on={"initialize": [{"wait": str(ready)}]})
         two.settings["env"] = {"HUE": "${COLOUR}"}
         workshop.config()
         await until(lambda: starts(two) == 2)

@@ -56,6 +56,15 @@ async def remembered(workshop: Workshop, **tables: Any) -> Path:
     return config
 
 
+async def late_but_remembered(workshop: Workshop) -> Path:
+    """The same of a server that from now on lists nothing before its flag exists."""
+    server = workshop.server("late", tools=[BREW])
+    config = await remembered(workshop)
+    steps = {"tools/list": [{"wait": str(workshop.flag("ready"))}]}
+    server.respecify(on=steps)
+    return config
+
+
 async def test_an_agent_that_searches_and_calls_right_after_it_has_connected_gets_its_tool(
     workshop: Workshop,
 ) -> None:
@@ -393,10 +402,7 @@ async def test_a_call_of_one_server_does_not_wait_for_another(workshop: Workshop
 async def test_what_is_remembered_of_a_server_is_listed_and_found_at_once_and_marked(
     workshop: Workshop, era: str
 ) -> None:
-    server = workshop.server("late", tools=[BREW])
-    config = await remembered(workshop)
-    steps = {"tools/list": [{"wait": str(workshop.flag("ready"))}]}
-    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | {"on": steps}))
+    config = await late_but_remembered(workshop)
     async with inside(config, settled=False) as proxy:
         host = Host(proxy, era)
         assert "late__brew" in await host.names()
@@ -415,10 +421,7 @@ async def test_what_is_remembered_of_a_server_is_listed_and_found_at_once_and_ma
 async def test_a_call_of_a_remembered_tool_waits_for_its_server_with_progress(
     workshop: Workshop, era: str
 ) -> None:
-    server = workshop.server("late", tools=[BREW])
-    config = await remembered(workshop)
-    steps = {"tools/list": [{"wait": str(workshop.flag("ready"))}]}
-    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | {"on": steps}))
+    config = await late_but_remembered(workshop)
     async with inside(config, settled=False) as proxy:
         host, answers = Host(proxy, era), []
 
@@ -436,7 +439,7 @@ async def test_a_call_of_a_remembered_tool_waits_for_its_server_with_progress(
 async def test_a_remembered_server_that_fails_stays_listed_and_its_calls_say_why(workshop: Workshop) -> None:
     server = workshop.server("late", tools=[BREW])
     config = await remembered(workshop)
-    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | {"at_start": [{"exit": 3}]}))
+    server.respecify(at_start=[{"exit": 3}])
     async with host_of(config, "modern") as host:
         assert "late__brew" in await host.names()
         found = await host.data("search_available_tools", {"query": "coffee"})
@@ -449,7 +452,7 @@ async def test_a_remembered_server_that_fails_stays_listed_and_its_calls_say_why
 async def test_a_tool_that_a_server_no_longer_has_goes_when_it_is_connected(workshop: Workshop) -> None:
     server = workshop.server("late", tools=[BREW, tool("old")])
     config = await remembered(workshop)
-    server.path.write_text(json.dumps(json.loads(server.path.read_text()) | {"tools": [BREW]}))
+    server.respecify(tools=[BREW])
     async with inside(config) as proxy:
         names = await Host(proxy, "modern").names()
 

@@ -21,13 +21,6 @@ def two() -> Snapshot:
     return snapshot(tool("read_file", "Reads a file."), tool("send_mail", "Sends a mail."))
 
 
-def test_nothing_is_embedded_before_the_first_search(two: Snapshot) -> None:
-    vectors = WordVectors()
-    Engine(vectors)
-
-    assert vectors.calls == []
-
-
 def test_the_first_search_embeds_everything_in_one_pass(two: Snapshot) -> None:
     vectors, progress = WordVectors(), []
     Engine(vectors).search("a file", two, on_progress=lambda done, total: progress.append((done, total)))

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, host_of, inside
-from support.raw_client import MODERN, PREFIX, RpcError
+from support.raw_client import MODERN, PREFIX, RpcError, text_of
 from support.servers import Server, Workshop, tool
 from support.tables import each
 
@@ -38,15 +38,11 @@ def server(workshop: Workshop, confirm: str | None = None, **more: Any) -> Serve
     return workshop.server(more.pop("name", "s"), tools=more.pop("tools", tools), settings=settings, **more)
 
 
-def text(result: dict[str, Any]) -> str:
-    return str(result["content"][0]["text"])
-
-
 def refused(result: dict[str, Any], name: str, why: str) -> bool:
     return (
         bool(result["isError"])
-        and text(result).startswith(f"s__{name} was not run: ")
-        and why in text(result)
+        and text_of(result).startswith(f"s__{name} was not run: ")
+        and why in text_of(result)
     )
 
 
@@ -95,7 +91,7 @@ async def test_a_confirmed_call_names_server_tool_and_arguments_and_runs_once(
             'Arguments:\n- path: "/tmp/x"\n- force: true'
         )
         assert question["requestedSchema"] == {"type": "object", "properties": {}}
-        assert json.loads(text(result))["arguments"] == arguments
+        assert json.loads(text_of(result))["arguments"] == arguments
     assert len(downstream.ledger.calls("delete")) == 2
 
 
@@ -224,7 +220,7 @@ async def test_a_call_runs_only_if_the_tool_is_still_what_the_person_was_asked_a
         result = await host.call(through or "s__write", arguments)
 
     assert result["isError"]
-    assert why in text(result)
+    assert why in text_of(result)
     assert downstream.ledger.calls() == []
 
 
@@ -255,8 +251,8 @@ async def test_a_client_that_cannot_be_asked_is_refused_and_told_how_to_go_on(
             for result in (await host.call("s__write"), await host.call("call_tool", {"name": "s__write"})):
                 why = "a person has to confirm it, by servers.s.confirm (config.toml:"
                 assert refused(result, "write", why), host.capabilities
-                assert "does not support elicitation/create" in text(result)
-                assert advice in text(result)
+                assert "does not support elicitation/create" in text_of(result)
+                assert advice in text_of(result)
 
     assert downstream.ledger.calls() == []
 
@@ -301,7 +297,7 @@ async def test_nobody_is_asked_twice_for_a_call_whose_server_asks_for_input(
         person = Person(proxy, era)
         result = await person.call("s__write", {"text": "x"})
 
-    assert "accept" in text(result)
+    assert "accept" in text_of(result)
     assert len(person.confirmations) == 1
     assert len(person.questions) == 2
     assert len(downstream.ledger.calls("write")) == (1 if downstream_era == "handshake" else 2)
@@ -383,7 +379,7 @@ async def test_calls_with_consent_that_wait_for_input_are_bounded(workshop: Work
             await host.request("tools/call", waiting[0])
         result = await host.request("tools/call", waiting[1])
 
-    assert "accept" in text(result)
+    assert "accept" in text_of(result)
 
 
 async def test_a_tool_that_demands_its_user_is_asked_about_through_a_call_tool(
@@ -415,7 +411,7 @@ async def test_a_tool_that_demands_its_user_is_listed_for_a_client_that_cannot_b
         direct = await host.call("s__pay")
 
     assert refused(result, "pay", "it demands that the user is asked, and through call_tool")
-    assert "Call s__pay itself, which the list of tools has from now on, so that the host asks." in text(
+    assert "Call s__pay itself, which the list of tools has from now on, so that the host asks." in text_of(
         result
     )
     assert "s__pay" not in before
@@ -437,7 +433,7 @@ async def test_a_modern_client_that_cannot_be_asked_finds_the_tool_in_the_list_o
         names = await host.names(**context)
 
     assert refused(plain, "pay", "Call s__pay itself, so that the host asks.")
-    assert 'set include = "always" for it' in text(plain)
+    assert 'set include = "always" for it' in text_of(plain)
     assert refused(result, "pay", "which the list of tools has from now on")
     assert "s__pay" in names
 
@@ -465,7 +461,7 @@ async def test_configured_secrets_are_not_shown_in_a_question(workshop: Workshop
     (question,) = person.confirmations
     assert "hunter2" not in question
     assert "[redacted" in question
-    assert "hunter2-and-more" in text(result)
+    assert "hunter2-and-more" in text_of(result)
 
 
 def shown(arguments: Any) -> str:

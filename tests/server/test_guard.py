@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from msgspec import Raw
 from support.proxies import Host, command, host_of, inside
-from support.raw_client import HANDSHAKE, MODERN, PREFIX, RpcError
+from support.raw_client import HANDSHAKE, MODERN, PREFIX, RpcError, text_of
 from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
@@ -37,10 +37,6 @@ def servers(workshop: Workshop, **spec: Any) -> tuple[Server, Server]:
     )
     spec.setdefault("tools", [tool("post")])
     return owner, workshop.server("stranger", settings={"env": {"ITS_TOKEN": OTHERS}}, **spec)
-
-
-def text(result: dict[str, Any]) -> str:
-    return str(result["content"][0]["text"])
 
 
 def sent_to(server: Server) -> str:
@@ -95,7 +91,7 @@ async def test_no_form_of_a_secret_goes_to_another_server(workshop: Workshop, er
             )
             name = "OWNER_TOKEN" if secret == SECRET else "OWNER_KEY"
             assert refused["isError"]
-            assert text(refused).startswith(
+            assert text_of(refused).startswith(
                 f"tool 'post' was not sent to server 'stranger': it has the value of {name}, which is a "
                 "secret of server 'owner'"
             )
@@ -134,7 +130,7 @@ async def test_neither_escapes_of_json_nor_its_place_hide_a_secret(workshop: Wor
             results[form] = json.loads(refused)
 
     assert not [
-        form for form, told in results.items() if "was not sent to server 'stranger'" not in text(told)
+        form for form, told in results.items() if "was not sent to server 'stranger'" not in text_of(told)
     ]
     assert stranger.ledger.calls() == []
 
@@ -192,7 +188,7 @@ async def test_nobody_is_asked_about_a_call_that_is_refused_for_a_secret(
     async with host_of(workshop.config(), era, {"elicitation": {}}) as host:
         refused = await host.call("stranger__post", {"text": PLAIN})
 
-    assert "was not sent" in text(refused)
+    assert "was not sent" in text_of(refused)
     assert host.asked == []
 
 
@@ -207,7 +203,7 @@ async def test_a_token_of_a_login_is_known_once_it_is_used(workshop: Workshop, e
         refused = await host.call("stranger__post", {"text": token})
 
     assert "isError" not in before
-    assert "it has the value of access token, which is a secret of server 'owner'" in text(refused)
+    assert "it has the value of access token, which is a secret of server 'owner'" in text_of(refused)
     assert len(stranger.ledger.calls()) == 1
 
 
@@ -222,7 +218,7 @@ async def test_no_token_that_a_server_chooses_keeps_a_call_from_another(workshop
         result = await host.call("stranger__post", {"text": "createPullRequest with pull_request_number"})
 
     assert "isError" not in result
-    assert "redacted" not in text(result)
+    assert "redacted" not in text_of(result)
     assert len(stranger.ledger.calls()) == 1
 
 
@@ -231,7 +227,7 @@ async def test_words_and_values_that_are_called_public_may_go_anywhere(workshop:
     async with host_of(workshop.config(guards={"public": ["OWNER_KEY"]}), era) as host:
         for value in ("aquamarine", PLAIN):
             assert "isError" not in await host.call("stranger__post", {"text": value})
-        assert "was not sent" in text(await host.call("stranger__post", {"text": SECRET}))
+        assert "was not sent" in text_of(await host.call("stranger__post", {"text": SECRET}))
 
     assert len(stranger.ledger.calls()) == 2
 
@@ -245,7 +241,7 @@ async def test_the_guard_can_be_turned_off_and_on_while_the_proxy_runs(workshop:
         refused = await host.call("stranger__post", {"text": PLAIN})
 
     assert "isError" not in allowed
-    assert "was not sent" in text(refused)
+    assert "was not sent" in text_of(refused)
     assert len(stranger.ledger.calls()) == 1
 
 
@@ -269,10 +265,10 @@ async def test_results_keep_their_secrets_unless_redaction_is_on(
         calm = await host.call("stranger__calm", {"text": "nothing"})
 
     if results == "off":
-        assert PLAIN in text(result)
+        assert PLAIN in text_of(result)
     else:
         assert PLAIN not in json.dumps(result)
-        assert "[redacted OWNER_KEY]" in text(result)
+        assert "[redacted OWNER_KEY]" in text_of(result)
         assert "known secrets were removed" in result["content"][-1]["text"]
     assert "known secrets were removed" not in json.dumps(calm)
 

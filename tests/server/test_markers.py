@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.ledger import until
 from support.proxies import Host, host_of, inside
+from support.raw_client import text_of
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
@@ -60,10 +61,6 @@ async def proxy(
 def host(proxy: Proxy, era: str) -> Host:
     """A client that can be asked, and does not agree."""
     return Host(proxy, era, {"elicitation": {}}, {"elicitation/create": lambda params: {"action": "decline"}})
-
-
-def text(result: dict[str, Any]) -> str:
-    return str(result["content"][0]["text"])
 
 
 async def outcome(host: Host, name: str, arguments: Any = None) -> str:
@@ -160,7 +157,7 @@ async def test_a_refusal_of_call_read_only_tool_names_the_tool_the_reason_and_th
     refused = await host.call(CALL_READ_ONLY, {"name": "s__destructive"})
 
     assert refused["isError"]
-    assert text(refused) == (
+    assert text_of(refused) == (
         "s__destructive was not run: call_read_only_tool calls only tools that read, and s__destructive "
         "counts as destructive: it says so itself (destructiveHint). Call it through call_tool."
     )
@@ -187,11 +184,11 @@ async def test_a_search_marks_read_only_tools_and_says_how_to_call_them(host: Ho
     wanted = {"query": "tools that only read", "top_n": 20}
     found = await host.call("search_available_tools", wanted)
 
-    signatures = [line for line in text(found).splitlines() if line.startswith("s__")]
+    signatures = [line for line in text_of(found).splitlines() if line.startswith("s__")]
     marked = {line.partition("(")[0].removeprefix("s__") for line in signatures if line.endswith(" [r]")}
     assert "read_only" in marked
     assert marked <= READ_ONLY | {"meta"}
-    assert "through call_read_only_tool if it is marked [r], else through call_tool." in text(found)
+    assert "through call_read_only_tool if it is marked [r], else through call_tool." in text_of(found)
     for one in (await host.data("search_available_tools", wanted))["results"]:
         read_only = one["name"].removeprefix("s__") in READ_ONLY | {"meta"}
         assert one.get("call_through") == (CALL_READ_ONLY if read_only else None)
@@ -202,4 +199,6 @@ async def test_a_call_through_the_read_only_tool_answers_what_the_tool_itself_an
     arguments = {"name": "s__read_only", "arguments": {"text": "x"}, "goal": "read it"}
     through = await host.call(CALL_READ_ONLY, arguments)
 
-    assert json.loads(text(direct))["arguments"] == json.loads(text(through))["arguments"] == {"text": "x"}
+    assert (
+        json.loads(text_of(direct))["arguments"] == json.loads(text_of(through))["arguments"] == {"text": "x"}
+    )

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, host_of, inside
-from support.raw_client import RpcError
+from support.raw_client import RpcError, text_of
 from support.servers import Server, Workshop, tool
 from support.tables import each
 
@@ -102,10 +102,6 @@ def calls(server: Server) -> list[Any]:
     return [*server.ledger.entries("call"), *server.ledger.messages("prompts/get")]
 
 
-def text(result: Any) -> str:
-    return str(result["content"][0]["text"])
-
-
 @pytest.mark.parametrize("prefix", [True, False])
 @pytest.mark.parametrize("state", STATES)
 async def test_a_full_name_never_leads_to_another_server(
@@ -129,7 +125,9 @@ async def test_a_full_name_never_leads_to_another_server(
         prompts = [one["name"] for one in (await host.request("prompts/list"))["prompts"]]
         findings = " ".join(proxy.catalog.snapshot.findings)
 
-    assert all(answer["isError"] and "server 'github' is not available" in text(answer) for answer in answers)
+    assert all(
+        answer["isError"] and "server 'github' is not available" in text_of(answer) for answer in answers
+    )
     assert {one for one in names if "issue" in one and not one.startswith("helper__")} <= {OWN}
     assert {one for one in prompts if "review" in one and not one.startswith("helper__")} <= {"review"}
     assert f"helper: tool {FULL!r} is named like one of server 'github'" in findings
@@ -153,8 +151,8 @@ async def test_an_own_name_leads_nowhere_while_a_server_is_not_known(
         accepted = await host.call(f"helper__{OWN}")
 
     assert all(answer["isError"] for answer in refused)
-    assert text(refused[0]).endswith("use helper__create_issue. Not connected: github")
-    assert "github__create_issue" not in text(refused[0]), "a name that may not exist"
+    assert text_of(refused[0]).endswith("use helper__create_issue. Not connected: github")
+    assert "github__create_issue" not in text_of(refused[0]), "a name that may not exist"
     assert OWN not in names
     assert "isError" not in accepted
     assert len(calls(helper)) == 1
@@ -208,8 +206,9 @@ async def test_a_session_refuses_an_own_name_that_would_go_to_another_server(
         newcomer = await Host(proxy, "handshake").call(OWN)
 
     assert all(answer["isError"] for answer in refused)
-    assert "belonged to server 'github' earlier in this session and would now go to server 'helper'" in text(
-        refused[0]
+    assert (
+        "belonged to server 'github' earlier in this session and would now go to server 'helper'"
+        in text_of(refused[0])
     )
     assert (before, items) == ([], ())
     assert "isError" not in newcomer
@@ -229,7 +228,7 @@ async def test_a_carried_context_remembers_what_an_own_name_meant(workshop: Work
         refused = await host.call(OWN, **meta)
 
     assert refused["isError"]
-    assert "belonged to server 'github'" in text(refused)
+    assert "belonged to server 'github'" in text_of(refused)
 
 
 async def test_a_full_name_of_a_removed_server_leads_nowhere(workshop: Workshop, helper: Server) -> None:
@@ -253,8 +252,8 @@ async def test_an_error_about_a_full_name_suggests_tools_of_its_server_only(
         answer = await host.call("github__create_isue")
         foreign = await host.call("helper__github_create_issue")
 
-    assert "unknown tool 'github__create_isue'; did you mean github__create_issue?" in text(answer)
-    assert "helper__github__create_issue" in text(foreign)
+    assert "unknown tool 'github__create_isue'; did you mean github__create_issue?" in text_of(answer)
+    assert "helper__github__create_issue" in text_of(foreign)
 
 
 async def test_an_error_about_an_own_name_suggests_the_items_of_all_servers_that_have_it(
@@ -350,7 +349,7 @@ async def test_answers_and_errors_have_the_name_that_the_client_can_call(
                 await client.call("call_read_only_tool", {"name": WIDE.replace("get", "delete")}),
             ]
             data = await client.data("search_available_tools", {"query": "orders of a customer"})
-            told.append([*map(text, answers), data["results"][0]["name"]])
+            told.append([*map(text_of, answers), data["results"][0]["name"]])
 
     wide, narrow = told
     assert all(full in one and short not in one for one in wide)
@@ -374,8 +373,8 @@ async def test_only_the_name_that_a_client_was_given_has_markers_that_its_host_k
         refused = [await cursor.call(short), await other.call(full)]
 
     assert not any("isError" in answer for answer in allowed)
-    assert f"Call {full} itself" in text(refused[0])
-    assert f"Call {short} itself" in text(refused[1])
+    assert f"Call {full} itself" in text_of(refused[0])
+    assert f"Call {short} itself" in text_of(refused[1])
     assert len(calls(server)) == 2
 
 
@@ -415,7 +414,7 @@ async def test_a_shortened_name_with_the_digest_of_no_tool_leads_nowhere(worksho
         answers = [await Host(proxy, "modern").call(name) for name in wrong]
 
     assert exposed_name("gitlab", LONG, NAME_CHARACTERS) == right
-    assert all("unknown tool" in text(answer) for answer in answers)
+    assert all("unknown tool" in text_of(answer) for answer in answers)
     assert calls(server) == []
 
 
@@ -429,7 +428,7 @@ async def test_a_server_named_like_half_of_a_prefix_takes_no_names(workshop: Wor
 
     assert [*names] == ["a__fine"]
     assert any("is withheld: the name belongs to server 'a_'" in one for one in findings)
-    assert "server 'a_' is not available" in text(answer)
+    assert "server 'a_' is not available" in text_of(answer)
 
 
 @pytest.fixture
@@ -502,7 +501,7 @@ async def test_no_form_of_a_name_leads_to_another_server(workshop: Workshop) -> 
         refused = [await host.call("call_tool", {"name": name}) for name in names]
         called = [await host.call(name) for name in ("github.create_issue", "odd.own", "odd__two words")]
 
-    assert all(one["isError"] and "unknown tool" in text(one) for one in refused)
+    assert all(one["isError"] and "unknown tool" in text_of(one) for one in refused)
     assert not any(one.get("isError") for one in called)
     assert [entry["params"]["name"] for entry in odd.ledger.messages("tools/call")] == [
         "odd.own",
@@ -517,7 +516,7 @@ async def test_two_words_for_the_same_argument_of_a_call_tool_are_refused(worksh
         answer = await Host(proxy, "modern").call("call_tool", said)
 
     assert answer["isError"]
-    assert "is not known" in text(answer)
+    assert "is not known" in text_of(answer)
     assert calls(server) == []
 
 
@@ -558,7 +557,7 @@ async def test_unusable_arguments_of_a_call_tool_are_answered_with_its_form(
 
     form = 'It takes {"name": "name of the tool", "arguments": {what the tool is given}}'
     assert answer["isError"]
-    assert text(answer) == f"{through}: {why}. {form}"
+    assert text_of(answer) == f"{through}: {why}. {form}"
 
 
 async def test_a_name_that_several_servers_have_leads_to_the_names_to_choose_from(workshop: Workshop) -> None:

@@ -9,7 +9,7 @@ import anyio.to_thread
 import pytest
 from support.ledger import until
 from support.proxies import Host, host_of, inside
-from support.raw_client import OWN
+from support.raw_client import OWN, text_of
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
@@ -34,10 +34,6 @@ SETTINGS = {
     "tools": {"close_issue": {"enabled": False, "include": "always"}, "get_issue": {"include": "always"}},
 }
 OFF = ("git__delete_repo", "git__close_issue", f"git__{LONG}")
-
-
-def text(result: Any) -> str:
-    return str(result["content"][0]["text"])
 
 
 def found(data: dict[str, Any]) -> list[str]:
@@ -71,8 +67,8 @@ async def test_a_tool_that_is_turned_off_is_in_no_list_and_no_search(proxy: Prox
     assert not {*whole} & {*OFF}
     assert "git__get_repo" in found(answer)
     assert not {*found(answer)} & {*OFF}
-    assert "git__get_repo" in text(read)
-    assert "delete_repo" not in text(read) + json.dumps(answer["results"])
+    assert "git__get_repo" in text_of(read)
+    assert "delete_repo" not in text_of(read) + json.dumps(answer["results"])
 
 
 async def test_mode_all_does_not_list_it_either(workshop: Workshop, git: Server, era: str) -> None:
@@ -99,7 +95,7 @@ async def test_a_call_says_that_the_tool_is_turned_off_and_in_which_line(
         key, line = "servers.git.deny[0]", lines.index('deny = ["delete_*"]') + 1
     for result in (direct, through):
         assert result["isError"]
-        assert f"is turned off by {key} (config.toml:{line}); only the user can turn it on" in text(result)
+        assert f"is turned off by {key} (config.toml:{line}); only the user can turn it on" in text_of(result)
     assert git.ledger.calls() == []
 
 
@@ -115,7 +111,7 @@ async def test_a_name_that_was_listed_before_the_tool_was_turned_off_says_so_too
         result = await Host(proxy, era).call(shortened)
 
     assert shortened != f"git__{LONG}"
-    assert "is turned off by servers.git.deny[0]" in text(result)
+    assert "is turned off by servers.git.deny[0]" in text_of(result)
 
 
 async def test_a_tool_outside_of_the_allowed_ones_is_turned_off(
@@ -127,15 +123,15 @@ async def test_a_tool_outside_of_the_allowed_ones_is_turned_off(
         names, refused = await host.names(), await host.call("git__delete_repo")
 
     assert [name for name in names if name.startswith("git__")] == ["git__get_issue", "git__get_repo"]
-    assert "is turned off by servers.git.allow (config.toml:" in text(refused)
-    assert ", which does not name it;" in text(refused)
+    assert "is turned off by servers.git.allow (config.toml:" in text_of(refused)
+    assert ", which does not name it;" in text_of(refused)
 
 
 async def test_nothing_adds_it_to_a_session(proxy: Proxy, host: Host) -> None:
     change = {"action": "add", "type": "tool", "name": "delete_repo", "server": "git"}
     refused = await host.call("manage_context", change)
 
-    assert "is turned off by servers.git.deny[0]" in text(refused)
+    assert "is turned off by servers.git.deny[0]" in text_of(refused)
     with pytest.raises(TurnedOffError):
         await proxy.contexts.related(Kind.TOOL, "git__delete_repo")
 
@@ -188,7 +184,7 @@ async def test_within_a_session_the_own_name_does_not_change_its_server(
         await until(lambda: "hub__delete_repo" in proxy.catalog.snapshot.tools)
         refused = await host.call("delete_repo")
 
-    assert "belonged to server 'git' earlier in this session" in text(refused)
+    assert "belonged to server 'git' earlier in this session" in text_of(refused)
 
 
 async def test_a_broken_definition_of_such_a_tool_is_no_finding(workshop: Workshop, git: Server) -> None:
@@ -220,7 +216,7 @@ async def test_a_lazy_server_that_sleeps_has_the_same_tools_turned_off(
     async with host_of(config, era) as host:
         refused, names = await host.call("git__delete_repo"), await host.names()
 
-    assert "is turned off by servers.git.deny[0]" in text(refused)
+    assert "is turned off by servers.git.deny[0]" in text_of(refused)
     assert not {*names} & {*OFF}
     assert len(git.ledger.entries("start")) == 1
 
@@ -235,7 +231,7 @@ async def test_a_changed_list_is_followed_without_a_restart_of_the_server(
         await until(lambda: "git__get_issue" in proxy.catalog.snapshot.turned_off)
         off, on = await host.call("git__get_issue"), await host.call("git__delete_repo")
 
-    assert "is turned off" in text(off)
+    assert "is turned off" in text_of(off)
     assert "isError" not in on
     assert [one["name"] for one in git.ledger.calls()] == ["delete_repo"]
     assert len(git.ledger.entries("start")) == 1
@@ -258,7 +254,7 @@ async def test_a_tool_is_off_at_once_although_its_server_is_still_being_replaced
         go.touch()
 
     assert unchanged
-    assert "is turned off by servers.git.deny[0]" in text(refused)
+    assert "is turned off by servers.git.deny[0]" in text_of(refused)
 
 
 async def test_a_call_to_a_server_that_is_off_names_the_line(
@@ -270,4 +266,4 @@ async def test_a_call_to_a_server_that_is_off_names_the_line(
 
     line = workshop.config().read_text().split("\n").index("enabled = false") + 1
     expected = f"server 'git' is not available (switched off by servers.git.enabled (config.toml:{line}))"
-    assert expected in text(refused)
+    assert expected in text_of(refused)

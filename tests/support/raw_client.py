@@ -259,6 +259,10 @@ class RawClient:
         assert self.violations == []
 
 
+def text_of(result: dict[str, Any]) -> str:
+    return str(result["content"][0]["text"])
+
+
 def data_of(result: dict[str, Any]) -> dict[str, Any]:
     """Return the data of a result that was asked for as data: its text says the same."""
     assert "isError" not in result, result

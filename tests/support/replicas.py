@@ -192,10 +192,6 @@ def ledger_of(replica: HttpProxy, server: str = "work") -> Ledger:
     return Ledger(replica.folder / f"{server}.ledger")
 
 
-def text_of(result: dict[str, Any]) -> str:
-    return str(result["content"][0]["text"])
-
-
 async def session_at(
     base: str, http: httpx2.AsyncClient, *, token: str = "Bearer ada", person: bool = False
 ) -> dict[str, str]:

@@ -37,6 +37,10 @@ class Server:
         self.command = [sys.executable, "-I", "-S", str(PROGRAM), str(self.path)]
         self.settings = {"command": self.command[0], "args": self.command[1:]} | settings
 
+    def respecify(self, **spec: Any) -> None:
+        """Change its specification, for its next start."""
+        self.path.write_text(json.dumps(json.loads(self.path.read_text()) | spec))
+
 
 class Workshop:
     """Makes servers in one folder, writes their configuration, and ends those that it started."""
