@@ -94,9 +94,10 @@ class AuditFile:
             taken.append(line + b"\n")
         block = b"".join(taken)
         with os.fdopen(self._open(), "r+b", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if not size or size + len(block) <= self._max_bytes or not self._rotate(file):
-                return _append(file, block, size)
+            status = os.fstat(file.fileno())
+            if not status.st_size or status.st_size + len(block) <= self._max_bytes:
+                return _append(file, block, status.st_size)
+        self._rotate(_id(status))  # now that it is closed: Windows renames no open file
         with os.fdopen(self._open(), "r+b", buffering=0) as file:
             return _append(file, block, os.fstat(file.fileno()).st_size)
 
@@ -110,22 +111,17 @@ class AuditFile:
             os.fchmod(descriptor, stat.S_IRUSR | stat.S_IWUSR)
         return descriptor
 
-    def _rotate(self, file: IO[bytes]) -> bool:
-        """Begin a new file; return False if another process is about to do that."""
+    def _rotate(self, identity: tuple[int, int]) -> None:
+        """Begin a new file after this one, unless another process does that."""
         path = self.folder / f"{self._name}.lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, stat.S_IRUSR | stat.S_IWUSR)
         with os.fdopen(descriptor, "r+b") as lock:
-            if not self._is_current(file):
-                return True
-            if not lock_file(lock):
-                return False
-            if self._is_current(file):
+            if lock_file(lock) and self._is_current(identity):
                 self._drop_oldest()  # as a killed process, or a time when more were kept, has left them
                 for number in range(self._files, 0, -1):
                     with contextlib.suppress(FileNotFoundError):
                         self._numbered(number - 1).replace(self._numbered(number))
                 self._drop_oldest()
-            return True
 
     def _drop_oldest(self) -> None:
         """Delete the files beyond the number that is kept; of the audit, merge them into the oldest before.
@@ -149,9 +145,9 @@ class AuditFile:
         for path in older:
             path.unlink(missing_ok=True)
 
-    def _is_current(self, file: IO[bytes]) -> bool:
+    def _is_current(self, identity: tuple[int, int]) -> bool:
         try:
-            return _id(self.path.stat()) == _id(os.fstat(file.fileno()))
+            return _id(self.path.stat()) == identity
         except FileNotFoundError:
             return False
 
@@ -225,7 +221,7 @@ class AuditFile:
                 yield from filter(None, map(_entry, lines))
                 if lines:
                     continue
-                if not self._is_current(file):
+                if not self._is_current(_id(os.fstat(file.fileno()))):
                     file.close()
                     file = None
                     continue

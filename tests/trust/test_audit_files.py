@@ -2,6 +2,8 @@
 
 import json
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,20 @@ def test_a_kill_between_the_steps_of_a_rotation_loses_no_entry_and_doubles_none(
 
     assert [entry["time"] for entry in file.entries() if "principal" not in entry] == [0, 1, 2, 3, 4]
     assert not (tmp_path / "audit.3.jsonl").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_file_is_closed_when_it_is_renamed_as_windows_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(source: Path, target: Path, real: Callable[..., None] = os.replace) -> None:
+        assert Path(source) not in [opened.resolve() for opened in Path("/proc/self/fd").iterdir()]
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    flood(file_in(tmp_path, 20_000), 1_000)
+
+    assert (tmp_path / "audit.1.jsonl").exists()
 
 
 def test_entries_that_a_damaged_disk_has_changed_disturb_no_rotation(tmp_path: Path) -> None:
