@@ -45,6 +45,9 @@ SKILL_DEPTH: Final = 6
 SKILL_ENTRIES: Final = 5_000
 """Entries of a skill's folder that are looked at: more means that a package was installed there."""
 
+INSTALLED: Final = frozenset({"node_modules", "bower_components", "site-packages"})
+"""Folders of installed packages, each with documentation of its own: thousands of files that nobody means."""
+
 HIDDEN_PLACES: Final = (
     *(".cursor/rules", ".claude/rules", ".claude/skills", ".agents/skills", ".github/instructions"),
     *(".github/copilot-instructions.md", ".github/skills", ".windsurf/rules", ".kiro/steering"),
@@ -213,17 +216,17 @@ class FolderReader:
         """Return whether a link leads to a file or folder that this reader reads under its own name."""
         root, target = Path(os.path.realpath(self._root)), Path(os.path.realpath(link))
         inside = target.is_relative_to(root.joinpath(*self._below))
-        if not inside or any(part.startswith(".") for part in target.relative_to(root).parts):
+        if not inside or any(map(_is_passed_over, target.relative_to(root).parts)):
             return False
         return target.is_dir() or (target.is_file() and target.name.lower().endswith(self._suffixes))
 
     def _entries(self, folder: _OpenFolder) -> list[os.DirEntry[str]]:
-        """Return all entries that are not hidden, sorted by name."""
+        """Return all entries that are neither hidden nor installed packages, sorted by name."""
         found = list(islice(folder.scan(), self._allowance.entries + 1))
         self._allowance.entries -= len(found)
         if self._allowance.entries < 0:
             raise _ExhaustedError(f"there are over {ENTRY_LIMIT:,} entries")
-        shown = (entry for entry in found if not entry.name.startswith("."))
+        shown = (entry for entry in found if not _is_passed_over(entry.name))
         return sorted(shown, key=lambda entry: entry.name)
 
     def _read(self, path: Path, relative: str, descriptor: int) -> MarkdownFile:
@@ -317,6 +320,10 @@ def hidden_places(folders: Iterable[Path]) -> list[Path]:
     configured = {*folders}
     places = (folder / place for folder in sorted(configured) for place in HIDDEN_PLACES)
     return [place for place in places if place not in configured and place.exists()]
+
+
+def _is_passed_over(name: str) -> bool:
+    return name.startswith(".") or name in INSTALLED
 
 
 def _may_be_read(name: str) -> bool:

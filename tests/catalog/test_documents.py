@@ -126,8 +126,9 @@ def test_suffixes_of_markdown_count_in_any_case_and_no_other(write: Write) -> No
     assert [d.name for d in load(write(dict.fromkeys(names, "x"))).documents] == ["a", "b", "c", "g"]
 
 
-def test_hidden_files_and_folders_are_not_read(write: Write) -> None:
-    loaded = load(write({".hidden.md": "x", ".git/a.md": "x", ".obsidian/b/c.md": "x", "seen.md": "x"}))
+def test_hidden_files_and_installed_packages_are_not_read(write: Write) -> None:
+    installed = {"web/node_modules/left-pad/README.md": "x", "env/lib/site-packages/numpy/a.md": "x"}
+    loaded = load(write({".hidden.md": "x", ".git/a.md": "x", **installed, "seen.md": "x"}))
 
     assert only(loaded).name == "seen"
     assert not loaded.findings
