@@ -540,7 +540,7 @@ def remedy_for(
     """
     if status is not None and status >= 300:
         return _remedy_for_status(config, status, cause)
-    if strays:
+    if strays and fault is not Fault.SERVES_HTTP:
         return (
             "its output on stdout is no MCP message. If it is a help text or an error, correct command and "
             f"args: {address(config)}. If this is an MCP server, it must print such lines to stderr"

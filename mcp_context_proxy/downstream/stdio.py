@@ -125,7 +125,7 @@ class Output:
         self.strays: list[str] = []
         """The first lines on stdout that are no messages, oldest first; a repeated line is kept once."""
         self.address = ""
-        """URL at which the program says that it serves HTTP; empty if it says none."""
+        """URL or port at which the program says that it serves HTTP; empty if it says none."""
         self.on_address: Callable[[], None] | None = None
         """Called once, when it says so; None where nobody wants to know, as of a program that is ready."""
         self._kept = bytearray()
@@ -140,7 +140,7 @@ class Output:
     def feed_stderr(self, data: bytes) -> None:
         limit = self._limits.stderr_kept_bytes
         self._kept += data
-        if self.on_address is not None and b"://" in data and (found := _served_at(self._kept, len(data))):
+        if self.on_address is not None and (found := _served_at(self._kept, len(data))):
             self.address = self._readable(found)
             self.on_address()
             self.on_address = None
@@ -205,26 +205,28 @@ class Output:
 _SERVES_HTTP = pattern(
     rb"(?i)^(?!.*(?:auth|callback|dashboard|inspector|log-?in|metrics)).*"
     rb"\b(?:listening|running|serving|started|available|server)\b.{0,120}?"
-    rb"(https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?::\d+)?(?:/[\w./-]*)?)"
+    rb"(https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?::\d+)?(?:/[\w./-]*)?"
+    rb"|(?<=listening on )port \d{2,5}(?=\D))"
 )
 """A line on stderr in which a program says where it serves HTTP; not one about a login or its pages."""
+_URL_OR_PORT = pattern(rb"://|(?i: on port )")
 
 URL_LINES, URL_LINE_BYTES = 50, 300
-"""Lines with a URL of one piece of output that are looked at, and bytes of one on either side of the URL: the
-time that it takes grows with nothing else that a program writes."""
+"""Lines with a URL or a port of one piece of output that are looked at, and bytes of one on either side of
+it: the time that it takes grows with nothing else that a program writes."""
 
 
 def _served_at(kept: bytearray, fresh: int) -> bytes:
-    """Return the URL at which the last bytes of some output say that HTTP is served; empty if they do not."""
-    at = max(len(kept) - fresh - len(b"://"), 0)
+    """Return where the last bytes of some output say that HTTP is served; empty if they do not."""
+    at = max(len(kept) - fresh - len(b" on port 65535"), 0)
     for _ in range(URL_LINES):
-        at = kept.find(b"://", at)
-        if at < 0:
+        if (mark := _URL_OR_PORT.search(kept, at)) is None:
             break
+        at = mark.start()
         begin = max(kept.rfind(b"\n", 0, at) + 1, at - URL_LINE_BYTES)
         end = kept.find(b"\n", at, at + URL_LINE_BYTES)
         end = end if end >= 0 else min(len(kept), at + URL_LINE_BYTES)
-        if (found := _SERVES_HTTP.search(kept[begin:end])) is not None:
+        if (found := _SERVES_HTTP.search(kept[begin : end + 1])) is not None:
             return bytes(found[1])
         at = end
     return b""

@@ -99,6 +99,15 @@ def test_the_url_at_which_a_program_serves_is_found_wherever_its_output_is_divid
     assert told == ["http://localhost:3001/mcp"]
 
 
+def test_a_port_at_which_a_program_listens_is_found_without_a_url() -> None:
+    kept = tail()
+    kept.on_address = lambda: None
+    for piece in (b"Using the server on port 5432\nHTTP server listening on port 30", b"01\n"):
+        kept.feed_stderr(piece)
+
+    assert kept.address == "port 3001"
+
+
 def test_a_secret_is_redacted_even_if_it_came_in_pieces_or_encoded() -> None:
     kept = tail(redact=Redactor([("TOKEN", "s3cr3t value")]))
     for piece in (b"key s3c", b"r3t va", b"lue\n", b"and s3cr3t%20value, czNjcjN0IHZhbHVl\n"):
