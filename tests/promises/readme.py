@@ -117,9 +117,9 @@ README = (
     Promise(
         "The list is stable. `tools/list` is short and the same for every client: these tools, the tools "
         'that you marked `include = "always"`, and, if you turn that on, the ones used regularly. Hosts '
-        "that show MCP Apps also get the tools with a page. In protocol 2026-07-28 no search changes this list, "
-        "so the provider's prompt cache stays valid; only `read_result` is added, at the end, once a result "
-        "was shortened.",
+        "that show MCP Apps also get the tools with a page. In protocol 2026-07-28 no search changes this "
+        "list, so the provider's prompt cache stays valid; only `read_result` is added, at the end, once a "
+        "result was shortened.",
         "server/test_apps.py::test_a_host_that_shows_pages_lists_the_tools_with_one_because_only_a_listed_tool_shows_it",
         TOOL_LIST + "test_by_default_the_list_has_the_proxys_own_and_always_included_tools",
         TOOL_LIST + "test_the_proxys_own_definitions_depend_only_on_the_configuration",
