@@ -444,10 +444,11 @@ class QueryScores:
             vectors = self.dense.first_of(head)
             alike |= vectors @ vectors.T >= COPY_COSINE
         passing &= alike & (np.subtract.outer(self.fused[head], self.fused[head]) <= COPY_MARGIN)
-        parts = index.lexical.parts(self.items[head].tolist(), self.query.lexical.idf)
-        stated = np.array([1 + sum(added for field, _, added in one if field == "server") for one in parts])
-        stated *= np.isin(index.sources[self.items[head]], [*self.query.addressed])
-        passing &= np.less_equal.outer(stated, stated)
+        if self.query.addressed:
+            parts = index.lexical.parts(self.items[head].tolist(), self.query.lexical.idf)
+            stated = np.array([1 + sum(by for field, _, by in one if field == "server") for one in parts])
+            stated *= np.isin(index.sources[self.items[head]], [*self.query.addressed])
+            passing &= np.less_equal.outer(stated, stated)
         exact = np.isin(head, [*self.exact])
         passing &= np.less_equal.outer(exact, exact)
         passing[np.isin(head, [*self.supports])] = False
