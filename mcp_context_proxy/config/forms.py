@@ -184,7 +184,8 @@ def read_value(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> An
     if _is_table(form) and isinstance(value, Mapping):
         return _read_table(form, value, path, found)
     if isinstance(value, str) and (form is Path or (origin is None and form is str)):
-        reason = "must not be empty" if form is Path and not value else _unusable(value)
+        encode = os.fsencode if form is Path else str.encode  # the name of a folder need not be UTF-8
+        reason = "must not be empty" if form is Path and not value else _unusable(value, encode)
         found += [Mistake(path, reason)] if reason else []
         return form(value)
     if form is float and type(value) in (int, float):
@@ -210,10 +211,10 @@ def _is_table(form: Any) -> TypeGuard[type[Table]]:
     return isinstance(form, type) and issubclass(form, Table)
 
 
-def _unusable(text: str) -> str:
+def _unusable(text: str, encode: Callable[[str], bytes]) -> str:
     """Return why no program can be given a text; nothing if one can."""
     try:
-        text.encode()
+        encode(text)
     except UnicodeEncodeError:
         return "has half of a character, which no program can be given"
     return "has the character U+0000, which no program can be given" if "\0" in text else ""

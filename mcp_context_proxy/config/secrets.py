@@ -56,9 +56,12 @@ _LOOKS_SECRET: Final = pattern(
     r"\b(?:(?:gh[opsur]_|github_pat_|gl(?:pat|rt|dt|cbt)-|sk-|AIza|GOCSPX-|hvs\.|pypi-AgE)[\w-]{20,}"
     r"|(?:npm|hf|whsec|glsa|ntn|lin_api|dop_v1|shp(?:at|ca|pa|ss)|[prs]k_(?:live|test))_[A-Za-z0-9]{20,}"
     r"|xox[abeoprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16})|(?<=Bearer )[\w.~+/=-]{16,}"
-    r"|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]+-----)?"
+    r"|(?<=://)[^\s/:@?#\"'<>\\]*:(?!\d{1,5}[?#,;'|)\]}])[^\s/@\"<>\\]+(?=@)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:(?:[^-]|-(?!----))*+-----END [A-Z ]+-----|(?:(?:\s|\\+[nr])*+[A-Za-z0-9+/=]{20,}+)+)"
 )
-"""Tokens of well-known services, bearer tokens, names with passwords in URLs, and private keys."""
+"""Tokens of well-known services, bearer tokens, names with passwords in URLs, and private keys, also cut ones.
+A port is no password, though an address may follow it: ``http://host:80","mail":"me@host"``."""
 _JSON_WEB_TOKEN: Final = pattern(
     r"(?<![\w-])(?=[\w-]++\.[\w-]{10,}+\.[\w-])((?:(?!\beyJ[\w-]{10})[\w-])*+)eyJ[\w-]++\.[\w-]++\.[\w-]++"
 )

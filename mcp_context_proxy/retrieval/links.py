@@ -179,7 +179,7 @@ def namesakes(documents: Iterable[Document], query: str) -> set[str]:
     for folders_of in alike.values():
         shared = set[str].intersection(*folders_of.values())
         told = (name for names in folders_of.values() for name in names - shared)
-        said = {name for name in told if words.issuperset(terms(name))}
+        said = {name for name in told if (parts := terms(name)) and words.issuperset(parts)}
         if said:
             others |= {uri for uri, names in folders_of.items() if said.isdisjoint(names)}
     return others

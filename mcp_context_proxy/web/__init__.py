@@ -11,6 +11,7 @@ send it to every port of a host, and so to any other program that serves pages o
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -252,7 +253,11 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
             return refused(HTTPStatus.SERVICE_UNAVAILABLE, f"The store cannot be used: {error}.", shown)
         except ClientDisconnect:
             return refused(HTTPStatus.BAD_REQUEST, "The body ends too early.")  # and nobody reads that
-        data = msgspec.json.encode(answer)
+        try:
+            data = msgspec.json.encode(answer)
+        except UnicodeEncodeError:  # a path of a folder whose name is not UTF-8
+            text = json.dumps(msgspec.to_builtins(answer), ensure_ascii=False)
+            data = text.encode(errors="surrogateescape").decode(errors="replace").encode()
         # All strings in it are looked at, which takes some 30 ms for each megabyte.
         data = shown(data) if len(data) < LARGE_ANSWER_BYTES else await in_thread(shown, data)
         return Response(data, HTTPStatus.OK, HEADERS, JSON_TYPE)

@@ -186,7 +186,7 @@ class RunningApi(Api):
     @Operation("GET", "/status", role=Role.VIEW)
     async def _get_status(self, given: Given) -> StatusAnswer:
         """The proxy's process, the hosts that are connected, and the state of each server."""
-        proxy, path, now = self._proxy, self._proxy.config.path, time_of_day()
+        proxy, now = self._proxy, time_of_day()
         clients = [*proxy.fleet.clients.values()]
         groups = {client.name: group for client in clients if (group := _group(client)) is not None}
         memory = await in_thread(process.resident_of_groups, {*groups.values()})
@@ -226,7 +226,7 @@ class RunningApi(Api):
             started=proxy.started,
             uptime=now - proxy.started,
             memory=process.resident(),
-            config=None if path is None else os.fsencode(path).decode(errors="replace"),
+            config=None if proxy.config.path is None else str(proxy.config.path),
             shared=proxy.shared,
             hosts=[
                 HostFacts(

@@ -79,6 +79,22 @@ def test_tokens_of_well_known_services_are_redacted_too() -> None:
     assert redact("at https://a:p%40@b.c:80/d@e") == "at https://[redacted]@b.c:80/d@e"
     assert redact("Bearer abcdefghij0123456789") == "Bearer [redacted]"
     assert redact("a sketch of tokens") == "a sketch of tokens"
+    encrypted = key.replace("MIIE", "Proc-Type: 4,ENCRYPTED\n\nMIIE")
+    assert redact(f"{encrypted} and {key[:32] + 'MIIE' * 9}") == "[redacted] and [redacted]"
+
+
+@each(
+    "text",
+    [
+        '{"url":"http://localhost:8080","mail":"me@example.com","id":5}',
+        "http://localhost:8080,me@example.com",
+        "http://localhost:80?mail=me@example.com",
+        "https://example.com?to=mailto:me@example.com",
+        "the file begins with -----BEGIN PRIVATE KEY----- and is read by everybody",
+    ],
+)
+def test_a_port_and_words_about_keys_are_no_secrets(text: str) -> None:
+    assert Redactor([])(text) == text
 
 
 def test_json_stays_valid_after_redaction() -> None:

@@ -394,7 +394,7 @@ async def test_a_rule_for_other_files_than_the_request_names_is_not_found_for_it
 async def test_a_request_that_names_a_folder_finds_no_document_of_the_same_name_in_another(
     tmp_path: Path,
 ) -> None:
-    packages = ("bank", "shop", "web-shop")
+    packages = ("all", "bank", "shop", "web-shop")
     for name in packages:
         (tmp_path / name).mkdir()
         tests = f"## Tests\nRun the tests with `make {name}` before each commit.\n"

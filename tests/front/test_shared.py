@@ -132,13 +132,17 @@ async def test_names_of_folders_need_not_be_utf_8(
     folder = tmp_path / os.fsdecode(b"lat\xe4in")
     folder.mkdir()
     monkeypatch.chdir(folder)
-    workshop.server("work", tools=[tool("echo")], settings={"cwd": str(tmp_path)})
+    workshop.server("work", tools=[tool("echo")])
     machine.config = Path(shutil.copy(workshop.config(), folder))
+    with machine.config.open("a", encoding="utf-8") as file:
+        file.write('\n[expose]\nunknown = 1\n[[documents]]\npath = "."\n')
     async with machine.host() as host:
         await host.until_listed("work__echo")
         (place,) = running(machine.config, machine.environ)
         status = ask(place, "GET", "/status", seconds=PATIENCE)
         assert status["config"] == f"{tmp_path}/lat\ufffdin/config.toml"
+        (problem,) = status["problems"]
+        assert problem.startswith(f"{tmp_path}/lat\ufffdin/config.toml")
         assert len(machine.proxies()) == 1
 
 
