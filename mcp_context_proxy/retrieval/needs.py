@@ -7,7 +7,7 @@ A query goes through these steps (`queries.read_query`):
 3. `needs_of` divides it: "find the page and mail it to Tom" has two needs.
 4. Of each need, `opening_match` finds the word with which its order opens, after courtesies. `wanted` says
    how much tools of each action gain by that word.
-5. `denied` finds what is not to be done, and `cores` the query without its story.
+5. `cores` and `asked_in_tale` find the query without its story.
 
 Words are in tables (``vocabulary.txt``), forms of sentences in the patterns of each step. Strangers write
 queries: every pattern takes time in the length of the text.
@@ -27,7 +27,6 @@ from mcp_context_proxy.retrieval.item_metadata import (
     DELETE,
     EFFECTS,
     ORDERS,
-    OTHER_CHANGES,
     TAKEN_FROM_CHANGING,
     TAKEN_FROM_DELETING,
     VERBS,
@@ -321,45 +320,6 @@ def _is_short_order(sentence: str, divider: re.Match[str]) -> bool:
     return verb is not None and verb.group().lower() in _ORDERS
 
 
-# What is not to be done.
-
-CHANGING: Final = frozenset(
-    stem(verb)
-    for verb in (*OTHER_CHANGES, *VERBS, "touch", "alter")
-    if VERBS.get(verb) not in ("read", "search", "compute")
-)
-"""Stems of verbs that change something."""
-
-_DENIED: Final = spoken(
-    r"\b(?:(?:(?:do|should|must)(?: not|n['’]?t)|never|not to|without|instead of|rather than|no need to)\b"
-    r"(?: (?:want(?:ing)?|going|need|have|be|being|been|get|ever|actually|yet|please|mind|to|you|it|them"
-    r"|this|that|these|those|any(?:thing|one)?)){0,4}"
-    r" (?P<verb>\w+)"
-    r"|(?:nothing|no \w+|none)\b(?: of (?:it|them|these))? (?:should|must|may|shall|can|is to|are to|will)"
-    r"(?: be)? (?P<done>\w+)"
-    r"|(?:(?:^|[,.;:!?])\s*|\b(?:but|and|please|just) )(?P<nothing>\w+) (?:nothing|none)\b"
-    r"(?: of (?:it|them|these|those))?"
-    r"|\bno (?:changes?|edits?|modifications?|deletions?|writes?)\b)"
-    r"[^,.;:!?\n]*?(?=[,.;:!?\n]|$| (?:but|just|only|and|tell|show|list|give|get|check|find|let|please)\b)",
-    "no|n't|n’t|dont|shouldnt|mustnt|never|without|instead|rather",
-)
-"""Clauses that say what is not to be done: "don't delete anything", "without changing it", "merge none"."""
-
-KEEPS: Final = spoken(
-    r"\b(?:but|and) (?:please )?(?:keep|leave) (?:the|it|my|our|them|everything|all|that|those|its)\b",
-    "keep|leave",
-)
-"""Words that say what is not to be deleted: "but keep the note"."""
-
-
-def denied(request: str) -> Iterator[tuple[int, int, str]]:
-    """Yield where a request says which changes are not to be made, and its verb, if there is one."""
-    for match in _DENIED.finditer(request):
-        verb = (match["verb"] or match["done"] or match["nothing"] or "").lower()
-        if not verb or stem(verb) in CHANGING:
-            yield *match.span(), verb
-
-
 # Statements that mean orders.
 
 LONGEST_STATEMENT = 300
@@ -545,10 +505,25 @@ _WISHES: Final = spoken(
 )
 """Words of one who wants something: "I'm planning a trip" is no mere statement."""
 
+_TELLS_WITHIN: Final = spoken(
+    rf"(?:[\w'’-]+,? ){{0,5}}?\b(?:(?:{_PERSON}|{_THING})"
+    rf"(?:{_FINITE}| (?:can|could|will|would|may|might)\b|['’](?:ll|d)\b)"
+    rf"|{_PERSON} (?:\w+ly )?(?!need)\w+ed\b)"
+)
+"""Beginnings of statements in whose first words somebody does something: "last year they found a mistake"."""
+
 _CLAUSE_END: Final = pattern(r"(?:,|:|;|\s[-–]|\s(?=(?:and|but|so)\s))\s*+")
 """Places within a sentence where a clause may begin."""
 
 _REFERS: Final = spoken(r"\b(?:it|its|them|that|this|those|these|him|one)\b")
+_GOES_ON: Final = spoken(
+    r"(?:then|next|finally|lastly|also|additionally|furthermore|moreover|after(?:wards| that)), "
+    r"|(?:if|once|after) .{1,80}, please\b"
+)
+"""Beginnings of the next of several requests, each of which has more said of it."""
+LEAST_OF_TALE = 4
+"""Sentences from which on a query is a tale: no vector of all of it says which of them is the request."""
+
 LEAST_OF_REFERENCES = 4
 """Telling words of a request that speaks of something told before, from which on it stands alone."""
 
@@ -574,6 +549,37 @@ def cores(query: str) -> list[str]:
             break
     told = (without_opener(one) for one in dict.fromkeys(found))
     return [one for one in told if _stands_alone(one) and len(needs_of(one)) == 1]
+
+
+def asked_in_tale(query: str) -> list[str]:
+    """Return what a tale may ask for: sentences that ask for something, neighbours together, and others.
+
+    What says too little by itself, such as "why is that?", is read with the sentence before it. Before a
+    colon a tale only leads to what it asks: "what they want from me: list the open deals".
+    """
+    parts = list(islice(sentences(query), MOST_PARTS))
+    if len(parts) < LEAST_OF_TALE or any(map(_GOES_ON.match, parts)):
+        return []
+    found, ordered_before, told = list[str](), False, 0
+    for at, part in enumerate(parts):
+        before, _, after = part.partition(": ")
+        said, tells = without_opener(after if after and not asks(before) else part), _only_tells(part)
+        wants = not tells and _wants(said)
+        orders = wants and _opens_with(said, _ASKING)
+        if orders and ordered_before:
+            found[-1] += f" {said}"
+        elif wants:
+            found.append(said if _stands_alone(said) or not at else f"{parts[at - 1]} {said}")
+        elif not tells and _stands_alone(said) and _TELLS_WITHIN.match(said) is None:
+            found.append(said)
+        ordered_before, told = orders, told + (not wants)
+    return found if 2 * told >= len(parts) else []
+
+
+def _wants(sentence: str) -> bool:
+    """Return whether a sentence asks for something, or wishes it."""
+    asked = sentence.endswith("?") or _opens_with(sentence, _ASKING) or _WISHES.search(sentence)
+    return bool(asked or _ORDERS_TOO.match(sentence) or _YES_OR_NO.match(sentence))
 
 
 def _stands_alone(request: str) -> bool:

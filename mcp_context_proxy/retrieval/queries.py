@@ -33,14 +33,13 @@ from mcp_context_proxy.retrieval.forms import (
     value_kind,
     written_out,
 )
-from mcp_context_proxy.retrieval.item_metadata import DELETE, EFFECTS, ORDERS, VERBS, Contained
+from mcp_context_proxy.retrieval.item_metadata import DELETE, KEEPS, ORDERS, VERBS, Contained, denied
 from mcp_context_proxy.retrieval.needs import (
     ARTICLES,
-    KEEPS,
     LEAST_TELLING,
+    asked_in_tale,
     asks,
     cores,
-    denied,
     needs_of,
     opening_match,
     ordered,
@@ -254,7 +253,7 @@ def read_query(
         needs=tuple({term: weights[term] for term in terms(need) if term in weights} for need in texts[1:]),
         foreign=frozenset(term for term in reader.foreign if term in asked and not has_term(term)),
         orders=tuple(map(asks, texts[1:])),
-        actions=np.array([*actions.values()], np.float32).reshape(len(texts), EFFECTS),
+        actions=np.array([*actions.values()], np.float32).reshape(len(texts), by_need.shape[1]),
         is_unreadable=translates and is_unlatin(whole),
         is_gibberish=0 < reader.plain == reader.unknown and not kinds,
         purpose=purpose,
@@ -262,7 +261,7 @@ def read_query(
         refused=_refused(whole, divided.reported),
         inside=contained(written) if len(divided.needs) == 1 else None,
         service=None if (service := service_of(written)) is None else stem(service),
-        cores=tuple(cores(as_written)) if written == as_written else (),
+        cores=tuple(asked_in_tale(as_written) or (cores(as_written) if written == as_written else ())),
     )
 
 

@@ -188,3 +188,37 @@ def test_a_request_that_is_no_story_or_has_several_needs_is_read_as_a_whole(requ
 
 def test_a_request_that_needs_what_was_told_before_stays_whole() -> None:
     assert read("the job has been hanging for an hour and it is late, stop it").cores == ()
+
+
+def test_the_request_of_a_long_tale_is_found_among_its_sentences(engine: Engine) -> None:
+    tale = (
+        "My predecessor moved to Lyon and left me a handover of forty pages. Thirty of them are about the "
+        "history of the department. I've settled in and found the printer, the canteen and a parking space. "
+        "On the last page there is one item for me. {} My mentor is ill, so nobody can show me."
+    )
+    tools = snapshot(
+        tool("scale_deployment", "Set the number of replicas of a deployment.", server="cluster"),
+        tool("list_reviewers", "List the people who reviewed a merge request.", server="forge"),
+        tool("list_parking_spaces", "List free parking spaces of a building.", server="office"),
+        tool("summarize_history", "Summarize the history of a document, page by page.", server="wiki"),
+    )
+
+    for request, name in (
+        ("Set the checkout deployment to four replicas.", "scale_deployment"),
+        ("Any chance to see who reviewed the merge request?", "list_reviewers"),
+    ):
+        found = engine.search(tale.format(request), tools)
+        assert found.fits
+        assert found.results[0].item.name == name
+        assert found.read_as == request
+
+
+@each(
+    "request_",
+    [
+        "Create the asset. Its name is Cobalt, it is made in Turin. After that, check the stock. It is low.",
+        "List the pods. Show the logs of the first. Delete it. Tell the team. It was the one that hung.",
+    ],
+)
+def test_several_requests_with_what_they_are_about_are_no_tale(request_: str) -> None:
+    assert read(request_).cores == ()
