@@ -60,7 +60,7 @@ _LOOKS_SECRET: Final = pattern(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
     r"(?:(?:[^-]|-(?!----))*+-----END [A-Z ]+-----|(?:(?:\s|\\+[nr])*+[A-Za-z0-9+/=]{20,}+)+)"
 )
-"""Tokens of well-known services, bearer tokens, names with passwords in URLs, and private keys, also cut ones.
+"""Tokens of well-known services, bearer tokens, names with passwords in URLs, and private keys, whole or cut.
 A port is no password, though an address may follow it: ``http://host:80","mail":"me@host"``."""
 _JSON_WEB_TOKEN: Final = pattern(
     r"(?<![\w-])(?=[\w-]++\.[\w-]{10,}+\.[\w-])((?:(?!\beyJ[\w-]{10})[\w-])*+)eyJ[\w-]++\.[\w-]++\.[\w-]++"
