@@ -261,15 +261,13 @@ def _all_forms(value: str) -> Iterator[str]:
         yield "".join(filter(str.isprintable, plain))
         yield from in_urls(plain)
         for quoted in in_json(plain):
-            yield quoted
-            yield from in_json(quoted)
+            yield from (quoted, *in_json(quoted))
         for literal in (repr(plain), ascii(plain), repr(_bytes(plain))[1:]):
             yield literal[1:-1]
         escaped = html.escape(plain)
         yield from (escaped, html.escape(plain, quote=False), escaped.replace("x27", "39"))
     data = _bytes(value)
-    yield data.hex()
-    yield data.hex().upper()
+    yield from (data.hex(), data.hex().upper())
     yield from in_base64(data)
 
 
