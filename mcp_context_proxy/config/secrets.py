@@ -594,7 +594,5 @@ class _Beginning:
 
 def _cause(text: str) -> str:
     """Return the beginning of a message on one line, without characters that a person cannot see."""
-    line = " ".join(
-        "".join(char if char.isprintable() else " " for char in text[: 10 * CAUSE_CHARACTERS]).split()
-    )
-    return line[:CAUSE_CHARACTERS]
+    shown = "".join(char if char.isprintable() else " " for char in text[: 10 * CAUSE_CHARACTERS])
+    return " ".join(shown.split())[:CAUSE_CHARACTERS]
