@@ -285,7 +285,7 @@ class ToolSessionStore(Tables):
 
 
 DEFINITIONS_PER_NAME: Final = 8
-"""Definitions of one name that are kept, to go back to, beside the latest approved and rejected ones."""
+"""Definitions of one name that are kept, to go back to, beside the first and the last with each decision."""
 
 VERSIONS_PER_SERVER: Final = 200
 """Versions of one server that are kept for each kind of definition, the latest."""
@@ -481,14 +481,14 @@ def _record(found: Iterable[tuple[Any, ...]], versions: Iterable[VersionRow]) ->
 
 
 def _superseded(rows: Iterable[ApprovalRow], names: Collection[tuple[str, str]]) -> Iterator[ApprovalRow]:
-    """Yield the oldest of too many definitions of some names, never the last approved or rejected one."""
+    """Yield the older of too many definitions of a name, but not the first, nor the last with a decision."""
     by_name: dict[tuple[str, str], list[ApprovalRow]] = defaultdict(list)
     for row in rows:
         if (row.kind, row.name) in names:
             by_name[row.kind, row.name].append(row)
     for of_name in by_name.values():
-        last = {row.state: row for row in of_name}
-        others = [row for row in of_name if row not in (last.get(APPROVED), last.get(REJECTED))]
+        last, first = {row.state: row for row in of_name}, min(of_name, key=lambda row: row.time)
+        others = [row for row in of_name if row not in (first, last.get(APPROVED), last.get(REJECTED))]
         yield from others[: max(0, len(others) - DEFINITIONS_PER_NAME)]
 
 

@@ -269,10 +269,11 @@ class Approvals:
                         self._store.decide(server, _replaying(record.waiting))
                 revision = self._store.revision()
                 before = self._revision
-                rows = [] if before in (None, revision) else self._store.decided_since(before or 0)
+                changed = before not in (None, revision)
+                rows = self._store.decided_since(before or 0) if changed else []
+                self.first_seen = self._store.first_seen() if changed else self.first_seen
             except StoreError:
                 return False
-            changed = before not in (None, revision)
             changed |= any(record.waiting for record in self._records.values())
             self._revision = revision
             if changed:

@@ -560,3 +560,23 @@ def test_the_first_sight_of_a_server_and_of_a_tool_outlasts_new_versions(store: 
     assert after.items() >= before.items()
     assert after["calc", "sub"] > after["calc", "add"]
     assert store.approvals.first_seen()["old", ""] == NOW
+
+
+def test_another_process_knows_who_was_there_first(store: Store) -> None:
+    one, other = Run(store), Run(store)
+    other.list("calc", ADD)
+    seen = one.list("calc", ADD).first_seen | one.list("maths", ADD, tool("sub")).first_seen
+    other.list("maths", ADD, tool("sub"))
+    assert other.approvals.refresh()
+
+    assert other.catalog.refresh().first_seen == seen
+
+
+def test_a_tool_that_often_changes_was_there_first_all_the_same(store: Store) -> None:
+    run = Run(store)
+    first = run.list("calc", ADD).first_seen
+    for number in range(30):
+        run.list("calc", ADD | {"description": f"Adds {number}."}, version=f"calc {number}")
+
+    assert run.served() == ["calc__add"]
+    assert run.catalog.snapshot.first_seen == first
