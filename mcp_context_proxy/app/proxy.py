@@ -207,7 +207,7 @@ class CatalogRefresh:
         if hides_tools is None and not self._has_documents:
             if self._listed_documents is None:
                 self._listed_documents = anyio.current_time() + self._first_list_seconds
-            with anyio.move_on_at(self._listed_documents):
+            with anyio.CancelScope(deadline=self._listed_documents):
                 await self._documents_read.wait()
                 await self._refreshed()
 
@@ -226,7 +226,7 @@ class CatalogRefresh:
             if (end := self._listed_by.setdefault(client, now + client.limits.first_list_seconds)) > now
         }
         if until:
-            with anyio.move_on_at(max(until.values())):
+            with anyio.CancelScope(deadline=max(until.values())):
                 await self._wait_for(until, None, needless if hides_tools is not None else None)
 
     async def wait_for_server(self, name: str | None, on_wait: OnWait | None = None) -> None:
@@ -238,7 +238,7 @@ class CatalogRefresh:
         now = anyio.current_time()
         until = {client: now + client.config.connect_timeout for client in self._fleet.awaited(name)}
         if until:
-            with anyio.move_on_at(max(until.values())):
+            with anyio.CancelScope(deadline=max(until.values())):
                 await self._wait_for(until, on_wait)
         else:
             await self.catch_up()
@@ -275,7 +275,7 @@ class CatalogRefresh:
 
         async def wait(client: DownstreamClient, end: float) -> None:
             nonlocal decided
-            with anyio.move_on_at(end):
+            with anyio.CancelScope(deadline=end):
                 await client.wait_first_connect()
                 if needless is not None:
                     await self.catch_up()

@@ -460,7 +460,7 @@ class BackgroundIndexing:
         wanted = self._wanted
         deadline = min(until, wanted.since + patience)
         try:
-            with anyio.move_on_at(deadline):
+            with anyio.CancelScope(deadline=deadline):
                 while not wanted.ended.is_set() and anyio.current_time() + wanted.seconds_left < deadline:
                     await wanted.told.wait()
         finally:

@@ -303,7 +303,8 @@ class Lists:
         moment ago: a server may say again and again that it changes.
         """
         if called or not self._rests:
-            with anyio.move_on_at(self._changed_at + (CALLED_SECONDS if called else RELISTED_SECONDS)):
+            seconds = CALLED_SECONDS if called else RELISTED_SECONDS
+            with anyio.CancelScope(deadline=self._changed_at + seconds):
                 await self._fetched_again.wait()
         return self._fetched_again.is_set()
 

@@ -310,7 +310,7 @@ class BoundedConnection(H11Protocol):
         path, _, query = request.target.partition(b"?")
         scope: Scope = {
             "type": "http",
-            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
             "server": self.server,
             "client": self.client,
