@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mcp_context_proxy.retrieval.item_metadata import ACTIONS, UNIT, VERBS, WEIGHTS, action_of
-from mcp_context_proxy.retrieval.needs import divided, opening
+from mcp_context_proxy.retrieval.needs import needs_of, opening
 from mcp_context_proxy.retrieval.text import stem
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "encoder"))
@@ -51,7 +51,7 @@ def main() -> None:
         (key[0], action_of(key[1])) for key, one in tools.items() if one.split == "train"
     )
     actions = len(ACTIONS)
-    openings = [opening(divided(one.text)[0]) for one in single]
+    openings = [opening(one.text[slice(*needs_of(one.text)[0])]) for one in single]
     servers = collections.defaultdict(set)
     for word, one in zip(openings, single, strict=True):
         servers[word].add(one.right[0][0])

@@ -34,7 +34,6 @@ from mcp_context_proxy.retrieval.text import (
     may_be_translated,
     meanings,
     name_key,
-    spoken,
     stem,
     terms,
     translated,
@@ -139,44 +138,12 @@ def additions() -> Mapping[str, NDArray[np.float32]]:
     return additions
 
 
-# What is not to be done.
-
 CHANGING: Final = frozenset(
     stem(verb)
     for verb in (*OTHER_CHANGES, *VERBS, "touch", "alter")
     if VERBS.get(verb) not in ("read", "search", "compute")
 )
 """Stems of verbs that change something."""
-
-_DENIED: Final = spoken(
-    r"\b(?:(?:(?:do|should|must)(?: not|n['’]?t)|never|not to|without|instead of|rather than|no need to)\b"
-    r"(?: (?:want(?:ing)?|going|need|have|be|being|been|get|ever|actually|yet|please|mind|to|you|it|them"
-    r"|this|that|these|those|any(?:thing|one)?)){0,4}"
-    r" (?P<verb>\w+)"
-    r"|(?:nothing|no \w+|none)\b(?: of (?:it|them|these))? (?:should|must|may|shall|can|is to|are to|will)"
-    r"(?: be)? (?P<done>\w+)"
-    r"|(?:(?:^|[,.;:!?])\s*|\b(?:but|and|please|just) )(?P<nothing>\w+) (?:nothing|none)\b"
-    r"(?: of (?:it|them|these|those))?"
-    r"|\bno (?:changes?|edits?|modifications?|deletions?|writes?)\b)"
-    r"[^,.;:!?\n]*?(?=[,.;:!?\n]|$| (?:but|just|only|and|tell|show|list|give|get|check|find|let|please)\b)",
-    "no|n't|n’t|dont|shouldnt|mustnt|never|without|instead|rather",
-)
-"""Clauses that say what is not to be done: "don't delete anything", "without changing it", "merge none"."""
-
-KEEPS: Final = spoken(
-    r"\b(?:but|and) (?:please )?(?:keep|leave) (?:the|it|my|our|them|everything|all|that|those|its)\b",
-    "keep|leave",
-)
-"""Words that say what is not to be deleted: "but keep the note"."""
-
-
-def denied(request: str) -> Iterator[tuple[int, int, str]]:
-    """Yield where a request says which changes are not to be made, and its verb, if there is one."""
-    for match in _DENIED.finditer(request):
-        verb = (match["verb"] or match["done"] or match["nothing"] or "").lower()
-        if not verb or stem(verb) in CHANGING:
-            yield *match.span(), verb
-
 
 MAKES_OR_DELETES: Final = {
     action: frozenset(stem(verb) for verb, does in VERBS.items() if does == action)

@@ -7,7 +7,7 @@ A query goes through these steps (`queries.read_query`):
 3. `needs_of` divides it: "find the page and mail it to Tom" has two needs.
 4. Of each need, `opening_match` finds the word with which its order opens, after courtesies. `wanted` says
    how much tools of each action gain by that word.
-5. `cores` and `asked_in_tale` find the query without its story.
+5. `denied` finds what is not to be done, `cores` and `asked_in_tale` the query without its story.
 
 Words are in tables (``vocabulary.txt``), forms of sentences in the patterns of each step. Strangers write
 queries: every pattern takes time in the length of the text.
@@ -24,6 +24,7 @@ from typing import Final
 from mcp_context_proxy.retrieval.forms import SOMEBODY, value_kind
 from mcp_context_proxy.retrieval.item_metadata import (
     CHANGES,
+    CHANGING,
     DELETE,
     EFFECTS,
     ORDERS,
@@ -35,12 +36,15 @@ from mcp_context_proxy.retrieval.item_metadata import (
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
     Span,
+    clauses,
     listed,
+    meanings,
     quotations,
     sentences,
     spoken,
     stem,
     telling_places,
+    verb_of,
     within,
     without_opener,
 )
@@ -204,16 +208,12 @@ _NO_VERBS: Final = STOP_WORDS | listed("no orders")
 """Words before an object that are no verbs, or ask for nothing that a tool does: "ensure the quality"."""
 
 
-def divided(query: str) -> list[str]:
-    """Return the needs of a query in its own words: its sentences, divided where a new order begins.
+def needs_of(query: str) -> list[Span]:
+    """Return where the needs of a query are: its sentences, divided where a new order begins.
 
     Both sides of a division say enough to be looked for: "read and write files" and "terms and conditions"
     stay whole. Nothing is divided within a quotation.
     """
-    return [query[start:end] for start, end in needs_of(query)]
-
-
-def needs_of(query: str) -> list[Span]:
     needs, at = list[Span](), 0
     for sentence in sentences(query):
         at = query.index(sentence, at)
@@ -249,11 +249,7 @@ def _needs_of(sentence: str) -> Iterator[Span]:
 def _least_around(divider: re.Match[str], sentence: str, start: int, first: str) -> tuple[int, int] | None:
     """Return the least telling words before and after a divider; None where nothing is asked for after it.
 
-    Args:
-        divider: A place where a need may begin.
-        sentence: The sentence that it is in.
-        start: Where the need before it begins.
-        first: The word with which that opens, in lower case.
+    The need before it begins at `start`, and opens with the word `first`, in lower case.
     """
     following, place = (divider["next"] or "").lower(), divider.end()
     lists = following in ARTICLES and _lists(sentence[start : divider.start()])
@@ -297,13 +293,10 @@ def _opens_with(text: str, words: Set[str]) -> bool:
 def _is_order(sentence: str, place: int) -> bool:
     """Return whether an order with a verb that is not known begins at a place: "paint the header red"."""
     verb = _WORD.match(sentence, place)
-    return (
-        verb is not None
-        and (word := verb.group()).islower()
-        and word not in _NO_VERBS
-        and not word.endswith(_NO_ORDERS)
-        and _WITH_OBJECT.match(sentence, place) is not None
-    )
+    if verb is None or _WITH_OBJECT.match(sentence, place) is None:
+        return False
+    word = verb.group()
+    return word.islower() and word not in _NO_VERBS and not word.endswith(_NO_ORDERS)
 
 
 def _lists(text: str) -> bool:
@@ -318,6 +311,38 @@ def _is_short_order(sentence: str, divider: re.Match[str]) -> bool:
         return _WITH_OBJECT.match(sentence, divider.end()) is not None
     verb = _WORD.match(sentence, divider.end())
     return verb is not None and verb.group().lower() in _ORDERS
+
+
+# What is not to be done.
+
+_DENIED: Final = spoken(
+    r"\b(?:(?:(?:do|should|must)(?: not|n['’]?t)|never|not to|without|instead of|rather than|no need to)\b"
+    r"(?: (?:want(?:ing)?|going|need|have|be|being|been|get|ever|actually|yet|please|mind|to|you|it|them"
+    r"|this|that|these|those|any(?:thing|one)?)){0,4}"
+    r" (?P<verb>\w+)"
+    r"|(?:nothing|no \w+|none)\b(?: of (?:it|them|these))? (?:should|must|may|shall|can|is to|are to|will)"
+    r"(?: be)? (?P<done>\w+)"
+    r"|(?:(?:^|[,.;:!?])\s*|\b(?:but|and|please|just) )(?P<nothing>\w+) (?:nothing|none)\b"
+    r"(?: of (?:it|them|these|those))?"
+    r"|\bno (?:changes?|edits?|modifications?|deletions?|writes?)\b)"
+    r"[^,.;:!?\n]*?(?=[,.;:!?\n]|$| (?:but|just|only|and|tell|show|list|give|get|check|find|let|please)\b)",
+    "no|n't|n’t|dont|shouldnt|mustnt|never|without|instead|rather",
+)
+"""Clauses that say what is not to be done: "don't delete anything", "without changing it", "merge none"."""
+
+KEEPS: Final = spoken(
+    r"\b(?:but|and) (?:please )?(?:keep|leave) (?:the|it|my|our|them|everything|all|that|those|its)\b",
+    "keep|leave",
+)
+"""Words that say what is not to be deleted: "but keep the note"."""
+
+
+def denied(request: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where a request says which changes are not to be made, and its verb, if there is one."""
+    for match in _DENIED.finditer(request):
+        verb = (match["verb"] or match["done"] or match["nothing"] or "").lower()
+        if not verb or stem(verb) in CHANGING:
+            yield *match.span(), verb
 
 
 # Statements that mean orders.
@@ -344,13 +369,7 @@ _BECOMES = (
     rf"(?:be(?! (?:{_DONE}|\w+rn|done|able|on|in|at|there|possible|ready|available)\b)|say|read|show|have|run"
     r"|start|end|cost|look|contain|begin|point|use)"
 )
-_OF_VALUE_ALONE: Final = {
-    "file": "read",
-    "URL": "fetch",
-    "issue key": "show",
-    "issue number": "show",
-    "merge request number": "show",
-}
+_OF_VALUE_ALONE: Final = meanings("values alone")
 """What is wanted of a value that is all of a query, by its kind."""
 
 _TO_SOMEBODY: Final = spoken(
@@ -402,10 +421,6 @@ _IMPLIED: Final = tuple(
 )
 """Statements that order something, with the orders: "the channel is not needed any more". What "should be" so
 beside another order only says more of that."""
-
-_IRREGULAR: Final = {"told": "tell", "sent": "send", "made": "make", "put": "put", "set": "set"}
-_ENDING: Final = (("ied", "y"), ("ed", ""), ("ed", "e"), ("en", ""), ("en", "e"))
-"""Endings of participles, with those of their verbs."""
 
 _TROUBLED = (
     r"(?:(?:is|are|was|were|looks?|seems?|keeps?|went|(?:has|have|had)(?: been)?|gets?)"
@@ -460,20 +475,11 @@ def _implied(statement: str, asked: bool) -> str | None:
         if asked and "rest" in said:
             return None
         if said.get("done") is not None:
-            said["done"] = _verb_of(said["done"])
+            said["done"] = verb_of(said["done"], _ORDERS)
             if said["done"] is None:
                 continue
         return order.format_map(said).replace(" to be ", " to ")
     return None
-
-
-def _verb_of(participle: str) -> str | None:
-    """Return the verb of a participle, if it is one with which people order: "deleted"."""
-    if participle.lower() in _IRREGULAR:
-        return _IRREGULAR[participle.lower()]
-    verbs = [participle[: -len(end)] + other for end, other in _ENDING if participle.endswith(end)]
-    verbs += [participle[:-3]] if participle[-3:-2] == participle[-4:-3] else []
-    return next((verb for verb in verbs if verb.lower() in _ORDERS), None)
 
 
 # Stories, in which only some is asked for.
@@ -512,9 +518,6 @@ _TELLS_WITHIN: Final = spoken(
 )
 """Beginnings of statements in whose first words somebody does something: "last year they found a mistake"."""
 
-_CLAUSE_END: Final = pattern(r"(?:,|:|;|\s[-–]|\s(?=(?:and|but|so)\s))\s*+")
-"""Places within a sentence where a clause may begin."""
-
 _REFERS: Final = spoken(r"\b(?:it|its|them|that|this|those|these|him|one)\b")
 _GOES_ON: Final = spoken(
     r"(?:then|next|finally|lastly|also|additionally|furthermore|moreover|after(?:wards| that)), "
@@ -543,7 +546,7 @@ def cores(query: str) -> list[str]:
     for at, one in enumerate(remaining):
         if _TELLS.match(one) is not None:
             wish = _WISHES.search(one)
-            ends = _clauses(one, len(one) if wish is None else wish.start())
+            ends = clauses(one, MOST_PARTS, None if wish is None else wish.start())
             asked = [end for end in ends if _TELLS.match(one, end) is None]
             found += [" ".join([one[end:], *remaining[at + 1 :]]) for end in (asked[:1] + asked[1:][-1:])]
             break
@@ -592,9 +595,4 @@ def _only_tells(sentence: str) -> bool:
     """Return whether a sentence is a statement in which nothing is asked for."""
     if _TELLS.match(sentence) is None or sentence.endswith("?") or _WISHES.search(sentence) is not None:
         return False
-    return not any(asks(sentence[start:]) for start in (0, *_clauses(sentence, len(sentence))))
-
-
-def _clauses(sentence: str, end: int) -> list[int]:
-    """Return where the first clauses of a sentence begin, but the first."""
-    return [match.end() for match in islice(_CLAUSE_END.finditer(sentence, 0, end), MOST_PARTS)]
+    return not any(asks(sentence[start:]) for start in (0, *clauses(sentence, MOST_PARTS)))

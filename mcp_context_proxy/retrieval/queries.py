@@ -33,13 +33,15 @@ from mcp_context_proxy.retrieval.forms import (
     value_kind,
     written_out,
 )
-from mcp_context_proxy.retrieval.item_metadata import DELETE, KEEPS, ORDERS, VERBS, Contained, denied
+from mcp_context_proxy.retrieval.item_metadata import DELETE, EFFECTS, ORDERS, VERBS, Contained
 from mcp_context_proxy.retrieval.needs import (
     ARTICLES,
+    KEEPS,
     LEAST_TELLING,
     asked_in_tale,
     asks,
     cores,
+    denied,
     needs_of,
     opening_match,
     ordered,
@@ -216,14 +218,7 @@ def read_query(
     written = ordered(rejoined(as_written) if translates else as_written)
     idiom = idiom_of(written)
     divided = _Divided.of(written, None if idiom is None else idiom.end)
-    reader = _Reader(
-        written=written,
-        divided=divided,
-        has_term=has_term,
-        catalog=catalog,
-        stands_for=stands_for,
-        translates=translates,
-    )
+    reader = _Reader(written, divided, has_term, catalog, stands_for=stands_for, translates=translates)
     whole = reader.read(idiom)
     if whole != written:
         divided = _Divided.of(whole, None if idiom is None else idiom.start + len(idiom.meant))
@@ -253,7 +248,7 @@ def read_query(
         needs=tuple({term: weights[term] for term in terms(need) if term in weights} for need in texts[1:]),
         foreign=frozenset(term for term in reader.foreign if term in asked and not has_term(term)),
         orders=tuple(map(asks, texts[1:])),
-        actions=np.array([*actions.values()], np.float32).reshape(len(texts), by_need.shape[1]),
+        actions=np.array([*actions.values()], np.float32).reshape(len(texts), EFFECTS),
         is_unreadable=translates and is_unlatin(whole),
         is_gibberish=0 < reader.plain == reader.unknown and not kinds,
         purpose=purpose,
@@ -305,11 +300,11 @@ class _Reader:
 
     def __init__(
         self,
-        *,
         written: str,
         divided: _Divided,
         has_term: Callable[[str], bool],
         catalog: Callable[[], WordList],
+        *,
         stands_for: Mapping[str, str],
         translates: bool,
     ) -> None:

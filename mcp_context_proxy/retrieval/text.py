@@ -10,9 +10,9 @@ import sys
 import unicodedata
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from math import inf
 from pathlib import Path
 from typing import Final, TypeAlias, cast
@@ -450,6 +450,20 @@ def stem(word: str) -> str:
     return _stem(word) if len(word) <= REMEMBERED_CHARACTERS else _stem.__wrapped__(word)
 
 
+_IRREGULAR: Final = {"told": "tell", "sent": "send", "made": "make", "put": "put", "set": "set"}
+_ENDING: Final = (("ied", "y"), ("ed", ""), ("ed", "e"), ("en", ""), ("en", "e"))
+"""Endings of participles, with those of their verbs."""
+
+
+def verb_of(participle: str, verbs: Container[str]) -> str | None:
+    """Return the verb of a participle such as "deleted", if it is one of `verbs` or irregular."""
+    if participle.lower() in _IRREGULAR:
+        return _IRREGULAR[participle.lower()]
+    forms = [participle[: -len(end)] + other for end, other in _ENDING if participle.endswith(end)]
+    forms += [participle[:-3]] if participle[-3:-2] == participle[-4:-3] else []
+    return next((form for form in forms if form.lower() in verbs), None)
+
+
 REMEMBERED_CHARACTERS: Final = 24
 """Length of words whose stems are remembered; a stranger's text may have a word of megabytes."""
 
@@ -528,6 +542,16 @@ def sentences(text: str) -> list[str]:
     """Return the sentences of a text that say something, without bullets."""
     parts = (_BULLET.sub("", part.strip()) for part in _SENTENCE_OR_CLAUSE.split(text))
     return [part for part in parts if _LETTER.search(part)]
+
+
+_CLAUSE_END: Final = pattern(r"(?:,|:|;|\s[-–]|\s(?=(?:and|but|so)\s))\s*+")
+"""Places within a sentence where a clause may begin."""
+
+
+def clauses(sentence: str, most: int, end: int | None = None) -> list[int]:
+    """Return where up to `most` clauses of a sentence begin, before `end`; not the first one."""
+    ends = _CLAUSE_END.finditer(sentence, 0, len(sentence) if end is None else end)
+    return [match.end() for match in islice(ends, most)]
 
 
 def chunks(text: str, limit: int = CHUNK_LIMIT) -> tuple[str, ...]:

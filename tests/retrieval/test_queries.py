@@ -12,7 +12,7 @@ from support.tables import each
 
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList
-from mcp_context_proxy.retrieval.needs import divided
+from mcp_context_proxy.retrieval.needs import needs_of
 from mcp_context_proxy.retrieval.queries import (
     CARRIED_SHARE,
     QUERY_LIMIT,
@@ -194,7 +194,7 @@ def test_to_book_a_meeting_is_to_schedule_it_and_to_book_a_flight_is_not() -> No
 def test_several_orders_are_divided(query: str, needs: list[str] | None) -> None:
     if needs is None:
         needs = ["find the note.", "Mail the summary", "close the task"]
-    assert divided(query) == needs
+    assert [query[start:end] for start, end in needs_of(query)] == needs
     assert len(read(query).texts) == 1 + len(needs)
 
 
@@ -234,7 +234,7 @@ def test_needs_that_open_with_a_verb_or_a_question_ask_for_something() -> None:
     ],
 )
 def test_one_need_stays_whole(query: str) -> None:
-    assert divided(query) == [query]
+    assert [query[start:end] for start, end in needs_of(query)] == [query]
 
 
 @each(
@@ -496,7 +496,7 @@ def test_an_order_in_the_words_of_people_is_read_in_those_of_tools(request_: str
 def test_a_query_of_nothing_but_places_to_divide_is_read_in_the_time_of_its_length(words: str) -> None:
     query = (words * 8_000)[:8_000]
 
-    assert not costs_more(16, divided, query, query[:2_000])
+    assert not costs_more(16, needs_of, query, query[:2_000])
 
 
 LOG = """
