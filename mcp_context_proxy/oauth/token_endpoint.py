@@ -17,7 +17,7 @@ import ipaddress
 import logging
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
@@ -411,19 +411,22 @@ async def _whole(
                 raise ExchangeError(f"{request.url.host} answered with more than {most:,} bytes")
     finally:
         await response.aclose()
-    content = _unrepeated(request, bytes(body)) if response.is_error else bytes(body)
-    return httpx2.Response(response.status_code, headers=response.headers, content=content, request=request)
+    content, headers = bytes(body), response.headers.raw
+    if response.status_code not in (httpx2.codes.OK, httpx2.codes.CREATED):
+        redact = _unrepeated(request)
+        content, headers = redact(content), [(name, redact(value)) for name, value in headers]
+    return httpx2.Response(response.status_code, headers=headers, content=content, request=request)
 
 
 SECRET_FIELDS: Final = ("code", "code_verifier", "client_secret", "refresh_token", "token")
 """Fields of a request that nobody else may see."""
 
 
-def _unrepeated(request: httpx2.Request, refusal: bytes) -> bytes:
-    """Return a refusal without the secrets of its request: some servers repeat it."""
+def _unrepeated(request: httpx2.Request) -> Callable[[bytes], bytes]:
+    """Return a function that removes the secrets of a request: some servers repeat it where they refuse it."""
     fields = [*parse_qsl(request.content.decode()), ("code", request.headers.get("authorization", "")[6:])]
     redact = Redactor((name.replace("_", " "), value) for name, value in fields if name in SECRET_FIELDS)
-    return redact(refusal.decode(errors="replace")).encode()
+    return lambda said: redact(said.decode(errors="replace")).encode()
 
 
 def check_encrypted(url: str) -> None:
@@ -442,9 +445,11 @@ def explained(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     if text.startswith("State parameter mismatch"):
         return "the response does not belong to our request (its state is wrong); try again"
+    # The SDK repeats these responses, and so perhaps a token, or the secret of a client.
     if text.startswith("Invalid token response"):
-        # The SDK repeats the response, and so perhaps a token.
         return "its authorization server gave no usable token"
+    if text.startswith("Invalid registration response"):
+        return "its authorization server registered no usable client"
     return one_line(text, REASON_SHOWN)
 
 

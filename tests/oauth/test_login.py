@@ -59,6 +59,14 @@ async def test_where_no_client_is_registered_a_person_is_told_what_to_ask_for_an
     assert "set oauth.client_id and oauth.redirect_port under servers.locked" in str(refused.value)
 
 
+async def test_a_registration_that_cannot_be_used_tells_no_secret_of_it(protected: Protected) -> None:
+    protected.issuer.registered = {"client_secret": "leaked-s3cret"}
+    with pytest.raises(AuthorizationError, match="registered no usable client") as failed:
+        await logged_in(server_config(protected))
+
+    assert "leaked" not in str(failed.value)
+
+
 async def test_the_words_of_a_refusal_hide_nothing_and_stay_on_one_line(protected: Protected) -> None:
     protected.issuer.refuses = True
     protected.issuer.refusal = "not\x1b]0;owned\x07\u202e\u2800 you\n" + "\n" * 200 + "x" * 10_000

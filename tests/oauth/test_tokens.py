@@ -129,7 +129,7 @@ async def test_a_bad_answer_instead_of_a_token_is_reported_in_words_and_keeps_th
     assert CredentialFile(config).read() == before
 
 
-@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize("status", [202, 302, 400, 500])
 @pytest.mark.parametrize("renewing", [False, True], ids=["login", "renewal"])
 async def test_a_refusal_that_repeats_the_request_tells_no_secret_of_it(
     protected: Protected, caplog: pytest.LogCaptureFixture, status: int, renewing: bool
@@ -139,7 +139,7 @@ async def test_a_refusal_that_repeats_the_request_tells_no_secret_of_it(
         await logged_in(config)
         protected.issuer.expire_all()
     protected.issuer.repeats = status
-    with pytest.raises(AuthorizationError, match="server_error") as failed:
+    with pytest.raises(AuthorizationError) as failed:
         await (fetched(config) if renewing else logged_in(config))
 
     sent = {name: value for name, (value,) in parse_qs(protected.issuer.sent).items()}

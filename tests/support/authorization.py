@@ -18,6 +18,7 @@ import anyio
 import mcp_types as types
 import uvicorn
 from mcp import MCPError
+from mcp.server.auth.handlers.register import RegistrationHandler
 from mcp.server.auth.handlers.token import TokenHandler
 from mcp.server.auth.middleware.client_auth import ClientAuthenticator
 from mcp.server.auth.provider import (
@@ -58,6 +59,8 @@ class Issuer:
     lifetime: int = 3600
     wrong_state: bool = False
     registers: bool = True
+    registered: dict[str, Any] | None = None
+    """Its answer to every registration instead of a client."""
     refuses: bool = False
     refusal: str | None = None
     """The words in which it refuses."""
@@ -171,7 +174,8 @@ class Issuer:
         form = await request.form()
         if self.repeats is not None:
             fault = {"error": "server_error", "error_description": f"{dict(form)} came in {self.sent}"}
-            return JSONResponse(fault, self.repeats)
+            away = {"location": f"https://elsewhere.example/?{self.sent}"} if self.repeats == 302 else None
+            return JSONResponse(fault, self.repeats, away)
         if self.answer is not None:
             status, body, headers = self.answer
             return Response(body, status, headers)
@@ -183,6 +187,11 @@ class Issuer:
             issued = self.issue(MACHINE_ID, [], str(form.get("resource")))
             return JSONResponse(issued.model_dump(exclude={"refresh_token"}, exclude_none=True))
         return await TokenHandler(self, ClientAuthenticator(self)).handle(request)
+
+    async def register(self, request: Request) -> Response:
+        if self.registered is not None:
+            return JSONResponse(self.registered, 201)
+        return await RegistrationHandler(self, ClientRegistrationOptions(enabled=True)).handle(request)
 
     async def metadata(self, request: Request) -> Response:
         del request
@@ -212,6 +221,7 @@ class Issuer:
         own = [
             Route("/.well-known/oauth-authorization-server", self.metadata),
             Route("/token", self.token, methods=["POST"]),
+            Route("/register", self.register, methods=["POST"]),
         ]
         replaced = {route.path for route in own}
         return Starlette(routes=[*own, *(route for route in routes if route.path not in replaced)])
