@@ -423,7 +423,7 @@ SECRET_FIELDS: Final = ("code", "code_verifier", "client_secret", "refresh_token
 
 
 def _unrepeated(request: httpx2.Request) -> Callable[[bytes], bytes]:
-    """Return a function that removes the secrets of a request: some servers repeat it where they refuse it."""
+    """Return a function that removes the secrets of a request: some servers repeat it in a refusal."""
     fields = [*parse_qsl(request.content.decode()), ("code", request.headers.get("authorization", "")[6:])]
     redact = Redactor((name.replace("_", " "), value) for name, value in fields if name in SECRET_FIELDS)
     return lambda said: redact(said.decode(errors="replace")).encode()

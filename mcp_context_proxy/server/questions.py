@@ -19,7 +19,7 @@ import json
 import logging
 import secrets
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -521,15 +521,13 @@ def secret_field(schema: Any, message: str) -> str:
     """Return the field of a form that asks for a secret, or the message that does; empty if none does."""
     fields = [(name, field) for name, field in _fields(schema) if not _is_choice(field)]
     for name, field in fields:
-        described = field if isinstance(field, dict) else {}
-        labels = [name, described.get("title")]
         if (
-            described.get("format") == "password"
-            or names_secret(*labels)
-            or any(_SECRET.search(text) for text in _spellings(described.get("description")))
+            "password" in _told(field, "format")
+            or names_secret(name, *_told(field, "title"))
+            or any(map(_SECRET.search, _spellings(*_told(field, "description"))))
         ):
             return f"the field {quoted(name)}"
-    if fields and any(_DEMAND.search(text) for text in _spellings(message)):
+    if fields and any(map(_DEMAND.search, _spellings(message, *_told(schema, "title", "description")))):
         return "its message"
     return ""
 
@@ -553,19 +551,29 @@ def _fields(schema: Any) -> Iterator[tuple[str, Any]]:
             left.extend(value)
 
 
-def _is_choice(field: Any) -> bool:
-    """Return whether a person can only choose: then the server knows all that the answer can hold."""
+def _told(schema: Any, *names: str) -> list[Any]:
+    """Return the values that some readers of a schema find under these names."""
+    members = schema.items() if isinstance(schema, dict) else ()
+    return [value for name, value in members if envelope.letters_of(name) in names]
+
+
+def _is_choice(field: Any, kinds: Sequence[str] = ("oneOf",)) -> bool:
+    """Return whether a person can only choose: then the server knows all that the answer can hold.
+
+    Only choices of elicitation count: instead of another one, hosts show a line to write on.
+    """
     if not isinstance(field, dict):
         return False
-    if field.get("type") == "boolean" or "const" in field:
+    if field.get("type") == "boolean":
         return True
     if field.get("type") == "array":
-        return _is_choice(field.get("items"))
-    for key in ("oneOf", "anyOf"):
+        return _is_choice(field.get("items"), ("oneOf", "anyOf"))
+    for key in kinds:
         choices = field.get(key)
         if isinstance(choices, list) and choices:
             return all(isinstance(each, dict) and "const" in each for each in choices)
-    return isinstance(field.get("enum"), list) and bool(field["enum"])
+    is_text = field.get("type", "string") == "string"
+    return is_text and isinstance(field.get("enum"), list) and bool(field["enum"])
 
 
 def _spellings(*texts: Any) -> Iterator[str]:

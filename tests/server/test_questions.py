@@ -494,6 +494,14 @@ def test_a_field_is_recognized_as_one_for_a_secret() -> None:
         {"properties": {"password": {"type": "array", "items": {"type": "string"}}}},
         {"properties": {"password": {"type": "string", "enum": []}}},
         {"properties": {"password": {"anyOf": [{"const": "a"}, {"type": "string"}]}}},
+        # Hosts show these as a line to write on: elicitation has no such choices.
+        form("password", const="")["requestedSchema"],
+        form("password", anyOf=[{"const": ""}])["requestedSchema"],
+        form("password", type="number", enum=[1])["requestedSchema"],
+        {"title": "Enter your password", **form("x")["requestedSchema"]},
+        {"description": "Please paste your API key", **form("x")["requestedSchema"]},
+        form("x", Title="Password")["requestedSchema"],
+        form("x", DESCRIPTION="Your password")["requestedSchema"],
     ],
 )
 def test_a_form_is_searched_for_secrets_everywhere(schema: Any) -> None:
@@ -512,6 +520,7 @@ def test_a_form_is_searched_for_secrets_everywhere(schema: Any) -> None:
         ("secret", {"enum": ["staging", "production"]}),
         ("secret", {"oneOf": [{"const": "a", "title": "A"}]}),
         ("secrets", {"type": "array", "items": {"enum": ["a", "b"]}}),
+        ("secrets", {"type": "array", "items": {"anyOf": [{"const": "a", "title": "A"}]}}),
         ("sortKey", {}),
         ("issue_key", {"description": "Key of the issue, such as ABC-1"}),
         ("zipCode", {}),
