@@ -415,15 +415,11 @@ def sources(
     """
 
     def run(text: str) -> str:
-        if is_host_file:
-            raise SecretSourceError("${cmd:...} runs no command for the file of a host; use a config.toml")
         if not commands:
             raise SecretSourceError("${cmd:...} is off", "commands = true under [secrets] allows it")
         return output_of(text, folder, environ)
 
     def read(text: str) -> str:
-        if is_host_file:
-            raise SecretSourceError("${file:...} reads no file for the file of a host; use a config.toml")
         path = folder / text
         try:
             path = folder / Path(text).expanduser()
@@ -432,7 +428,11 @@ def sources(
         except (OSError, RuntimeError, ValueError) as error:
             raise SecretSourceError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
 
-    return {"keyring": _once(read_secret), "cmd": _once(run), "file": _once(read)}
+    def refuse(_text: str) -> str:
+        raise SecretSourceError("nothing is read or run for the file of a host; use a config.toml")
+
+    by_prefix = {"keyring": read_secret, "cmd": run, "file": read}
+    return {prefix: _once(refuse if is_host_file else source) for prefix, source in by_prefix.items()}
 
 
 def _once(source: SecretSource) -> SecretSource:

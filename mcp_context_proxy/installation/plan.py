@@ -40,6 +40,7 @@ from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, par
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HostPlace, about, read_text
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries, with_value
+from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.system import matches
 
 CARRIED: Final = frozenset(
@@ -243,6 +244,10 @@ def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:
         json.dumps(table, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
         yield "it has half of a character, which no file can have"
+    if any(
+        clean(text) != text for path, text in _texts(table) if path[0] in ("command", "args", "cwd", "url")
+    ):
+        yield "it hides characters, so that nobody sees which program would run"
     if bool(table.get("command")) == bool(table.get("url")):
         yield "it has both a command and a url" if table.get("url") else "it has neither a command nor a url"
     for key in ("command", "cwd"):

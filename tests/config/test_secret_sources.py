@@ -167,14 +167,15 @@ def test_a_path_that_leads_to_no_file_keeps_nobody_waiting(tmp_path: Path, path:
     assert problem.message == f"{tmp_path / path} cannot be read: {message}"
 
 
-def test_no_file_is_read_for_the_file_of_a_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reference", ["${file:key}", "${keyring:KEY}"])
+def test_no_file_and_no_keyring_is_read_for_the_file_of_a_host(tmp_path: Path, reference: str) -> None:
     (tmp_path / "key").write_text("0ne-key-of-a-file", encoding="utf-8")
     file = tmp_path / "mcp.json"
-    servers = {"s": {"command": "x", "env": {"A": "${file:key}"}}}
+    servers = {"s": {"command": "x", "env": {"A": reference}}}
     file.write_text(json.dumps({"mcpServers": servers}), encoding="utf-8")
     file.chmod(0o600)
 
-    assert "reads no file for the file of a host" in str(load(file, ENVIRON).off["s"])
+    assert "nothing is read or run for the file of a host" in str(load(file, ENVIRON).off["s"])
 
 
 def test_no_command_runs_for_the_file_of_a_host(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_no_command_runs_for_the_file_of_a_host(tmp_path: Path) -> None:
     file.chmod(0o600)
     config = load(file, ENVIRON)
 
-    assert "runs no command for the file of a host" in str(config.off["s"])
+    assert "nothing is read or run for the file of a host" in str(config.off["s"])
     assert not written.exists()
 
 

@@ -147,6 +147,8 @@ def test_other_server_of_the_same_name_gets_the_name_of_its_host(put: Place, mac
               "ws": {"type": "ws", "url": "https://example.com"},
               "half": {"command": "x", "env": {"A": "\\ud83d"}},
               "other half": {"command": "x", "env": {"A": "a\\udc00b"}},
+              "hidden": {"command": "/bin/to\\u200bol"},
+              "turned": {"command": "x", "args": ["--safe\\u202e"]},
               "fine": {"command": "/bin/fine"}}}""",
             {
                 "here": "workspaceFolder",
@@ -162,6 +164,8 @@ def test_other_server_of_the_same_name_gets_the_name_of_its_host(put: Place, mac
                 "ws": "transport: must be stdio, http or sse",
                 "half": "half of a character",
                 "other half": "half of a character",
+                "hidden": "hides characters",
+                "turned": "hides characters",
             },
         ),
         (

@@ -160,12 +160,14 @@ TRUST = (
     Promise(
         "Secrets in the keyring are typed without being shown or read from the standard input, and no "
         "command prints one. `${cmd:...}` runs a command only if the user's own `config.toml` allows it, "
-        "without a shell and for 5 s at most; the file of a host runs none.",
+        "without a shell and for 5 s at most; for the file of a host none runs, and neither a file nor the "
+        "keyring is read.",
         "cli/test_secret.py::test_a_secret_is_typed_twice_and_not_echoed",
         "cli/test_secret.py::test_a_secret_is_read_from_the_standard_input_and_never_shown",
         "cli/test_secret.py::test_a_value_is_no_argument",
         "config/test_secret_sources.py::test_no_command_runs_unless_the_file_allows_it",
         "config/test_secret_sources.py::test_no_command_runs_for_the_file_of_a_host",
+        "config/test_secret_sources.py::test_no_file_and_no_keyring_is_read_for_the_file_of_a_host",
         "config/test_secret_sources.py::test_a_command_that_gives_no_value_is_told_with_its_reason",
         "config/test_secret_sources.py::test_a_command_that_does_not_end_is_ended",
     ),
