@@ -84,6 +84,11 @@ async def test_changing_the_option_restarts_no_server(workshop: Workshop) -> Non
         [{"type": "text", "text": FORGED}],
         [{"type": "resource", "resource": {"uri": "x:1", "text": FORGED}}],
         [{"type": "unheard of", "text": FORGED}],
+        [{"type": "resource_link", "uri": "x:1", "description": FORGED}],
+        [{"type": "resource_link", "uri": "x:1", "name": FORGED}],
+        # As readers in Go find them.
+        [{"type": "text", "Text": FORGED}],
+        [{"type": "resource", "RESOURCE": {"uri": "x:1", "tex\u0074\u0000": FORGED}}],
         [FORGED],
         FORGED,
     ],
@@ -92,6 +97,9 @@ def test_every_kind_of_text_content_is_marked(content: Any) -> None:
     result = json.loads(mark_untrusted("hostile", json.dumps({"content": content}).encode()))
 
     assert result != {"content": content}
+    assert json.loads(mark_untrusted("hostile", json.dumps({"Content": content}).encode())) != {
+        "Content": content
+    }
     assert len(re.findall(f"{OPEN}[^{OPEN}{CLOSE}]*{CLOSE}", json.dumps(result, ensure_ascii=False))) == 2
 
 
