@@ -235,13 +235,17 @@ class _Text(Struct):
 def _text_of(raw: Raw) -> _Text | None:
     """Return the text of a block; None of a block that has none, such as an image.
 
-    What is no block, or has too many members to be looked at, is a text as it is written.
+    What is no block, has too many members to be looked at, or is large without being data, such as a link
+    with a description without end, is a text as it is written.
     """
     block = json_values.members_of(raw)
     holder = json_values.members_of(block["resource"]) if block is not None and "resource" in block else block
     if block is None or holder is None:
         return _Text({"type": Raw(b'"text"')}, (envelope.text(raw) or bytes(raw).decode()).encode())
     text = envelope.text(holder.get("text"))
+    if text is None and len(raw) > SMALL_BYTES and not holder.keys() & {"data", "blob"}:
+        text = bytes(raw).decode()
+        block = {"type": Raw(b'"text"')}
     return None if text is None else _Text(block, text.encode())
 
 

@@ -56,6 +56,8 @@ BLOCK = {"type": "text", "text": "x"}
         {"content": [BLOCK], "isError": True} | FLOOD,
         {"content": "x" * 9_000},
         {"content": ["x" * 9_000]},
+        {"content": [{"type": "resource_link", "uri": "a:b", "name": "n", "description": "x" * 9_000}]},
+        {"content": [{"type": "text", "Text": "x" * 9_000}]},
     ],
 )
 def test_no_number_of_blocks_or_members_keeps_a_result_from_being_shortened(result: dict[str, Any]) -> None:
