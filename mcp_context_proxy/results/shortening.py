@@ -244,8 +244,7 @@ def _text_of(raw: Raw) -> _Text | None:
         return _Text({"type": Raw(b'"text"')}, (envelope.text(raw) or bytes(raw).decode()).encode())
     text = envelope.text(holder.get("text"))
     if text is None and len(raw) > SMALL_BYTES and not holder.keys() & {"data", "blob"}:
-        text = bytes(raw).decode()
-        block = {"type": Raw(b'"text"')}
+        return _Text({"type": Raw(b'"text"')}, bytes(raw))
     return None if text is None else _Text(block, text.encode())
 
 

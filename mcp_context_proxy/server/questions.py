@@ -544,8 +544,10 @@ def _fields(schema: Any) -> Iterator[tuple[str, Any]]:
         value = left.pop()
         if isinstance(value, dict):
             for name, members in value.items():
-                if isinstance(members, dict) and envelope.letters_of(name) == "properties":
+                if isinstance(members, dict) and envelope.letters_of(name).startswith(("properties", "def")):
                     yield from members.items()
+                elif isinstance(members, list):  # the parts of a field, but for the values of a choice
+                    yield from (("", one) for one in members if isinstance(one, dict) and "const" not in one)
             left.extend(value.values())
         elif isinstance(value, list):
             left.extend(value)
