@@ -22,6 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
@@ -115,7 +116,9 @@ def load_documents(
     covered = {folder.path.absolute() for folder in folders}
     for folder, label in zip(folders, _labels([folder.path for folder in folders]), strict=True):
         reader = FolderReader(folder.path, allowance)
-        for file in reader.files():
+        if left := _left_by_link(folder):
+            findings.append(Finding(folder.path, None, f"left out: a link leads out of {left}"))
+        for file in () if left else reader.files():
             if format_of(file.relative) is Format.AGENTS:
                 imports = _Imports(file, reader, covered)
                 findings.extend(imports.findings)
@@ -138,12 +141,22 @@ def load_documents(
             if message:
                 findings.append(Finding(file.path, None, message))
         findings.extend(reader.findings)
-        paths.extend(map(str, reader.paths))
+        paths.extend(map(str, reader.paths or [folder.path]))
     ordered = sorted(
         by_name.values(),
         key=lambda document: (document.kind is not Kind.RULE, document.priority, document.name),
     )
     return Loaded(tuple(ordered), tuple(findings), tuple(paths), tuple(skills), parsed)
+
+
+def _left_by_link(folder: DocumentsConfig) -> Path | None:
+    """Return the project that a path within it leads out of: its author may have put a link there."""
+    projects = [*folder.roots]
+    with suppress(OSError):
+        projects += [Path.cwd()] if folder.cwd else []
+    path, real = Path(os.path.normpath(folder.path)), Path(os.path.realpath(folder.path))
+    within = (one for one in projects if path.is_relative_to(os.path.normpath(one)))
+    return next((one for one in within if not real.is_relative_to(os.path.realpath(one))), None)
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

@@ -244,9 +244,8 @@ def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:
         json.dumps(table, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
         yield "it has half of a character, which no file can have"
-    if any(
-        clean(text) != text for path, text in _texts(table) if path[0] in ("command", "args", "cwd", "url")
-    ):
+    runs = [text for path, text in _texts(table) if path[0] in ("command", "args", "cwd", "url")]
+    if [*map(clean, runs)] != runs:
         yield "it hides characters, so that nobody sees which program would run"
     if bool(table.get("command")) == bool(table.get("url")):
         yield "it has both a command and a url" if table.get("url") else "it has neither a command nor a url"

@@ -445,11 +445,9 @@ def explained(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     if text.startswith("State parameter mismatch"):
         return "the response does not belong to our request (its state is wrong); try again"
-    # The SDK repeats these responses, and so perhaps a token, or the secret of a client.
-    if text.startswith("Invalid token response"):
-        return "its authorization server gave no usable token"
-    if text.startswith("Invalid registration response"):
-        return "its authorization server registered no usable client"
+    if text.startswith(("Invalid token response", "Invalid registration response")):
+        # The SDK repeats the response, and so perhaps a token, or the secret of a client.
+        return f"its authorization server gave no usable {'token' if 'token' in text[:21] else 'client'}"
     return one_line(text, REASON_SHOWN)
 
 

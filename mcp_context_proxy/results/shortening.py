@@ -235,8 +235,7 @@ class _Text(Struct):
 def _text_of(raw: Raw) -> _Text | None:
     """Return the text of a block; None of a block that has none, such as an image.
 
-    What is no block, has too many members to be looked at, or is large without being data, such as a link
-    with a description without end, is a text as it is written.
+    What is no block, has too many members, or is large and no data, is a text as it is written.
     """
     block = json_values.members_of(raw)
     holder = json_values.members_of(block["resource"]) if block is not None and "resource" in block else block

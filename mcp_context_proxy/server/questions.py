@@ -555,15 +555,11 @@ def _fields(schema: Any) -> Iterator[tuple[str, Any]]:
 
 def _told(schema: Any, *names: str) -> list[Any]:
     """Return the values that some readers of a schema find under these names."""
-    members = schema.items() if isinstance(schema, dict) else ()
-    return [value for name, value in members if envelope.letters_of(name) in names]
+    return [schema[k] for k in schema if envelope.letters_of(k) in names] if isinstance(schema, dict) else []
 
 
 def _is_choice(field: Any, kinds: Sequence[str] = ("oneOf",)) -> bool:
-    """Return whether a person can only choose: then the server knows all that the answer can hold.
-
-    Only choices of elicitation count: instead of another one, hosts show a line to write on.
-    """
+    """Return whether a person can only choose: in place of other choices, hosts show a line to write on."""
     if not isinstance(field, dict):
         return False
     if field.get("type") == "boolean":
@@ -574,8 +570,8 @@ def _is_choice(field: Any, kinds: Sequence[str] = ("oneOf",)) -> bool:
         choices = field.get(key)
         if isinstance(choices, list) and choices:
             return all(isinstance(each, dict) and "const" in each for each in choices)
-    is_text = field.get("type", "string") == "string"
-    return is_text and isinstance(field.get("enum"), list) and bool(field["enum"])
+    words = field.get("enum") if field.get("type", "string") == "string" else None
+    return isinstance(words, list) and bool(words)
 
 
 def _spellings(*texts: Any) -> Iterator[str]:

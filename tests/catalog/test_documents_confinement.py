@@ -196,6 +196,25 @@ def test_the_configured_folder_itself_may_be_a_link(
     assert [file.relative for file in read(tmp_path / "link", by_descriptor)[0]] == ["sub/a.md"]
 
 
+@pytest.mark.parametrize("bound", ["cwd", "roots"])
+def test_a_project_leads_out_of_itself_by_no_link(
+    write: Write, secret: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """Whoever wrote the repository has put the link there, and not the person who configured the path."""
+    root = write({"fine.md": "fine"})
+    (root / "AGENTS.md").symlink_to(secret / "secret.md")
+    (root / "rules").symlink_to(secret)
+    (root / "CLAUDE.md").symlink_to("fine.md")
+    monkeypatch.chdir(root)
+    settings = {"cwd": "launch"} if bound == "cwd" else {"roots": (root,)}
+    paths = ("AGENTS.md", "rules", "CLAUDE.md", "../docs-secret/secret.md")
+    loaded = load_documents([DocumentsConfig(path=root / path, **settings) for path in paths], Limits())
+
+    # The last is what the person has written.
+    assert sorted(document.text for document in loaded.documents) == ["SECRET", "fine"]
+    assert [finding.message for finding in loaded.findings] == [f"left out: a link leads out of {root}"] * 2
+
+
 @by_both_ways
 def test_a_configured_path_with_dots_is_read(write: Write, by_descriptor: bool) -> None:
     root = write({"sub/b.md": "x", "a.md": "x"})

@@ -61,7 +61,7 @@ async def test_where_no_client_is_registered_a_person_is_told_what_to_ask_for_an
 
 async def test_a_registration_that_cannot_be_used_tells_no_secret_of_it(protected: Protected) -> None:
     protected.issuer.registered = {"client_secret": "leaked-s3cret"}
-    with pytest.raises(AuthorizationError, match="registered no usable client") as failed:
+    with pytest.raises(AuthorizationError, match="gave no usable client") as failed:
         await logged_in(server_config(protected))
 
     assert "leaked" not in str(failed.value)

@@ -305,8 +305,10 @@ CLIENTS = (
     ),
     Promise(
         "Of the folders of documents, only visible regular files are read, through no symbolic link and "
-        "never outside of the folder. `read_document` reads documents and the files in the folder of a "
-        "skill, and nothing else; what models see of them hides nothing.",
+        "never outside of the folder. No link in a project leads its documents out of it. `read_document` "
+        "reads documents and the files in the folder of a skill, and nothing else; what models see of them "
+        "hides nothing.",
+        "catalog/test_documents_confinement.py::test_a_project_leads_out_of_itself_by_no_link",
         "catalog/test_documents_confinement.py::test_symbolic_links_are_reported_and_not_followed",
         DOCUMENTS + "test_nothing_but_visible_text_files_of_a_skill_is_read",
         DOCUMENTS + "test_what_a_skills_file_says_hides_nothing",
