@@ -95,7 +95,7 @@ class Subject:
         """To build one context, once its query is embedded."""
         index = self.engine.index_of(self.catalog.snapshot)
         read = read_query(query, index.lexical.has, index.words, {})
-        query_vectors(read.texts, read.beside, self.queries.embed)
+        query_vectors([(read.texts, read.beside)], self.queries.embed)
         began = time.perf_counter()
         context = await self.contexts.build(query, session, overrides)
         elapsed = time.perf_counter() - began

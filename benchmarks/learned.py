@@ -85,7 +85,7 @@ def measure(lists: Path, rounds: int, folder: Path) -> list[Figure]:
                 for engine, spent in zip(engines, searched, strict=True):
                     spent.append(timed(partial(engine.search, query, catalog)))
                 understood = read_query(query, index.lexical.has, index.words, {})
-                found = query_vectors(understood.texts, understood.beside, queries.embed)
+                (found,) = query_vectors([(understood.texts, understood.beside)], queries.embed)
                 assert found is not None
                 supported.append(len(tier.supported(found[0])))
                 tool = next(tools(catalog))

@@ -160,15 +160,15 @@ class Engine:
         understood, words = self._read_query(query, index, snapshot)
         written, vectors, note = understood.written, None, None
         if options.method != "lexical":
-            vectors, note = self._query_vectors(understood, index, history, ahead > 0)
-        for core in understood.cores if vectors is not None else ():
-            read_core, of_core = self._read_query(core, index, snapshot)
-            others, note = self._query_vectors(read_core, index, history, ahead > 0)
-            if others is None or vectors is None:
-                break
-            gain = index.nearness(others[0], allowed) - index.nearness(vectors[0], allowed)
-            if gain > NEARER_WITHOUT:
-                understood, words, vectors = read_core, of_core, others
+            read = [self._read_query(one, index, snapshot) for one in (query, *understood.cores)]
+            (vectors, *others), note = self._query_vectors([q for q, _ in read], index, history, ahead > 0)
+            for (core, of_core), rows in zip(read[1:], others, strict=True):
+                if vectors is None or rows is None:
+                    continue
+                gain = index.nearness(rows[0], allowed) - index.nearness(vectors[0], allowed)
+                if gain > NEARER_WITHOUT:
+                    understood = replace(core, refused=understood.refused | core.refused)
+                    words, vectors = of_core, rows
         supports, novel = dict[int, Support](), dict[int, float]()
         with_learned = options.learned and options.method == "hybrid"
         if self._learned is not None and vectors is not None and with_learned:
@@ -307,7 +307,7 @@ class Engine:
             return None
         index = self.index_of(snapshot)
         understood, _ = self._read_query(query, index, snapshot)
-        vectors, _ = self._query_vectors(understood, index)
+        (vectors,), _ = self._query_vectors([understood], index)
         try:
             return None if vectors is None else self._learned.confidence(vectors[0], understood.unlike(query))
         except ModelError:
@@ -322,7 +322,7 @@ class Engine:
         if not isinstance(self._calibration, Background):
             return None
         index = self.index_of(snapshot)
-        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index, ahead=True)
+        (vectors,), _ = self._query_vectors([self._read_query(query, index, snapshot)[0]], index, ahead=True)
         return None if vectors is None else float(rivals_of(vectors[0], self._calibration).cosines[0])
 
     def _read(self, snapshot: Snapshot, before: Index | None = None) -> Index:
@@ -400,20 +400,21 @@ class Engine:
         return found, len(likely) if found.complete else 0
 
     def _query_vectors(
-        self, query: ReadQuery, index: Index, history: Sequence[str] = (), ahead: bool = False
-    ) -> tuple[NDArray[np.float32] | None, str | None]:
-        """Return the vectors of a query, or None with the reason."""
+        self, queries: Sequence[ReadQuery], index: Index, history: Sequence[str] = (), ahead: bool = False
+    ) -> tuple[list[NDArray[np.float32] | None], str | None]:
+        """Return the vectors of queries, which are embedded together, or a None for each with the reason."""
         nothing_embedded = index.dense is None and (index.complete or bool(index.note) or not ahead)
         if nothing_embedded or self._query_embedder is None:
-            return None, index.note
+            return [None for _ in queries], index.note
         try:
-            return query_vectors(query.texts, query.beside, self._query_embedder.embed, history), None
+            texts = [(one.texts, one.beside) for one in queries]
+            return query_vectors(texts, self._query_embedder.embed, history), None
         except ModelError as error:
             lexical = lexical_only(index, error)
             if not error.passing:  # the model is not asked again until the catalog changes
                 with self._changing:
                     self._indexes = tuple(lexical if known is index else known for known in self._indexes)
-            return None, lexical.note
+            return [None for _ in queries], lexical.note
 
 
 def _by_item(index: Index, values: Callable[[], Mapping[ToolKey, T]]) -> dict[int, T]:

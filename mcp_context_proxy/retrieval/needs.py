@@ -555,7 +555,7 @@ def cores(query: str) -> list[str]:
 
 
 def asked_in_tale(query: str) -> list[str]:
-    """Return what a tale may ask for: sentences that ask for something, neighbours together, and others.
+    """Return what a tale may ask for: all its orders together, its questions, and what is no mere statement.
 
     What says too little by itself, such as "why is that?", is read with the sentence before it. Before a
     colon a tale only leads to what it asks: "what they want from me: list the open deals".
@@ -563,19 +563,20 @@ def asked_in_tale(query: str) -> list[str]:
     parts = list(islice(sentences(query), MOST_PARTS))
     if len(parts) < LEAST_OF_TALE or any(map(_GOES_ON.match, parts)):
         return []
-    found, ordered_before, told = list[str](), False, 0
+    found, request, told = list[str](), -1, 0
     for at, part in enumerate(parts):
         before, _, after = part.partition(": ")
         said, tells = without_opener(after if after and not asks(before) else part), _only_tells(part)
         wants = not tells and _wants(said)
-        orders = wants and _opens_with(said, _ASKING)
-        if orders and ordered_before:
-            found[-1] += f" {said}"
+        orders = wants and _opens_with(said, _ORDERS)
+        if orders and request >= 0:
+            found[request] += f" {said}"
         elif wants:
+            request = len(found) if orders else request
             found.append(said if _stands_alone(said) or not at else f"{parts[at - 1]} {said}")
         elif not tells and _stands_alone(said) and _TELLS_WITHIN.match(said) is None:
             found.append(said)
-        ordered_before, told = orders, told + (not wants)
+        told += not wants
     return found if 2 * told >= len(parts) else []
 
 

@@ -333,30 +333,36 @@ HISTORY_DECAY = 0.5
 
 
 def query_vectors(
-    texts: Sequence[str],
-    beside: Sequence[str],
+    queries: Sequence[tuple[Sequence[str], Sequence[str]]],
     embed: Callable[[Sequence[str]], NDArray[np.float32]],
     history: Sequence[str] = (),
-) -> NDArray[np.float32] | None:
-    """Return one row of norm 1 for each text of a query (`ReadQuery.texts`); None for an empty query.
+) -> list[NDArray[np.float32] | None]:
+    """Return for each query one row of norm 1 for each of its texts (`ReadQuery.texts`); None without any.
 
-    The row of the whole query, the first, is the mean of that of the text and of those ``beside`` it. So
-    phrases that all queries share ("could you please help me") count half, and the grammar still counts.
+    The row of the whole query, the first, is the mean of that of the text and of those ``beside`` it, which
+    come second. So phrases that all queries share ("could you please help me") count half, and the grammar
+    still counts.
 
     Earlier queries pull it towards them. Their words are not added to those of the query: an old one that is
     rare would outweigh the words of the new query.
+
+    All texts are embedded at once: an endpoint that takes a while is asked only once.
     """
-    if not texts:
-        return None
-    vectors = embed([*texts, *beside, *history])
-    count = len(texts)
-    rows = vectors[:count].copy()
-    if beside:
-        rows[0] = _normalised(vectors[0] + vectors[count : count + len(beside)].sum(axis=0), rows[0])
-    if history:
-        weights = HISTORY_DECAY ** np.arange(1, len(history) + 1, dtype=np.float32)
-        rows[0] = _normalised(rows[0] + weights @ vectors[-len(history) :], rows[0])
-    return rows
+    wanted = [*dict.fromkeys(text for texts, beside in queries for text in (*texts, *beside))]
+    if not wanted:
+        return [None for _ in queries]
+    vectors = dict(zip([*wanted, *history], embed([*wanted, *history]), strict=True))
+
+    def rows_of(texts: Sequence[str], beside: Sequence[str]) -> NDArray[np.float32]:
+        rows = np.array([vectors[text] for text in texts])
+        if beside:
+            rows[0] = _normalised(rows[0] + sum(vectors[text] for text in beside), rows[0])
+        if history:
+            weights = HISTORY_DECAY ** np.arange(1, len(history) + 1, dtype=np.float32)
+            rows[0] = _normalised(rows[0] + weights @ np.array([vectors[one] for one in history]), rows[0])
+        return rows
+
+    return [rows_of(texts, beside) if texts else None for texts, beside in queries]
 
 
 def _normalised(vector: NDArray[np.float32], otherwise: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -204,6 +204,26 @@ async def test_a_search_waits_for_a_server_unless_a_tool_that_is_there_is_surely
         assert waits or best_of(found) == "good__brew"
 
 
+async def test_a_search_that_waits_looks_again_once_a_further_server_is_there(workshop: Workshop) -> None:
+    workshop.server("good", tools=[BREW], on={"tools/list": [{"wait": str(workshop.flag("ready"))}]})
+    workshop.server("fine", tools=[tool("fine", "Say that all is fine")])
+    workshop.server("late", on={"tools/list": [{"wait": str(workshop.flag("never"))}]})
+    async with inside(workshop.config(limits={"start_wait_seconds": 60.0}), settled=False) as proxy:
+        host, answers = Host(proxy, "modern"), []
+
+        async def search() -> None:
+            query = {"query": "brew a cup of coffee"}
+            answers.append(await host.data("search_available_tools", query, progressToken="t"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(search)
+            await until(lambda: host.notifications)  # after a second, in which nothing fitted
+            workshop.flag("ready").touch()
+
+        assert best_of(answers[0]) == "good__brew"
+        assert "Not searched: late (still starting)." in note_of(answers[0])
+
+
 async def test_the_next_proxy_waits_no_more_for_a_server_that_hangs_and_finds_it_when_it_is_ready(
     workshop: Workshop,
 ) -> None:

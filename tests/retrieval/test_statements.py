@@ -1,6 +1,6 @@
 """Statements that mean an order, complaints that mean a question, and stories around them."""
 
-from support.catalogs import read, snapshot, tool
+from support.catalogs import WordVectors, read, snapshot, tool
 from support.tables import each
 
 from mcp_context_proxy.retrieval.engine import Engine
@@ -222,3 +222,48 @@ def test_the_request_of_a_long_tale_is_found_among_its_sentences(engine: Engine)
 )
 def test_several_requests_with_what_they_are_about_are_no_tale(request_: str) -> None:
     assert read(request_).cores == ()
+
+
+def test_two_requests_apart_in_a_long_tale_are_both_found(engine: Engine) -> None:
+    tale = (
+        "Last week we were all in Berlin, and it was exhausting. Customers complained about us meanwhile. "
+        "Open an issue about the broken login page. My neighbour told me about her cat on Friday. "
+        "{} The office was quiet, and nobody knew anything about it."
+    )
+    tools = snapshot(
+        tool("create_issue", "Create a new issue in a repository.", server="forge"),
+        tool("send_message", "Send a message to a channel.", server="chat"),
+        tool("list_cats", "List the cats of a shelter.", server="shelter"),
+        tool("book_trip", "Book a trip to a city.", server="travel"),
+    )
+
+    for also in ("Send a message to the support channel.", "Could you tell the support channel of it?"):
+        found = engine.search(tale.format(also), tools)
+        assert {one.item.name for one in found.results[:2]} == {"create_issue", "send_message"}
+
+
+def test_what_a_tale_says_is_not_to_be_done_counts_for_its_request(engine: Engine) -> None:
+    tale = (
+        "The cluster was a mess when I came back. My colleague had left without a word. He was angry. "
+        "{}Clean up the old pods. My boss is watching all of us today."
+    )
+    tools = snapshot(
+        tool("delete_pods", "Clean up old pods of a namespace: deletes them.", server="cluster"),
+        tool("archive_pods", "Clean up old pods of a namespace: moves them away.", server="cluster"),
+    )
+
+    assert engine.search(tale.format(""), tools).results[0].item.name == "delete_pods"
+    found = engine.search(tale.format("It would be bad to lose any: don't delete anything. "), tools)
+    assert found.results[0].item.name == "archive_pods"
+
+
+def test_all_that_a_tale_may_ask_for_is_embedded_at_once() -> None:
+    vectors, tools = WordVectors(), snapshot(tool("list_deals", "List the open deals."))
+    engine = Engine(vectors)
+    engine.index(tools)
+    vectors.calls.clear()
+    tale = "It was a long day. My train was late. {} He told me so. {} I was told to be quick. They were ill."
+    engine.search(tale.format("List the open deals.", "Who has signed the last contract?"), tools)
+
+    assert len(vectors.calls) == 1
+    assert {"List the open deals.", "Who has signed the last contract?"} <= {*vectors.texts}
