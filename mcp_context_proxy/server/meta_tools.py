@@ -285,6 +285,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 owner=caller.principal,
                 deliver="answer",
                 write=written,
+                given=caller.given,
             )
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
@@ -410,8 +411,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             return failure(f"{READ_DOCUMENT}: {error}")
         if self.was_read is not None:
             self.was_read(part.document)
-        if part.is_whole and session is not None:
-            session.delivered[key_of(part.document)] = (part.document.fingerprint, Delivery.WHOLE)
+        given = caller.given if session is None else session.delivered
+        if part.is_whole and given is not None:
+            given[key_of(part.document)] = (part.document.fingerprint, Delivery.WHOLE)
         if not _wants_data(caller):
             return _text(part_text(part))
         facts = {"uri": part.uri, "section": part.section, "page": part.page, "pages": part.pages}
