@@ -58,7 +58,7 @@ def deliver(
 ) -> tuple[RequestContext, tuple[ToldDocument, ...]]:
     """Return a context with the form in which an answer tells each document, and the texts in their order.
 
-    ``delivered`` are the documents that the session was given before; None outside of a session, where only
+    ``delivered`` are the documents that the model was given before; None where that is not known, and only
     what was found is given: the rules of every session would be in every answer.
     """
     chunks = {key_of(one.item): one.chunk for one in found.results if isinstance(one.item, Document)}

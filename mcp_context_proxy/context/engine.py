@@ -42,7 +42,7 @@ from mcp_context_proxy.context.search_filters import DocumentJudge, OnProgress, 
 from mcp_context_proxy.context.selection import ContextExpander, Score, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
-    NO_SESSION,
+    Given,
     ResultReading,
     SessionContext,
     Sessions,
@@ -260,6 +260,7 @@ class ContextEngine:
         owner: str | None = None,
         deliver: Deliver = "nothing",
         write: Callable[[SearchAnswer], str] | None = None,
+        given: Given | None = None,
         within: float = math.inf,
     ) -> SearchAnswer:
         """Return the context for a query, with the results of the search.
@@ -281,6 +282,7 @@ class ContextEngine:
             deliver: Amount that the caller gives to a model of the documents in the context. The record and
                 the session note it.
             write: Writes the answer as a text, in the same thread: to begin another one takes time.
+            given: Documents that a client without a session was given, if that is known; kept up to date.
             within: Seconds for which the search waits at most for servers and for indexing.
 
         Raises:
@@ -294,14 +296,13 @@ class ContextEngine:
         changes = [level for level in levels if level != NO_OVERRIDES]
         options = overridden(self._options, *changes) if changes else self._options
         if session is None:
-            view = self.presets.view(begun_with) if begun_with else NO_SESSION
+            view = replace(self.presets.view(begun_with), delivered=None if given is None else {**given})
         else:
             view = session.view(options.retain_requests, options.history)
         if view.client is not None:
             view = replace(view, client=self._redact(clean(view.client)))
-        arm = None
-        if remember and self._ab_share:
-            arm = arm_of(self._ab_share, view.id, query, time_of_day())
+        share = self._ab_share if remember else 0
+        arm = arm_of(share, view.id, query, time_of_day()) if share else None
         if arm == "plain":
             options = replace(options, learned=False)
         selection = Selection(
@@ -321,8 +322,7 @@ class ContextEngine:
             enough = partial(self._searcher.is_sure, query, catalog, options, selection.scope)
             snapshot = await self._searcher.ready(catalog, on_progress, on_wait, within, enough)
             if (named := snapshot.wider.get(query)) is not None:
-                # The index has it under this name.
-                selection.query = named.exposed_name
+                selection.query = named.exposed_name  # under which the index has it
             if origin == "search":
                 scope, settings = selection.scope, self._searcher.config.servers
                 on = (one for one in snapshot.servers if one not in settings or settings[one].enabled)
@@ -346,8 +346,9 @@ class ContextEngine:
             if session is not None:
                 self.sessions.register(session)
                 session.asked(answer.context.id, query)
-                if deliver != "nothing" and answer.found.snapshot.documents:
-                    session.delivered.update(given_now(answer.context, answer.found.snapshot))
+                given = session.delivered
+            if given is not None and deliver != "nothing" and answer.found.snapshot.documents:
+                given.update(given_now(answer.context, answer.found.snapshot))
         return answer
 
     async def _complete(
@@ -376,8 +377,7 @@ class ContextEngine:
         scope = Scope(None if then.kinds is None else frozenset(then.kinds), filters)
         selection = Selection(query=then.query, origin=then.origin, options=then.options, scope=scope)
         catalog = self._catalog if ACTING.get().limited else self._catalog.whole
-        snapshot = await self._searcher.ready(catalog)
-        await self._searcher.check(filters, snapshot)
+        await self._searcher.check(filters, snapshot := await self._searcher.ready(catalog))
         asked = then.rerank is not None and then.rerank.used
         answer = await self._complete(selection, snapshot, self.rerank_mode if asked else "never", None)
         return answer.context

@@ -176,7 +176,7 @@ class PresetBook:
             return NO_SESSION
         session = SessionContext()
         self.begin(session, names)
-        return replace(session.view(), id=None)
+        return replace(session.view(), id=None, delivered=None)
 
     def choices_of(self, session: SessionContext) -> SavedPreset:
         """Return the choices of a person in a session, without those of a model.

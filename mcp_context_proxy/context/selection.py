@@ -289,8 +289,7 @@ class Selector:
         if selection.deliver == "prompt" and found.snapshot.documents:
             context, told = as_prompt(context, found, self._costs.count)
         elif selection.deliver == "answer" and found.snapshot.documents:
-            delivered = None if session.id is None else session.delivered
-            context, told = deliver(context, found, delivered, self._costs.count)
+            context, told = deliver(context, found, session.delivered, self._costs.count)
         answer = SearchAnswer(context, found, told, brought_by=selection.brought_by)
         return answer if selection.write is None else replace(answer, text=selection.write(answer))
 

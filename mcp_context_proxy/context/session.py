@@ -62,6 +62,8 @@ DEFAULT_LOG_LEVEL = "debug"
 Delivered: TypeAlias = tuple[str, Delivery]
 """Fingerprint of a document that a model was given, and the form."""
 
+Given: TypeAlias = dict[ItemKey, Delivered]
+
 
 class SessionView(Struct, frozen=True):
     """Immutable copy of a session's state, for work in another thread."""
@@ -75,8 +77,8 @@ class SessionView(Struct, frozen=True):
     """Recent queries and calls, latest first."""
     answer: tuple[str, str] | None = None
     """Exposed name of the tool called last, and the text of its result."""
-    delivered: Mapping[ItemKey, Delivered] = field(default_factory=dict)
-    """Documents that the model was given before."""
+    delivered: Mapping[ItemKey, Delivered] | None = None
+    """Documents that the model was given before; None where that is not known."""
     meant: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Servers of own names; see `SessionContext.meant`."""
     client: str | None = None
@@ -120,7 +122,7 @@ class SessionContext(Struct, eq=False, weakref=True):
 
     meant: dict[tuple[str, str], str] = field(default_factory=dict)
     """Server that each kind of item and own name meant when the client first used it."""
-    delivered: dict[ItemKey, Delivered] = field(default_factory=dict)
+    delivered: Given = field(default_factory=dict)
     """Documents that the model was given in this session. One that changes is given again."""
     noted: dict[str, frozenset[str]] = field(default_factory=dict)
     """Servers of which the latest answer to a search could have said something, by the note about them."""

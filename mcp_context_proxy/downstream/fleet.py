@@ -226,6 +226,12 @@ class Fleet:
         for client in self.clients.values():
             await client.wait_first_connect()
 
+    def hurry(self, means: Callable[[str], bool], server: str | None) -> None:
+        """Let a server, and those whose name or address a request means, start before other unknown ones."""
+        for one in self.awaited():
+            if reaches(one.name) and (one.name == server or means(f"{one.name} {address(one.config)}")):
+                self.starts.hurry(one.name)
+
     async def wait_until_enough(self, enough: Callable[[str], Awaitable[bool]]) -> None:
         """Wait until no unknown server has come for a moment, and those that are there are `enough`.
 
@@ -387,8 +393,11 @@ class StartLimiter:
 
     def __init__(self, at_once: int) -> None:
         """Let so many servers start at a time."""
-        self._places = anyio.Semaphore(at_once)
-        self._downloads = anyio.Semaphore(min(at_once, DOWNLOADS_AT_ONCE))
+        self._left = {SLOT_SECONDS: at_once, DOWNLOAD_SLOT_SECONDS: min(at_once, DOWNLOADS_AT_ONCE)}
+        """Places that are free, by the time for which they are held."""
+        self._waiting: list[tuple[str, tuple[float, ...], anyio.Event]] = []
+        self._wanted = set[str]()
+        """Servers for which a request waits."""
         self._first = self._starting = 0
         """Servers of the first wave that may still begin, and those that have begun."""
         self._listed = anyio.Event()
@@ -411,11 +420,27 @@ class StartLimiter:
                 await settled()
         self._all.set()
 
-    async def take(self, downloads: bool = False) -> Callable[[], None]:
+    def hurry(self, name: str) -> None:
+        """Let a server, for which a request waits, start before the others."""
+        self._wanted.add(name)
+        self._give_places()
+
+    def _give_places(self) -> None:
+        """Give the free places, first to wanted servers, and one too many to one of these at a time."""
+        for waiting in sorted(self._waiting, key=lambda one: one[0] not in self._wanted):
+            name, places, given = waiting
+            if self._left[SLOT_SECONDS] + (name in self._wanted) <= 0:
+                break
+            if self._left[places[-1]] + (name in self._wanted) > 0:
+                self._waiting.remove(waiting)
+                for place in places:
+                    self._left[place] -= 1
+                given.set()
+
+    async def take(self, name: str, downloads: bool = False) -> Callable[[], None]:
         """Wait for a place, and among the downloads for another; return a function that gives them back.
 
-        It may be called more than once. What it gives back is lost after `SLOT_SECONDS`, or
-        `DOWNLOAD_SLOT_SECONDS`, at the latest.
+        It may be called more than once; the time of each place ends anyway.
         """
         ahead = not self._all.is_set() and self._first > 0
         if ahead:
@@ -423,30 +448,30 @@ class StartLimiter:
             self._starting += 1
         else:
             await self._all.wait()
-        bounds = [(self._downloads, DOWNLOAD_SLOT_SECONDS)] if downloads else []
-        held = set[anyio.Semaphore]()
+        places = (SLOT_SECONDS, DOWNLOAD_SLOT_SECONDS) if downloads else (SLOT_SECONDS,)
+        held, given = {*places}, anyio.Event()
 
-        def free(places: anyio.Semaphore) -> None:
-            if places in held:
-                held.discard(places)
-                places.release()
-                self._starting -= ahead and places is self._places
-                if self._starting == 0:
-                    self._listed.set()
+        def free(*places: float) -> None:
+            for place in held.intersection(places):
+                held.discard(place)
+                self._left[place] += 1
+                self._starting -= ahead and place == SLOT_SECONDS
+            if self._starting == 0:
+                self._listed.set()
+            self._give_places()
 
-        def free_all() -> None:
-            for places in (*held,):
-                free(places)
-
-        try:
-            for places, seconds in (*bounds, (self._places, SLOT_SECONDS)):
-                await places.acquire()
-                held.add(places)
-                asyncio.get_running_loop().call_later(seconds, free, places)
-        except BaseException:
-            free_all()
-            raise
-        return free_all
+        self._waiting.append(waiting := (name, places, given))
+        self._give_places()
+        if not given.is_set():
+            try:
+                await given.wait()
+            except BaseException:
+                self._waiting.remove(waiting)
+                raise
+        self._wanted.discard(name)
+        for place in places:
+            asyncio.get_running_loop().call_later(place, free, place)
+        return lambda: free(*places)
 
 
 STDERR_SHOWN: Final = 5

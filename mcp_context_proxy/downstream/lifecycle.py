@@ -85,7 +85,7 @@ class Shared(Struct, kw_only=True, eq=False):
     """Tokens of the servers that want one."""
     keep_line: KeepLine | None
     """Takes each line of a server's stderr."""
-    take_place: Callable[[bool], Awaitable[Callable[[], None]]]
+    take_place: Callable[[str, bool], Awaitable[Callable[[], None]]]
     """Waits for a place among servers that start, or are downloaded; see `fleet.StartLimiter.take`."""
     changed: set[Lists] = field(default_factory=set)
     """Lists of servers that have said that they changed, until they are fetched."""
@@ -261,7 +261,7 @@ class ServerLifecycle:
         ready_at: float | None = None
         while_idle = self._login_wanted = False
         seconds = self._start_seconds
-        free_place = await self._shared.take_place(self._may_download)
+        free_place = await self._shared.take_place(self.name, self._may_download)
         try:
             self._has_answered = False
             self._began = time.monotonic()

@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.context.session import Given, Session
 from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.front import FrameChannel, HostChannel, Questions
 from mcp_context_proxy.protocol import envelope, eras, holds_more
@@ -90,6 +90,7 @@ def caller_of(
     notify: Notify,
     ask: Ask,
     release: Callable[[], None] | None,
+    given: Given | None = None,
 ) -> Caller:
     """Return the caller of a request, by its ``_meta`` or, in the handshake era, by its session."""
     hello = None if session is None else session.hello
@@ -110,6 +111,7 @@ def caller_of(
         ask=ask,
         meta=meta,
         release=release,
+        given=given,
     )
 
 
@@ -222,6 +224,8 @@ class Conversation:
         self._messages = HostMessages(channel, self._questions)
         self._complaints = Bucket(1.0, COMPLAINTS)
         self._announced: set[str] = set()
+        self._given: Given = {}
+        """Documents that the model of the host was given, in the modern era."""
         self._caller_before: Caller | None = None
         self._group: TaskGroup
 
@@ -343,10 +347,9 @@ class Conversation:
                 self._reply_now(envelope.reply(request_id, self._initialize(params)))
                 return False
             caller = self._caller(method, params, release)
-            if (
-                not gateway
-                and (result := self._negotiation.answer(method, params, caller.era, self._rights)) is not None
-            ):
+            answer, rights = self._negotiation.answer, self._rights
+            result = None if gateway else answer(method, params, caller.era, rights, self._given)
+            if result is not None:
                 self._reply_now(envelope.reply(request_id, result))
                 return False
         except RequestError as error:
@@ -395,6 +398,7 @@ class Conversation:
             notify=self._messages.notify,
             ask=self._messages.ask,
             release=release,
+            given=self._given,
         )
         self.client_info = caller.client_info
         if era is MODERN or session is not None:

@@ -22,7 +22,7 @@ from mcp_context_proxy.catalog.names import name_within
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import name_room
 from mcp_context_proxy.config.tables import ClientConfig, matches
-from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.context.session import Given, Session
 from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope, eras
@@ -72,6 +72,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Makes a request of the client; a modern client cannot be asked so."""
     meta: eras.Meta = eras.NO_META
     """The ``_meta`` of the request."""
+    given: Given | None = None
+    """Documents that a connection without a session was given; None where its requests have no connection."""
     release: Callable[[], None] | None = None
     """Gives back the room of the request at the front: the limits of its server count it from now on."""
 

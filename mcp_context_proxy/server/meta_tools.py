@@ -15,7 +15,7 @@ from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, 
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import NO_OVERRIDES, Delivery, DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search import Scope, asks_for_all
+from mcp_context_proxy.context.search import Scope, asks_for_all, may_mean
 from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
 from mcp_context_proxy.downstream import Ask, Notify
@@ -251,6 +251,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             best = wanted.best
             kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
             scope = Scope(kinds, _filters(wanted))
+            self.fleet.hurry(partial(may_mean, query), scope.filters.server)
             if wanted.top_n is not None:
                 number = DomainOverrides(top_n=wanted.top_n)
                 overrides = Overrides(number, number)
@@ -284,6 +285,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 owner=caller.principal,
                 deliver="answer",
                 write=written,
+                given=caller.given,
             )
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
@@ -409,8 +411,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             return failure(f"{READ_DOCUMENT}: {error}")
         if self.was_read is not None:
             self.was_read(part.document)
-        if part.is_whole and session is not None:
-            session.delivered[key_of(part.document)] = (part.document.fingerprint, Delivery.WHOLE)
+        given = caller.given if session is None else session.delivered
+        if part.is_whole and given is not None:
+            given[key_of(part.document)] = (part.document.fingerprint, Delivery.WHOLE)
         if not _wants_data(caller):
             return _text(part_text(part))
         facts = {"uri": part.uri, "section": part.section, "page": part.page, "pages": part.pages}

@@ -21,7 +21,7 @@ from msgspec import Raw
 
 from mcp_context_proxy.config.host_profiles import shows_instructions
 from mcp_context_proxy.context.delivery import SessionIntroduction
-from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.context.session import Given, Session
 from mcp_context_proxy.downstream.inbound import ACKNOWLEDGED, RESOURCE_UPDATED
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
@@ -270,9 +270,11 @@ class Negotiation:
         check_version(said)
         return Era.MODERN
 
-    def discover(self, params: Members, rights: Principal) -> bytes:
+    def discover(self, params: Members, rights: Principal, given: Given | None = None) -> bytes:
         meta = eras.meta_of(params)
         introduction = self._introduction_to(self._rights_of(params, rights), meta.get(eras.CLIENT_INFO_KEY))
+        if given is not None:
+            given.update(introduction.given)
         members: Members = {
             "supportedVersions": envelope.raw([eras.MODERN_VERSION]),
             "capabilities": _declared(Era.MODERN, meta.get(eras.CLIENT_CAPABILITIES_KEY)),
@@ -280,10 +282,12 @@ class Negotiation:
         }
         return eras.fit_own_to_client(DISCOVER, members, Era.MODERN)
 
-    def answer(self, method: str, params: Members, era: Era, rights: Principal) -> bytes | None:
+    def answer(
+        self, method: str, params: Members, era: Era, rights: Principal, given: Given | None = None
+    ) -> bytes | None:
         """Return the result of a method that needs no more than this; None if it is not one of those.
 
-        Raises `RequestError` if the params are not those of the method.
+        The rules in it are noted in `given`. Raises `RequestError` if the params are not those of the method.
         """
         own = (DISCOVER, LISTEN) if era is Era.MODERN else (PING,)
         if method not in own:
@@ -293,7 +297,7 @@ class Negotiation:
             raise RequestError(INVALID_PARAMS, fault)
         if method == LISTEN:
             return None
-        return self.discover(params, rights) if method == DISCOVER else b"{}"
+        return self.discover(params, rights, given) if method == DISCOVER else b"{}"
 
 
 def _introduced(hello: Hello, instructions: str) -> bytes:

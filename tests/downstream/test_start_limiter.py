@@ -23,7 +23,7 @@ class Starting:
         return list(self.free)
 
     async def start(self, number: int, downloads: bool = False) -> None:
-        self.free[number] = await self.starts.take(downloads=downloads)
+        self.free[number] = await self.starts.take(str(number), downloads)
 
 
 async def test_a_server_waits_for_a_place_to_start() -> None:
@@ -53,6 +53,44 @@ async def test_a_download_waits_for_others_and_holds_up_only_downloads() -> None
         await anyio.wait_all_tasks_blocked()
 
     assert {*starting.may} == {*range(DOWNLOADS_AT_ONCE + 1), 99}
+
+
+async def test_servers_that_are_wanted_start_before_others_and_one_at_a_time_beyond_the_bound() -> None:
+    starting = Starting(StartLimiter(DOWNLOADS_AT_ONCE))
+    async with anyio.create_task_group() as group:
+        for number in range(8):
+            group.start_soon(starting.start, number, True)
+        await anyio.wait_all_tasks_blocked()
+        assert starting.may == [0, 1, 2, 3]
+        for wanted in (7, 6, 2):
+            starting.starts.hurry(str(wanted))
+        await anyio.wait_all_tasks_blocked()
+        assert starting.may == [0, 1, 2, 3, 7]
+        starting.free[0]()
+        await anyio.wait_all_tasks_blocked()
+        assert starting.may == [0, 1, 2, 3, 7, 6]
+        starting.free[1]()
+        await anyio.wait_all_tasks_blocked()
+        assert starting.may == [0, 1, 2, 3, 7, 6]
+        starting.free[2]()
+        await anyio.wait_all_tasks_blocked()
+        assert starting.may == [0, 1, 2, 3, 7, 6, 4]
+        starting.free[3]()
+
+    assert {*starting.may} == {*range(8)}
+
+
+async def test_a_server_that_is_stopped_while_it_waits_keeps_no_place() -> None:
+    starting = Starting(StartLimiter(1))
+    async with anyio.create_task_group() as group:
+        await starting.start(0)
+        with anyio.move_on_after(0):
+            await starting.start(1)
+        group.start_soon(starting.start, 2)
+        await anyio.wait_all_tasks_blocked()
+        starting.free[0]()
+
+    assert starting.may == [0, 2]
 
 
 async def test_until_the_front_serves_only_a_first_group_is_started() -> None:

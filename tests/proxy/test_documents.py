@@ -164,8 +164,8 @@ async def test_the_rules_of_a_session_are_in_the_instructions_and_in_no_answer(
     assert len(instructions.encode()) <= 2048
     assert "rule://commits (rule):" in answer
     assert "Be polite" not in answer
-    # A request of the modern era belongs to no session, so nothing is known of what its model was given.
-    assert delivered["tone"] == ("instructions" if era == "handshake" else None)
+    # Nothing connects modern requests over HTTP, so it is not known what their model was given.
+    assert delivered["tone"] == (None if (era, front) == ("modern", "http") else "instructions")
     assert read == "rule://tone:\n\nBe polite to everybody."
 
 

@@ -4,6 +4,7 @@ Requests wait for servers that start, and remembered listings are there at once.
 """
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -222,6 +223,35 @@ async def test_a_search_that_waits_looks_again_once_a_further_server_is_there(wo
 
         assert best_of(answers[0]) == "good__brew"
         assert "Not searched: late (still starting)." in note_of(answers[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        pytest.param("search_available_tools", {"query": "coffee, please"}, id="a word of its name"),
+        pytest.param(
+            "search_available_tools", {"query": "a drink", "filters": {"server": "coffee"}}, id="a filter"
+        ),
+        pytest.param("coffee__brew", {"text": "x"}, id="a call"),
+    ],
+)
+async def test_a_server_that_a_request_names_starts_before_those_that_are_being_downloaded(
+    workshop: Workshop, method: str, arguments: dict[str, Any]
+) -> None:
+    runner = workshop.folder / "npx"
+    runner.symlink_to(sys.executable)
+    settings = {"command": str(runner)}
+    for name in ("first", "second"):
+        workshop.server(name, on={"tools/list": [{"wait": str(workshop.flag("never"))}]}, settings=settings)
+    workshop.server("coffee", tools=[BREW], settings=settings)
+    limits = {"starts_at_once": 1, "start_wait_seconds": 20.0, "connect_seconds": 20.0}
+    async with inside(workshop.config(limits=limits), settled=False) as proxy:
+        await until(lambda: proxy.fleet.clients["first"].state is ServerState.STARTING)
+        answer = await Host(proxy, "modern").call(method, arguments)
+
+        assert "isError" not in answer
+        assert proxy.fleet.clients["coffee"].state is ServerState.READY
+        assert proxy.fleet.clients["second"].state is ServerState.WAITING
 
 
 async def test_the_next_proxy_waits_no_more_for_a_server_that_hangs_and_finds_it_when_it_is_ready(

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from support.ledger import until
-from support.proxies import Host, inside
-from support.raw_client import OWN
+from support.proxies import Host, command, inside
+from support.raw_client import OWN, PREFIX
+from support.raw_client import text_of as text_in
 from support.servers import Workshop, tool
+from support.wires import stdio
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.context import ContextItem, Delivery
@@ -462,6 +464,34 @@ async def test_an_answer_outside_of_a_session_has_no_rules_but_those_that_were_f
 
     assert "Be polite" not in "".join(answers)
     assert items["tone"].delivered is None
+
+
+@pytest.mark.parametrize("host", ["raw", "copilot-cli"])
+async def test_a_modern_connection_is_given_once_the_rules_that_were_not_in_its_instructions(
+    workshop: Workshop, folder: Path, host: str
+) -> None:
+    """One host gives its model the instructions, the other does not."""
+    write(folder, RULES)
+    front = "---\ninclude: always\n---\n"
+    write(
+        folder,
+        {"long.md": f"{front}Sign off. {'Words of the rule. ' * 150}", "read.md": f"{front}{HANDBOOK}"},
+    )
+    config = workshop.config(documents=[{"kind": "rule", "path": str(folder)}], expose={"mode": "search"})
+    info = {PREFIX + "clientInfo": {"name": host, "version": "1"}}
+    async with stdio(command(config), "modern", opened=False) as client:
+        told = str((await client.request("server/discover", **info))["instructions"])
+        await client.call(READ, {"name": "rule://read"}, **info)
+        queries = ("tell the time", "roll a die")
+        answers = [text_in(await client.call(SEARCH, {"query": query}, **info)) for query in queries]
+
+    assert "Be polite to everybody." in told
+    assert "Sign off." not in told
+    assert "rule://long" in told
+    assert ("Be polite to everybody." in answers[0]) is (host == "copilot-cli")
+    assert "Sign off." in answers[0]
+    assert "Holidays" not in answers[0]
+    assert "For the whole session" not in answers[1]
 
 
 async def test_a_rule_that_changes_is_given_again(workshop: Workshop, folder: Path) -> None:

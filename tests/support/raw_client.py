@@ -186,7 +186,7 @@ class RawClient:
         if self.modern:
             full[PREFIX + "protocolVersion"] = MODERN
             full[PREFIX + "clientCapabilities"] = self.capabilities
-            full[PREFIX + "clientInfo"] = {"name": "raw", "version": "1"}
+            full.setdefault(PREFIX + "clientInfo", {"name": "raw", "version": "1"})
         return {**params, "_meta": full} if full else params
 
     # Being told
