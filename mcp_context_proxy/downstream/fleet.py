@@ -466,7 +466,10 @@ class StartLimiter:
             try:
                 await given.wait()
             except BaseException:
-                self._waiting.remove(waiting)
+                if given.is_set():
+                    free(*places)
+                else:
+                    self._waiting.remove(waiting)
                 raise
         self._wanted.discard(name)
         for place in places:
