@@ -14,6 +14,7 @@ LONGEST = "update_merge_request_discussion_note"
 async def test_list_instructions_and_a_found_name_reach_the_model_of_every_host(workshop: Workshop) -> None:
     tools = [tool for tool in real_lists()["zereight-gitlab"] if "discussion" in tool["name"]]
     workshop.server("zereight-gitlab", tools=tools)
+    forms = [exposed_name("zereight-gitlab", LONGEST, room_given(host)) for host in HOSTS.values()]
     async with inside(workshop.config(expose={"mode": "search"})) as proxy:
         instructions = proxy.instructions()
         client = Host(proxy, "modern")
@@ -21,7 +22,7 @@ async def test_list_instructions_and_a_found_name_reach_the_model_of_every_host(
             client.client_info = envelope.raw({"name": next(iter(host.clients.value), "a test")})
             listed = (await client.request("tools/list"))["tools"]
             answer = await client.call("search_available_tools", {"query": LONGEST.replace("_", " ")})
-            name = exposed_name("zereight-gitlab", LONGEST, room_given(host))
+            name = max((form for form in forms if len(form) <= room_given(host)), key=len)
             called = await client.call("call_tool", {"name": name, "arguments": {}})
 
             assert "isError" not in called
