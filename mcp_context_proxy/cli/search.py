@@ -164,9 +164,11 @@ def _show(console: Terminal, found: Mapping[str, Any]) -> None:
         how = f"{how}, {rerank['reason']}" if rerank is not None and rerank["used"] else how
         console.say(Text(asked, style="bold"), f"  {len(items)} of {found['known']}, by {how}")
         searched = [one for one in items if not one["brought"]]
+        at = items.index(searched[0]) if searched else 0
+        _show_all(console, "Named by a far better document", items[:at])
         _show_all(console, "Tools", [one for one in searched if one["type"] == "tool"])
         _show_all(console, "Rules and references", [one for one in searched if one["type"] != "tool"])
-        _show_all(console, "Come with these", [one for one in items if one["brought"]])
+        _show_all(console, "Come with these", [one for one in items[at:] if one["brought"]])
         _show_all(console, "No tool fits well; closest", nearest)
     elif nearest:
         console.say(f"Nothing fits {asked} well. Closest of {found['known']} (probably not what you need):")

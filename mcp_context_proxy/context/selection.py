@@ -419,23 +419,25 @@ def _served(found: Found, companions: list[Companion], selection: Selection) -> 
         return replace(ranking, results=results)
 
     new = selection.items.keys() - known
-    coming = [one for one in companions if one.mode is Mode.EXPANSION and key_of(one.item) in new]
     needed = max((one.score for one in found.tools.results), default=0.0) + BEHIND_TOOL
     # A document of the user's so far before any tool, such as a runbook, knows better which one to call.
     telling = {key_of(one.item) for one in found.results if one.score > needed and not one.item.server}
-
-    def is_first(one: Companion) -> bool:
-        return one.score == NAMED and one.via is not None and key_of(one.via) in telling
-
+    coming = [one for one in companions if one.mode is Mode.EXPANSION and key_of(one.item) in new]
+    named = ((key_of(one.item), one.via) for one in coming if one.score == NAMED)
+    first = {key for key, via in named if via is not None and key_of(via) in telling}
+    coming.sort(key=lambda one: key_of(one.item) not in first)
+    before = {key for key, one in selection.items.items() if one.include_mode in SESSION_MODES} | first
+    # The record has them in the order of the answer.
+    selection.items = dict(sorted(selection.items.items(), key=lambda one: one[0] not in before))
     return replace(
         found,
         tools=within(found.tools),
         documents=None if found.documents is None else within(found.documents),
         brought=tuple(
             Result(one.item, one.score or 0.0, one.score, 0.0, 0.0, one.item.description, (), one.why)
-            for one in sorted(coming, key=is_first, reverse=True)
+            for one in coming
         ),
-        foremost=sum(map(is_first, coming)),
+        foremost=sum(key_of(one.item) in first for one in coming),
     )
 
 

@@ -8,6 +8,7 @@ it was is named, never replaced by its form of today.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import compress
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -407,16 +408,16 @@ class PastRequests(Struct, frozen=True):
         )
         if context.origin == "context":
             return RenderedRequest(context_text(context, snapshot), missing)
+        known = (one for one in context.items if (one.type, one.name) in then)
+        answered = [one for one in known if one.include_mode not in SESSION_MODES]
+        is_brought = [one.include_mode is Mode.EXPANSION for one in answered]
         found = Found(
             tools=_ranking(context, then, (Kind.TOOL,), context.near_misses),
             documents=_ranking(context, then, DOCUMENT_KINDS, ()),
             # Sentences that tell a tool from its siblings need all of these.
             snapshot=replace(self._snapshot(), tools={**self._snapshot().tools, **snapshot.tools}),
-            brought=tuple(
-                _result(item, one)
-                for one in context.items
-                if one.include_mode is Mode.EXPANSION and (item := then.get((one.type, one.name))) is not None
-            ),
+            brought=tuple(_result(then[one.type, one.name], one) for one in compress(answered, is_brought)),
+            foremost=[*is_brought, False].index(False),
         )
         told = tuple(_delivered_texts(context, then))
         by_number = not context.options.tools.by_fit and context.options.calibrated

@@ -43,6 +43,22 @@ def found(run: Run, *args: str | Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+def test_what_a_far_better_document_names_is_explained_before_what_was_found(
+    run: Run, workshop: Workshop
+) -> None:
+    workshop.server("ops", tools=[tool("run_shell", "Run a command"), tool("list_nodes", "List the nodes")])
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    text = "# A node has no space left on its disk\n\nFind what grows with `run_shell`."
+    (rules / "disk-full.md").write_text(text, encoding="utf-8")
+    config = workshop.config(documents=[{"kind": "rule", "path": str(rules)}])
+    done = run("search", "the node db-3 has no space left on its disk", "--explain", "--config", config)
+
+    places = [done.stdout.find(one) for one in ("far better document", "ops__run_shell", "ops__list_nodes")]
+    assert places == sorted(places)
+    assert places[0] > 0
+
+
 def test_a_search_prints_the_answer_that_a_model_gets(run: Run, config: Path) -> None:
     query = "monthly payment of a loan"
 

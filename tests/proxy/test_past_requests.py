@@ -219,3 +219,19 @@ async def test_a_request_of_a_profile_is_answered_again_from_the_catalog_of_that
     assert request.profile == "desk"
     assert "s__post_message" not in {one.name for one in replayed.items}
     assert {one.change for one in replayed.items} <= {"same"}
+
+
+async def test_an_answer_that_begins_with_a_tool_that_a_document_names_is_rendered_so(
+    workshop: Workshop,
+) -> None:
+    texts = {"run_shell": "Run a command on a host", "list_nodes": "List the nodes of a cluster"}
+    config = settings(workshop, texts)
+    runbook = "# A node has no space left on its disk\n\nFind what grows with `run_shell`."
+    (workshop.folder / "rules" / "disk-full.md").write_text(runbook, encoding="utf-8")
+    async with inside(config) as proxy:
+        query = {"query": "the node db-3 has no space left on its disk"}
+        told = (await Host(proxy, "handshake").call(SEARCH, query))["content"][0]["text"]
+        rendered = await proxy.past_requests.rendered(await latest(proxy))
+
+    assert told.index("s__run_shell") < told.index("s__list_nodes")
+    assert rendered.text == told
