@@ -290,13 +290,13 @@ class ContextEngine:
         """
         query = self._redact(clean(query[: context_session.QUERY_CHARACTERS]))
         begun_with = ACTING.get().all_presets
-        levels = [NO_OVERRIDES if session is None else session.overrides, overrides]
-        if begun_with:
-            levels = [*self.presets.options(begun_with), *levels]
+        own = NO_OVERRIDES if session is None else session.overrides
+        levels = [*(self.presets.options(begun_with) if begun_with else ()), own, overrides]
         changes = [level for level in levels if level != NO_OVERRIDES]
         options = overridden(self._options, *changes) if changes else self._options
         if session is None:
-            view = replace(self.presets.view(begun_with), delivered=None if given is None else {**given})
+            view = self.presets.view(begun_with) if begun_with else context_session.NO_SESSION
+            view = view if given is None else replace(view, delivered={**given})
         else:
             view = session.view(options.retain_requests, options.history)
         if view.client is not None:

@@ -251,7 +251,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             best = wanted.best
             kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
             scope = Scope(kinds, _filters(wanted))
-            self.fleet.hurry(partial(may_mean, query), scope.filters.server)
+            if self.fleet.unlisted:
+                self.fleet.hurry(partial(may_mean, query), scope.filters.server)
             if wanted.top_n is not None:
                 number = DomainOverrides(top_n=wanted.top_n)
                 overrides = Overrides(number, number)
