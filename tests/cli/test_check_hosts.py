@@ -27,7 +27,7 @@ def test_names_that_are_too_long_for_a_host_are_a_warning(run: Run, workshop: Wo
     told = flat(done.stdout)
     assert done.returncode == 0
     assert "warning names: 1 name of tools over 41 characters, too long for Claude Code," in told
-    hosts = "Claude Code (plugin), Codex, Copilot in JetBrains IDEs"
+    hosts = "Claude Code (plugin), Codex, Copilot in JetBrains IDEs, Qwen Code"
     assert f"{hosts}: desk__{LONG[:39]} -> leave out expose.max_name_length" in told
 
 

@@ -211,7 +211,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "sentences": text.sentences,
     "places of telling words": text.telling_places,
     "known words": text.is_known,
-    "needs of a query": needs.divided,
+    "needs of a query": needs.needs_of,
     "order and what it carries": lambda written: understood(f"file a bug {written} that: {written}"),
     "value": forms.value_kind,
     "values of several words": lambda written: forms.long_values(written, [(0, len(written))]),
@@ -338,8 +338,9 @@ def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str,
 
 
 def test_a_query_of_spaces_is_divided_at_once() -> None:
-    assert needs.divided("find the note,  and  then  close the note") == ["find the note", "close the note"]
-    assert not costs_more(40, needs.divided, "a" + " " * 80_000 + "b", "a" + " " * 8_000 + "b")
+    query = "find the note,  and  then  close the note"
+    assert [query[start:end] for start, end in needs.needs_of(query)] == ["find the note", "close the note"]
+    assert not costs_more(40, needs.needs_of, "a" + " " * 80_000 + "b", "a" + " " * 8_000 + "b")
 
 
 @each("part", QUERY_PARTS)
