@@ -237,7 +237,7 @@ class CatalogRefresh:
         """
         now = anyio.current_time()
         until = {client: now + client.config.connect_timeout for client in self._fleet.awaited(name)}
-        self._fleet.hurry(lambda _: False, name)
+        self._fleet.hurry(name)
         if until:
             with anyio.CancelScope(deadline=max(until.values())):
                 await self._wait_for(until, on_wait)

@@ -226,10 +226,10 @@ class Fleet:
         for client in self.clients.values():
             await client.wait_first_connect()
 
-    def hurry(self, means: Callable[[str], bool], server: str | None) -> None:
+    def hurry(self, server: str | None, means: Callable[[str], bool] | None = None) -> None:
         """Let a server, and those whose name or address a request means, start before other unknown ones."""
-        for one in self.awaited():
-            if reaches(one.name) and (one.name == server or means(f"{one.name} {address(one.config)}")):
+        for one in filter(lambda client: reaches(client.name), self.awaited()):
+            if one.name == server or (means and means(f"{one.name} {address(one.config)}")):
                 self.starts.hurry(one.name)
 
     async def wait_until_enough(self, enough: Callable[[str], Awaitable[bool]]) -> None:
@@ -452,6 +452,7 @@ class StartLimiter:
         held, given = {*places}, anyio.Event()
 
         def free(*places: float) -> None:
+            self._wanted.discard(name)
             for place in held.intersection(places):
                 held.discard(place)
                 self._left[place] += 1
@@ -471,7 +472,6 @@ class StartLimiter:
                 else:
                     self._waiting.remove(waiting)
                 raise
-        self._wanted.discard(name)
         for place in places:
             asyncio.get_running_loop().call_later(place, free, place)
         return lambda: free(*places)

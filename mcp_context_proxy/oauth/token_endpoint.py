@@ -445,9 +445,10 @@ def explained(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     if text.startswith("State parameter mismatch"):
         return "the response does not belong to our request (its state is wrong); try again"
-    if text.startswith(("Invalid token response", "Invalid registration response")):
+    for answer, wanted in (("token", "token"), ("registration", "client")):
         # The SDK repeats the response, and so perhaps a token, or the secret of a client.
-        return f"its authorization server gave no usable {'token' if 'token' in text[:21] else 'client'}"
+        if text.startswith(f"Invalid {answer} response"):
+            return f"its authorization server gave no usable {wanted}"
     return one_line(text, REASON_SHOWN)
 
 

@@ -7,7 +7,7 @@ A query goes through these steps (`queries.read_query`):
 3. `needs_of` divides it: "find the page and mail it to Tom" has two needs.
 4. Of each need, `opening_match` finds the word with which its order opens, after courtesies. `wanted` says
    how much tools of each action gain by that word.
-5. `denied` finds what is not to be done, `cores` and `asked_in_tale` the query without its story.
+5. `denied` finds what is not to be done, `cores` and `asked_in_story` the query without its story.
 
 Words are in tables (``vocabulary.txt``), forms of sentences in the patterns of each step. Strangers write
 queries: every pattern takes time in the length of the text.
@@ -524,8 +524,8 @@ _GOES_ON: Final = spoken(
     r"|(?:if|once|after) .{1,80}, please\b"
 )
 """Beginnings of the next of several requests, each of which has more said of it."""
-LEAST_OF_TALE = 4
-"""Sentences from which on a query is a tale: no vector of all of it says which of them is the request."""
+LEAST_OF_STORY = 4
+"""Sentences from which on a story is long: no vector of all of it says which of them is the request."""
 
 LEAST_OF_REFERENCES = 4
 """Telling words of a request that speaks of something told before, from which on it stands alone."""
@@ -554,14 +554,14 @@ def cores(query: str) -> list[str]:
     return [one for one in told if _stands_alone(one) and len(needs_of(one)) == 1]
 
 
-def asked_in_tale(query: str) -> list[str]:
-    """Return what a tale may ask for: all its orders together, its questions, and what is no mere statement.
+def asked_in_story(query: str) -> list[str]:
+    """Return what a long story may ask for: its orders together, its questions, and what is no statement.
 
     What says too little by itself, such as "why is that?", is read with the sentence before it. Before a
-    colon a tale only leads to what it asks: "what they want from me: list the open deals".
+    colon a story only leads to what it asks: "what they want from me: list the open deals".
     """
     parts = list(islice(sentences(query), MOST_PARTS))
-    if len(parts) < LEAST_OF_TALE or any(map(_GOES_ON.match, parts)):
+    if len(parts) < LEAST_OF_STORY or any(map(_GOES_ON.match, parts)):
         return []
     found, request, told = list[str](), -1, 0
     for at, part in enumerate(parts):

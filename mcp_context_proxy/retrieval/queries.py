@@ -38,7 +38,7 @@ from mcp_context_proxy.retrieval.needs import (
     ARTICLES,
     KEEPS,
     LEAST_TELLING,
-    asked_in_tale,
+    asked_in_story,
     asks,
     cores,
     denied,
@@ -256,7 +256,7 @@ def read_query(
         refused=_refused(whole, divided.reported),
         inside=contained(written) if len(divided.needs) == 1 else None,
         service=None if (service := service_of(written)) is None else stem(service),
-        cores=tuple(asked_in_tale(as_written) or (cores(as_written) if written == as_written else ())),
+        cores=tuple(asked_in_story(as_written) or (cores(as_written) if written == as_written else ())),
     )
 
 

@@ -252,7 +252,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
             scope = Scope(kinds, _filters(wanted))
             if self.fleet.unlisted:
-                self.fleet.hurry(partial(may_mean, query), scope.filters.server)
+                self.fleet.hurry(scope.filters.server, partial(may_mean, query))
             if wanted.top_n is not None:
                 number = DomainOverrides(top_n=wanted.top_n)
                 overrides = Overrides(number, number)

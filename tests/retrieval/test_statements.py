@@ -190,8 +190,8 @@ def test_a_request_that_needs_what_was_told_before_stays_whole() -> None:
     assert read("the job has been hanging for an hour and it is late, stop it").cores == ()
 
 
-def test_the_request_of_a_long_tale_is_found_among_its_sentences(engine: Engine) -> None:
-    tale = (
+def test_the_request_of_a_long_story_is_found_among_its_sentences(engine: Engine) -> None:
+    story = (
         "My predecessor moved to Lyon and left me a handover of forty pages. Thirty of them are about the "
         "history of the department. I've settled in and found the printer, the canteen and a parking space. "
         "On the last page there is one item for me. {} My mentor is ill, so nobody can show me."
@@ -207,7 +207,7 @@ def test_the_request_of_a_long_tale_is_found_among_its_sentences(engine: Engine)
         ("Set the checkout deployment to four replicas.", "scale_deployment"),
         ("Any chance to see who reviewed the merge request?", "list_reviewers"),
     ):
-        found = engine.search(tale.format(request), tools)
+        found = engine.search(story.format(request), tools)
         assert found.fits
         assert found.results[0].item.name == name
         assert found.read_as == request
@@ -220,12 +220,12 @@ def test_the_request_of_a_long_tale_is_found_among_its_sentences(engine: Engine)
         "List the pods. Show the logs of the first. Delete it. Tell the team. It was the one that hung.",
     ],
 )
-def test_several_requests_with_what_they_are_about_are_no_tale(request_: str) -> None:
+def test_several_requests_with_what_they_are_about_are_no_story(request_: str) -> None:
     assert read(request_).cores == ()
 
 
-def test_two_requests_apart_in_a_long_tale_are_both_found(engine: Engine) -> None:
-    tale = (
+def test_two_requests_apart_in_a_long_story_are_both_found(engine: Engine) -> None:
+    story = (
         "Last week we were all in Berlin, and it was exhausting. Customers complained about us meanwhile. "
         "Open an issue about the broken login page. My neighbour told me about her cat on Friday. "
         "{} The office was quiet, and nobody knew anything about it."
@@ -238,12 +238,12 @@ def test_two_requests_apart_in_a_long_tale_are_both_found(engine: Engine) -> Non
     )
 
     for also in ("Send a message to the support channel.", "Could you tell the support channel of it?"):
-        found = engine.search(tale.format(also), tools)
+        found = engine.search(story.format(also), tools)
         assert {one.item.name for one in found.results[:2]} == {"create_issue", "send_message"}
 
 
-def test_what_a_tale_says_is_not_to_be_done_counts_for_its_request(engine: Engine) -> None:
-    tale = (
+def test_what_a_story_says_is_not_to_be_done_counts_for_its_request(engine: Engine) -> None:
+    story = (
         "The cluster was a mess when I came back. My colleague had left without a word. He was angry. "
         "{}Clean up the old pods. My boss is watching all of us today."
     )
@@ -252,18 +252,20 @@ def test_what_a_tale_says_is_not_to_be_done_counts_for_its_request(engine: Engin
         tool("archive_pods", "Clean up old pods of a namespace: moves them away.", server="cluster"),
     )
 
-    assert engine.search(tale.format(""), tools).results[0].item.name == "delete_pods"
-    found = engine.search(tale.format("It would be bad to lose any: don't delete anything. "), tools)
+    assert engine.search(story.format(""), tools).results[0].item.name == "delete_pods"
+    found = engine.search(story.format("It would be bad to lose any: don't delete anything. "), tools)
     assert found.results[0].item.name == "archive_pods"
 
 
-def test_all_that_a_tale_may_ask_for_is_embedded_at_once() -> None:
+def test_all_that_a_story_may_ask_for_is_embedded_at_once() -> None:
     vectors, tools = WordVectors(), snapshot(tool("list_deals", "List the open deals."))
     engine = Engine(vectors)
     engine.index(tools)
     vectors.calls.clear()
-    tale = "It was a long day. My train was late. {} He told me so. {} I was told to be quick. They were ill."
-    engine.search(tale.format("List the open deals.", "Who has signed the last contract?"), tools)
+    story = (
+        "It was a long day. My train was late. {} He told me so. {} I was told to be quick. They were ill."
+    )
+    engine.search(story.format("List the open deals.", "Who has signed the last contract?"), tools)
 
     assert len(vectors.calls) == 1
     assert {"List the open deals.", "Who has signed the last contract?"} <= {*vectors.texts}
