@@ -38,7 +38,7 @@ from mcp_context_proxy.context.search_filters import Enough, OnProgress, OnWait
 from mcp_context_proxy.context.selection import ContextExpander, Selection
 from mcp_context_proxy.context.session import ResultReading, Sessions, resolve_in
 from mcp_context_proxy.context.session import SessionContext as Session
-from mcp_context_proxy.embedding import Matrix
+from mcp_context_proxy.embedding import EmbeddingModel, Matrix
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     Costs,
@@ -366,8 +366,10 @@ class Embeddings:
 
     Every vector is a float32 array of `dimension` numbers with norm 1, so the cosine of two is their dot
     product, -1 to 1. Blocking and thread-safe. Close it, or use it as a context manager. Methods raise
-    `ModelError` if the model cannot be opened or fails.
+    `ModelError` if the model cannot be opened or fails, and `RuntimeError` after `close`.
     """
+
+    _is_closed = False
 
     def __init__(self, config: Config | None = None) -> None:
         """Open nothing yet; the model is opened at the first use."""
@@ -376,7 +378,7 @@ class Embeddings:
     @property
     def dimension(self) -> int:
         """Numbers of a vector: 384 with the packaged model."""
-        return self._model.run(lambda model: model.dimensions)
+        return self._run(lambda model: model.dimensions)
 
     def embed(self, text: str) -> Vector:
         """Return the vector of one text, of shape ``(dimension,)``."""
@@ -394,12 +396,12 @@ class Embeddings:
         given = list(texts)
         for one in given:
             check_type("a text", one, str)
-        return self._model.run(lambda model: model.embed(given))
+        return self._run(lambda model: model.embed(given))
 
     def embed_query(self, query: str) -> Vector:
         """Return the vector of a query; some models read queries otherwise than texts."""
         check_type("query", query, str)
-        vector: Vector = self._model.run(lambda model: model.embed_queries([query]))[0]
+        vector: Vector = self._run(lambda model: model.embed_queries([query]))[0]
         return vector
 
     def cosine(self, one: str, other: str) -> float:
@@ -427,4 +429,11 @@ class Embeddings:
         self.close()
 
     def close(self) -> None:
+        """Close the model; then every method is a `RuntimeError`."""
+        self._is_closed = True
         self._model.close()
+
+    def _run(self, use: Callable[[EmbeddingModel], T]) -> T:
+        if self._is_closed:
+            raise RuntimeError("these embeddings are closed")
+        return self._model.run(use)

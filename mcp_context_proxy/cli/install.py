@@ -420,6 +420,8 @@ def _purge(console: Terminal, dry_run: bool, yes: bool) -> None:
         _agree(console, yes, len(found))
         for path in found:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        with suppress(OSError):  # the configuration may lie there
+            found[0].parent.rmdir()
         console.say("Removed.")
     if (file := default_path(os.environ)).exists():
         console.say(f"The configuration stays in {file.parent}")

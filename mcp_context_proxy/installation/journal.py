@@ -45,7 +45,7 @@ from mcp_context_proxy.installation.editing import (
     unified,
     with_value,
 )
-from mcp_context_proxy.installation.plan import FileChange, HostPlan
+from mcp_context_proxy.installation.plan import FileChange, HostPlan, allowing
 from mcp_context_proxy.system import locked, make_private_folder, remove_left
 from mcp_context_proxy.system.later import platformdirs
 
@@ -165,6 +165,8 @@ class Journal:
         host = HOST_PLACES.get(installation.host)
         listed = host is not None and host.listed
         after = edited(installation.form, text, installation.place, remove, back, listed=listed)
+        if host is not None and installation.entry_name not in back:
+            after = allowing(host, after, installation.entry_name, wanted=False)
         return Undone(file, now, after.encode("utf-8"), records, whole=False, other=other)
 
 

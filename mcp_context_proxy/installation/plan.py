@@ -433,7 +433,7 @@ def plan(
         leaving = moved.keys() | (insert.keys() & written.keys())
         after = edited(host.form, text or host.new_text, place, leaving, insert, listed=host.listed)
     if own:
-        after = _allowed(host, after, entry_name)
+        after = allowing(host, after, entry_name)
     change = None
     if after != (text or ""):
         # An entry of ours that was there before comes back with the moved ones.
@@ -442,14 +442,19 @@ def plan(
     return HostPlan(host, change, place, entry_name, moved, added, found.staying, found.notes)
 
 
-def _allowed(host: HostPlace, text: str, name: str) -> str:
-    """Return the settings of a host with our entry among the servers that it may start, if it lists those."""
+def allowing(host: HostPlace, text: str, name: str, *, wanted: bool = True) -> str:
+    """Return the settings of a host with our entry among the servers that it may start, if it lists those.
+
+    If it is not wanted, it is no longer among them.
+    """
     for *outer, key in host.allowed:
         allowed = entries(host.form, text, tuple(outer)).get(key)
-        if isinstance(allowed, list) and name not in allowed:
-            if not outer:
+        if isinstance(allowed, list) and (name in allowed) is not wanted:
+            if outer:
+                others = [one for one in allowed if one != name]
+                text = edited(host.form, text, tuple(outer), (), {key: [*others, name] if wanted else others})
+            elif wanted:
                 raise EditError(f"{key} there does not name {name}; add it first")
-            text = edited(host.form, text, tuple(outer), (), {key: [*allowed, name]})
     return text
 
 

@@ -407,3 +407,11 @@ def test_purge_lists_and_removes_what_was_kept(run: Run, home: Path, cursor: Pat
     assert "Removed." in done.stdout
     assert "The configuration stays in " in done.stdout
     assert (home / "mcp-context-proxy" / "config.toml").exists()
+
+
+def test_purge_leaves_no_empty_folder(run: Run, tmp_path: Path, cursor: Path) -> None:
+    kept = tmp_path / "kept"
+    run("install", "--yes", "--no-check", XDG_DATA_HOME=str(kept))
+    assert list((kept / "mcp-context-proxy").iterdir())
+    run("uninstall", "--purge", "--yes", XDG_DATA_HOME=str(kept))
+    assert list(kept.iterdir()) == []

@@ -222,6 +222,11 @@ async def test_a_closed_engine_answers_nothing() -> None:
     with pytest.raises(RuntimeError, match="this engine is closed"):
         await engine.search_context_items("send an email message", TOOLS)
 
+    with Embeddings() as embeddings:
+        assert embeddings.dimension == 384
+    with pytest.raises(RuntimeError, match="these embeddings are closed"):
+        embeddings.embed("send an email message")
+
 
 FORKING = """
 import asyncio, os, signal, sys

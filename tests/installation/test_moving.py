@@ -358,6 +358,10 @@ def test_host_that_lists_the_servers_it_may_start_may_start_ours(put: Place, mac
     assert machine.install("gemini-cli").change is None
     assert all(machine.uninstall())
     assert file.read_bytes() == before
+    machine.install("gemini-cli")
+    file.write_bytes(file.read_bytes().replace(b"// only these", b"// these alone"))
+    assert not any(machine.uninstall())
+    assert entries("json", file.read_text("utf-8"), ("mcp",)) == {"allowed": ["desk"]}
 
 
 @each(
