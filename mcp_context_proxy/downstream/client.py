@@ -497,11 +497,18 @@ class DownstreamClient(ServerLifecycle):
             self._on_event(self.name, method, shown, parties)
 
     async def _answer(self, peer: Peer, method: str, params: Members) -> bytes:
+        in_vain = False
         if method in CAPABILITY_OF:
             party = party_of(peer.in_flight)
+            calls = [sent for sent in peer.in_flight if sent.party is not None]
             # The shared connection is left to one session only if it is the one that was meant.
-            self._dedicated.note_asked(method, None if others_before(peer, party) else party)
-        return await answer(peer, method, params, None)
+            in_vain = self._dedicated.note_asked(method, None if others_before(peer, party) else party, calls)
+        try:
+            return await answer(peer, method, params, None)
+        except RequestError as error:
+            # Its server may hand this on to the model.
+            more = ". Call again: the server is told so beforehand now" if in_vain else ""
+            raise RequestError(error.code, error.message + more, error.data) from error
 
 
 def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:

@@ -7,7 +7,8 @@ session or when idle.
 
 With ``isolation = "auto"`` all sessions share one connection until the server makes a request of a client.
 From then on, the session it asked keeps the shared connection, and the others that can be asked the same get
-dedicated ones.
+dedicated ones. So do those that it asked in vain, because their clients cannot be asked: the shared
+connection declares every capability, and a server may well do without one that a client lacks.
 """
 
 from __future__ import annotations
@@ -360,6 +361,8 @@ class DedicatedConnections:
         self._group: TaskGroup | None = None
         self._asked: set[str] = set()
         """Capabilities that the server has made use of."""
+        self._in_vain: set[str] = set()
+        """Those of them that the client which it asked lacked."""
         self._told = False
         """True once the log has said that there are many."""
         self.keeper: Party | None = None
@@ -394,17 +397,24 @@ class DedicatedConnections:
         finally:
             self._group = None
 
-    def note_asked(self, method: str, party: Party | None) -> None:
+    def note_asked(self, method: str, party: Party | None, calls: Sequence[Outgoing]) -> bool:
         """Note that the server made a request over the shared connection, on behalf of `party` if known.
 
         A session that is identified this way keeps the connection, and with it the state that the server
-        holds for the session; the others get connections of their own.
+        holds for the session; the others get connections of their own. Returns True if that changes the next
+        calls of the clients whose `calls` are under way, none of which can be asked.
         """
-        if self._config.isolation == "auto":
-            self._asked.add(CAPABILITY_OF.get(method, method))
-            if self.keeper is None and party is not None and party.lasting:
-                self.keeper = party
-            self._note_need()
+        if self._config.isolation != "auto":
+            return False
+        capability = CAPABILITY_OF[method]
+        in_vain = bool(calls) and all(capability not in capabilities_to_ask(call) for call in calls)
+        if in_vain:
+            self._in_vain.add(capability)
+        elif self.keeper is None and party is not None and party.lasting:
+            self.keeper = party
+        self._asked.add(capability)
+        self._note_need()
+        return in_vain
 
     def needed_by(self, outgoing: Outgoing) -> bool:
         """Return whether a request must not go over the shared connection."""
@@ -413,9 +423,10 @@ class DedicatedConnections:
             return False
         if self._config.isolation == "session":
             return True
-        if self.keeper is not None:
-            return party is not self.keeper
-        return bool(self._asked) and not self._asked.isdisjoint(capabilities_to_ask(outgoing))
+        if party is self.keeper:
+            return False
+        able = capabilities_to_ask(outgoing)
+        return self.keeper is not None or not (self._asked.isdisjoint(able) and self._in_vain <= able)
 
     @asynccontextmanager
     async def acquire(self, outgoing: Outgoing) -> AsyncIterator[Link]:

@@ -156,6 +156,20 @@ async def test_a_dedicated_connection_declares_the_capabilities_of_its_client(wo
     assert lane["params"]["capabilities"] == {"elicitation": {"form": {}, "url": {}}}
 
 
+async def test_a_server_that_asks_in_vain_is_told_so_before_the_next_call(workshop: Workshop) -> None:
+    """Many servers ask for a confirmation only where they may, and go on without it elsewhere."""
+    made = server(workshop)
+    async with inside(workshop.config()) as proxy:
+        mute, modern = person(proxy, "mute", {}), person(proxy, "modern", {}, era="modern")
+        refused = await mute.call("work__ask")
+        pids = [await pid(mute), await pid(modern), await pid(mute), await pid(person(proxy, "able"))]
+
+    assert "does not support elicitation/create. Call again" in str(refused)
+    lanes = [message["params"]["capabilities"] for message in made.ledger.messages("initialize")[1:]]
+    assert lanes == [{}, {}, {"elicitation": {}, "roots": {"listChanged": True}}]
+    assert (pids[0] == pids[2], len(set(pids))) == (True, 3)
+
+
 async def test_a_dedicated_connection_is_closed_with_its_session(workshop: Workshop) -> None:
     made = server(workshop, "session")
     async with inside(workshop.config()) as proxy:
