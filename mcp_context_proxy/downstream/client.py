@@ -416,9 +416,9 @@ class DownstreamClient(ServerLifecycle):
         if bytes(envelope.members(result).get("isError", b"false")) in (b"false", b"null"):
             return result
         parts = envelope.members(stranger_json(result, self.redact.json))
-        if "_meta" in parts:
-            parts["_meta"] = envelope.raw(eras.own_words(eras.meta_of(parts)))
-        return envelope.encode(parts)
+        own = eras.own_words(eras.meta_of(parts))
+        parts.pop("_meta", None)
+        return envelope.encode(parts | {"_meta": envelope.raw(own)} if own else parts)
 
     def can_watch(self, uri: str) -> bool:
         """Return whether a subscription may be passed on: there is room, and the URI has no secret in it."""

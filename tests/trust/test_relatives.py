@@ -157,6 +157,15 @@ async def test_a_failure_hides_nothing_in_its_structured_content_either(workshop
     assert failed["_meta"]["note"] == "note"
 
 
+async def test_a_failure_with_no_words_of_its_own_beside_it_gets_no_empty_meta(workshop: Workshop) -> None:
+    info = {"io.modelcontextprotocol/serverInfo": {"name": "work", "version": "1"}}
+    result = {"content": [{"type": "text", "text": "not today"}], "isError": True}
+    calls = {"fail": [{"result": result | {"_meta": info}}]}
+    workshop.server("work", tools=[tool("fail")], calls=calls, era="modern")
+    async with host_of(workshop.config(), "handshake") as host:
+        assert await host.call("work__fail") == result
+
+
 async def test_an_icon_that_is_no_picture_at_a_safe_address_is_left_out(workshop: Workshop, era: str) -> None:
     safe = [{"src": "https://example.com/a.png", "sizes": ["48x48"]}, {"src": "data:image/png;base64,AA=="}]
     unsafe: list[Any] = [
