@@ -31,10 +31,8 @@ from mcp_context_proxy.context import (
     RequestRecords,
     configured,
     engine,
-    key_of,
 )
-from mcp_context_proxy.context.search import Searcher
-from mcp_context_proxy.context.search_filters import Enough, OnProgress, OnWait
+from mcp_context_proxy.context.search import Enough, OnProgress, OnWait, Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Selection
 from mcp_context_proxy.context.session import ResultReading, Sessions, resolve_in
 from mcp_context_proxy.context.session import SessionContext as Session
@@ -60,6 +58,7 @@ from mcp_context_proxy.items import (
     Tool,
     Vector,
     item_by,
+    item_key,
 )
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
@@ -204,7 +203,7 @@ def _snapshot(items: Iterable[Item]) -> Snapshot:
     items = tuple(items)
     for item in items:
         check_type("an item", item, Tool, Document)
-    by_key = {key_of(item): item for item in items}
+    by_key = {item_key(item): item for item in items}
     sources: dict[str, list[Item]] = {}
     for item in by_key.values():
         key = item.server if isinstance(item, Tool) else f"{item.kind}s"

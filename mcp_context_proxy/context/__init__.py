@@ -27,7 +27,7 @@ from msgspec.structs import asdict, replace
 from mcp_context_proxy.config import Config, DomainOptions, Limits
 from mcp_context_proxy.config.settings import PRESETS, Preset
 from mcp_context_proxy.errors import StoreError, check_bounds
-from mcp_context_proxy.items import DOCUMENT_KINDS, JSON, Document, Item, ItemKey, Kind, Tool
+from mcp_context_proxy.items import DOCUMENT_KINDS, JSON, Kind, Tool
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.retrieval import USED_BEFORE
 from mcp_context_proxy.retrieval.reranker import Reranking
@@ -566,8 +566,3 @@ def _found(context: RequestContext) -> list[ContextItem]:
 
 def _is_reranked(context: RequestContext) -> bool:
     return context.rerank is not None and context.rerank.used
-
-
-def key_of(item: Item) -> ItemKey:
-    """Return the key by which contexts refer to an item."""
-    return (item.kind, item.name) if isinstance(item, Document) else (Kind.TOOL, item.exposed_name)

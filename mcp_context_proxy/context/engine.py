@@ -31,21 +31,22 @@ from mcp_context_proxy.context import (
     RequestContext,
     RequestRecords,
     joined,
-    key_of,
     overridden,
 )
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
-from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher, narrowed
-from mcp_context_proxy.context.search_filters import DocumentJudge, OnProgress, OnWait
-from mcp_context_proxy.context.selection import ContextExpander, Score, SearchAnswer, Selection, Selector
+from mcp_context_proxy.context.search import EVERYTHING, OnProgress, OnWait, Scope, Searcher
+from mcp_context_proxy.context.search_filters import narrowed
+from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
     Given,
+    RemovedItem,
     ResultReading,
     SessionContext,
     Sessions,
+    SessionState,
     SessionView,
 )
 from mcp_context_proxy.embedding.embeddings import Costs
@@ -61,10 +62,12 @@ from mcp_context_proxy.items import (
     Snapshots,
     Tool,
     item_by,
+    item_key,
 )
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval import SUSPECTED, Ranking
+from mcp_context_proxy.retrieval.documents import DocumentJudge
 from mcp_context_proxy.retrieval.reranker import CANDIDATES, Reranker, RerankerModel
 from mcp_context_proxy.statistics.report import arm_of
 from mcp_context_proxy.system.process import time_of_day
@@ -154,36 +157,6 @@ RELATED = 20
 
 COUNTING_SECONDS = 0.5
 """Timeout for counting the tokens of the catalog; a longer count goes on for the next caller."""
-
-
-class RemovedItem(Struct, frozen=True):
-    """An item that was removed from a session by hand."""
-
-    type: Kind
-    name: str
-
-
-class SessionState(Struct, frozen=True):
-    """Current context of a session; see `SessionContext`."""
-
-    id: str
-    kind: str
-    created: float
-    query: str | None
-    items: tuple[ContextItem, ...]
-    removed: tuple[RemovedItem, ...]
-    options: Overrides
-    latest_request: str | None
-    profile: str | None = None
-    """Profile of its client; None without one."""
-    by_person: tuple[RemovedItem, ...] = ()
-    """Items that a person has added or removed, about which a model changes nothing."""
-    client: str | None = None
-    """Name under which its client introduced itself; None where it gave none, and for a handle."""
-    presets: tuple[str, ...] = ()
-    """Presets with which it began, of its profile and of its host. One of them may not be saved any more."""
-    preset_options: Overrides = NO_OVERRIDES
-    """Changes of options by these, before its own."""
 
 
 class ContextEngine:
@@ -400,7 +373,7 @@ class ContextEngine:
 
         def explained() -> Explanation:
             rank = partial(self._searcher.rank, query, snapshot, context.options)
-            ranking, against = rank(key_of(item)[0]), None
+            ranking, against = rank(item_key(item)[0]), None
             if not isinstance(item, Tool):
                 against = self._searcher.documents.judge(query, snapshot, ranking, rank(Kind.TOOL))
             return _explain(item, context, ranking, self.costs.of(item), against)
@@ -513,6 +486,21 @@ class ContextEngine:
         return None
 
 
+class Score(Struct, frozen=True):
+    """Parts of a score; see `Result`."""
+
+    total: float
+    cosine: float | None
+    lexical: float
+    need: float
+    terms: tuple[tuple[str, str, float], ...]
+    """The lexical score by field and word."""
+    action: float = 0.0
+    instructions: float = 0.0
+    learned: float = 0.0
+    novelty: float = 0.0
+
+
 class Explanation(Struct, frozen=True):
     """Reasons for which one item is in a context or not."""
 
@@ -546,9 +534,9 @@ def _explain(
     item: Item, context: RequestContext, ranking: Ranking, tokens: int, against: DocumentJudge | None
 ) -> Explanation:
     """Explain an item by the context for a query and the ranking of the item's whole domain."""
-    kind, name = key_of(item)
+    kind, name = item_key(item)
     ordered = (*ranking.results, *ranking.near_misses, *ranking.others)
-    place = next((at for at, result in enumerate(ordered) if key_of(result.item) == (kind, name)), None)
+    place = next((at for at, result in enumerate(ordered) if item_key(result.item) == (kind, name)), None)
     result = None if place is None else ordered[place]
     here = next((one for one in context.items if (one.type, one.name) == (kind, name)), None)
     told = None if result is None or against is None else against(result)
@@ -587,7 +575,7 @@ def _why_not(
         return f"the search failed: {context.failure}"
     if item.include is IncludeMode.MANUAL:
         return "it is manual: no search finds it, it must be added to a session by hand"
-    if any((one.type, one.name) == key_of(item) for one in context.dropped):
+    if any((one.type, one.name) == item_key(item) for one in context.dropped):
         return f"it was selected, but does not fit into {context.options.max_tokens:,} tokens"
     if told is not None:
         return told

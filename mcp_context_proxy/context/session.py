@@ -23,7 +23,7 @@ from msgspec import Struct, field
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.document_reading import near_documents, uris_meant
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context import NO_OVERRIDES, Delivery, Mode, Overrides, key_of
+from mcp_context_proxy.context import NO_OVERRIDES, ContextItem, Delivery, Mode, Overrides
 from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.errors import (
     AwaitedServersError,
@@ -31,7 +31,7 @@ from mcp_context_proxy.errors import (
     NotForModelsError,
     UnknownItemError,
 )
-from mcp_context_proxy.items import IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_by
+from mcp_context_proxy.items import IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_by, item_key
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
@@ -191,6 +191,36 @@ class SessionContext(Struct, eq=False, weakref=True):
             meant=dict(self.meant) if self.added else {},
             client=self.client,
         )
+
+
+class RemovedItem(Struct, frozen=True):
+    """An item that was removed from a session by hand."""
+
+    type: Kind
+    name: str
+
+
+class SessionState(Struct, frozen=True):
+    """Current context of a session; see `SessionContext`."""
+
+    id: str
+    kind: str
+    created: float
+    query: str | None
+    items: tuple[ContextItem, ...]
+    removed: tuple[RemovedItem, ...]
+    options: Overrides
+    latest_request: str | None
+    profile: str | None = None
+    """Profile of its client; None without one."""
+    by_person: tuple[RemovedItem, ...] = ()
+    """Items that a person has added or removed, about which a model changes nothing."""
+    client: str | None = None
+    """Name under which its client introduced itself; None where it gave none, and for a handle."""
+    presets: tuple[str, ...] = ()
+    """Presets with which it began, of its profile and of its host. One of them may not be saved any more."""
+    preset_options: Overrides = NO_OVERRIDES
+    """Changes of options by these, before its own."""
 
 
 class ResultReading(Struct, frozen=True):
@@ -503,7 +533,7 @@ def check_model_may(session: SessionContext, item: Item) -> None:
 
     It may those that a search can find, whose include mode is ``agent``, and that no person has decided on.
     """
-    kind, name = key = key_of(item)
+    kind, name = key = item_key(item)
     if key in session.by_person:
         raise NotForModelsError(kind, name, "a person has decided on it in this session")
     if item.include is not IncludeMode.AGENT:
@@ -512,7 +542,7 @@ def check_model_may(session: SessionContext, item: Item) -> None:
 
 def decided(session: SessionContext, item: Item) -> None:
     """Note that a person has decided on an item."""
-    session.by_person.add(key_of(item))
+    session.by_person.add(item_key(item))
 
 
 def add(session: SessionContext, item: Item) -> None:
@@ -520,7 +550,7 @@ def add(session: SessionContext, item: Item) -> None:
 
     Raises `ChangedMeaningError` if the name under which a tool is exposed meant another server before.
     """
-    key = key_of(item)
+    key = item_key(item)
     if isinstance(item, Tool):
         session.means(Kind.TOOL, item.exposed_name, item.server)
     if item.include is IncludeMode.ALWAYS and key not in session.removed:
@@ -531,6 +561,6 @@ def add(session: SessionContext, item: Item) -> None:
 
 def remove(session: SessionContext, item: Item) -> None:
     """Remove an item by hand: no query of this session selects it until it is added again."""
-    key = key_of(item)
+    key = item_key(item)
     session.added.pop(key, None)
     session.removed.add(key)

@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import Document, IncludeMode, Item, ItemKey, Kind, Snapshot, Tool
-from mcp_context_proxy.retrieval.index import Index, item_key
+from mcp_context_proxy.items import Document, IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_key
+from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.links import NAMED, Links, ToolLink, mentions
 from mcp_context_proxy.retrieval.next_steps import KnownSteps, next_steps
 from mcp_context_proxy.retrieval.scoring import Background

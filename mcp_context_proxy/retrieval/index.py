@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool, ToolKey
+from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool, ToolKey, item_key
 from mcp_context_proxy.retrieval.bm25 import (
     ITEMS_A_GROUP,
     Group,
@@ -120,11 +120,6 @@ class Filters(Struct, frozen=True):
         own = frozenset(metadata_of(item).labels())
         met = self.labels <= own and not self.no_labels & own
         return met and (not self.any_labels or bool(self.any_labels & own))
-
-
-def item_key(item: Item) -> tuple[Kind, str]:
-    """Return the key of an item: its kind, and exposed name of a tool or name of a document."""
-    return item.kind, item.exposed_name if isinstance(item, Tool) else item.name
 
 
 class Reading(Struct, frozen=True, eq=False):

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context import NO_OVERRIDES, Delivery, DomainOverrides, Overrides, key_of
+from mcp_context_proxy.context import NO_OVERRIDES, Delivery, DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search import Scope, asks_for_all, may_mean
-from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
+from mcp_context_proxy.context.search import OnProgress, OnWait, Scope
+from mcp_context_proxy.context.search_filters import Figures, asks_for_all, may_mean
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
 from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -29,7 +29,7 @@ from mcp_context_proxy.errors import (
     UnknownItemError,
 )
 from mcp_context_proxy.interactions import InteractionRecorder
-from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, Tool, ToolClass
+from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, Tool, ToolClass, item_key
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
@@ -414,7 +414,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             self.was_read(part.document)
         given = caller.given if session is None else session.delivered
         if part.is_whole and given is not None:
-            given[key_of(part.document)] = (part.document.fingerprint, Delivery.WHOLE)
+            given[item_key(part.document)] = (part.document.fingerprint, Delivery.WHOLE)
         if not _wants_data(caller):
             return _text(part_text(part))
         facts = {"uri": part.uri, "section": part.section, "page": part.page, "pages": part.pages}

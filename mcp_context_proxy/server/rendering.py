@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.document_reading import DocumentPart
 from mcp_context_proxy.catalog.names import EXPOSED
-from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext, key_of
+from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext
 from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
 from mcp_context_proxy.context.engine import ContextEngine, age
 from mcp_context_proxy.context.search import Found, Scope
@@ -38,6 +38,7 @@ from mcp_context_proxy.items import (
     Tool,
     ToolClass,
     item_by,
+    item_key,
 )
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, quoted
@@ -123,13 +124,13 @@ def document_messages(
     context: RequestContext, snapshot: Snapshot, told: Sequence[ToldDocument] = ()
 ) -> list[str]:
     """Return the rules and references of a context as messages; outlines say how to read on."""
-    outlines = {key_of(one.document): one.text for one in told}
+    outlines = {item_key(one.document): one.text for one in told}
     items = {(one.type, one.name): one for one in context.of(*DOCUMENT_KINDS)}
     messages = list[str]()
     for document in documents_of(context, snapshot):
-        item = items[key_of(document)]
+        item = items[item_key(document)]
         if item.delivered is Delivery.OUTLINE:
-            text = outlines.get(key_of(document)) or told_again(document, item, True, {}).text
+            text = outlines.get(item_key(document)) or told_again(document, item, True, {}).text
             messages.append(f"{text}\n{HOW_TO_READ}")
         else:
             messages.append(document_message(document))

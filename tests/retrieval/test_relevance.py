@@ -9,9 +9,10 @@ from support.servers import real_lists
 
 from mcp_context_proxy.embedding.embeddings import load_model
 from mcp_context_proxy.examples.functions import server
+from mcp_context_proxy.items import item_key
 from mcp_context_proxy.retrieval import FITTING
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.index import Filters, item_key
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     AGAINST_ALONE,
