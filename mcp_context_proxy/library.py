@@ -17,7 +17,8 @@ from typing import Any, Literal, Self, TypeVar
 import msgspec
 from msgspec.structs import asdict, replace
 
-from mcp_context_proxy.catalog.definitions import class_of, exposed_name, fingerprint, tool_definition
+from mcp_context_proxy.catalog.definitions import class_of, fingerprint, tool_definition
+from mcp_context_proxy.catalog.names import exposed_name
 from mcp_context_proxy.config import Config, DomainOptions
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.config.programs import all_secrets_of

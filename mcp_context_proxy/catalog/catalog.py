@@ -20,9 +20,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions, names
-from mcp_context_proxy.catalog.definitions import UnfitError, is_page
+from mcp_context_proxy.catalog.definitions import (
+    Entry,
+    ParsedTools,
+    ToolLists,
+    UnfitError,
+    checked,
+    entry_withheld,
+    is_page,
+)
 from mcp_context_proxy.catalog.documents import DocumentLibrary
-from mcp_context_proxy.catalog.names import Entry, ParsedTools, ToolLists, checked, entry_withheld
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
 from mcp_context_proxy.catalog.uri_owners import (
     OF_TWO,
@@ -477,8 +484,8 @@ class Catalog:
         """Return the exposed names by server and own name."""
         length = names.name_lengths(self._expose)[0]
         if not self._bare:
-            return {pair: definitions.exposed_name(*pair, length) for pair in pairs}
-        return definitions.bare_names(pairs, self._reserved, length)
+            return {pair: names.exposed_name(*pair, length) for pair in pairs}
+        return names.bare_names(pairs, self._reserved, length)
 
     def _entries(
         self, server: str, name: str, entries: tuple[bytes, ...], member: str, findings: list[str]
@@ -509,7 +516,7 @@ class Catalog:
         for position, definition in enumerate(self._checked(entries), 1):
             try:
                 key = envelope.text(envelope.members(definition).get(member))
-                if not key or (member == "name" and len(key) > definitions.OWN_NAME_CHARACTERS):
+                if not key or (member == "name" and len(key) > names.OWN_NAME_CHARACTERS):
                     raise UnfitError(f"it has no {member}" if not key else f"its {member} is too long")
                 shown, remark = definitions.fit(definition, self._limits)
                 if name not in _APPROVED_LISTS and (sign := sign_in_definition(shown)) is not None:

@@ -24,7 +24,8 @@ from urllib.parse import unquote
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mcp_context_proxy.catalog.definitions import UnfitError, folded
+from mcp_context_proxy.catalog.definitions import UnfitError
+from mcp_context_proxy.catalog.names import folded
 from mcp_context_proxy.items import Item, Prompt, Resource, Snapshot, Tool, ToolKey, TurnedOffTool, Withheld
 from mcp_context_proxy.trust import Principal
 

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
-from mcp_context_proxy.catalog.definitions import SEPARATOR
+from mcp_context_proxy.catalog.names import SEPARATOR
 from mcp_context_proxy.context import (
     SESSION_MODES,
     ContextItem,

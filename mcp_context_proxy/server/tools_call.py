@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.definitions import SEPARATOR
+from mcp_context_proxy.catalog.names import SEPARATOR
 from mcp_context_proxy.context import RequestContext, RequestRecords
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import OnWait

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.names import tool_named
+from mcp_context_proxy.catalog.names import is_plain_name, tool_named
 from mcp_context_proxy.config import ExposeConfig
 from mcp_context_proxy.config.tables import ExposeMode
 from mcp_context_proxy.context import SESSION_MODES
@@ -316,7 +316,7 @@ class ToolList:
             and shared[tool.name] == 1
             and tool.name not in snapshot.tools
             and tool.name not in meta_definitions.RESERVED
-            and definitions.is_plain_name(tool.name)
+            and is_plain_name(tool.name)
             and definitions.is_for_apps(tool)
         )
         # An own name leads nowhere as long as a server is not known that may have it, too.

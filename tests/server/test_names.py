@@ -12,7 +12,7 @@ from support.servers import Server, Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy
-from mcp_context_proxy.catalog.definitions import exposed_name
+from mcp_context_proxy.catalog.names import exposed_name
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS, name_room
 from mcp_context_proxy.context.search import OnWait
