@@ -1,7 +1,7 @@
 """Names of tools and prompts: how one is shown, whose it is, what it leads to, what is configured for it.
 
-A full name, ``<server>__<own name>``, depends on its own server and tool alone, so it stays when others come and
-go. Anything that could make two pairs meet in one name (a character that had to be replaced, a cut, an
+A full name, ``<server>__<own name>``, depends on its own server and tool alone, so it stays when others come
+and go. Anything that could make two pairs meet in one name (a character that had to be replaced, a cut, an
 underscore beside the separator) adds a short hash of the original pair.
 
 It leads to that server or nowhere, whether the server is connected, slow, failed, switched off or gone. So no
