@@ -294,13 +294,7 @@ class ContextEngine:
             catalog = self._catalog if ACTING.get().limited else self._catalog.whole
             enough = partial(self._searcher.is_sure, query, catalog, options, selection.scope)
             snapshot = await self._searcher.ready(catalog, on_progress, on_wait, within, enough)
-            if (named := snapshot.wider.get(query)) is not None:
-                selection.query = named.exposed_name  # under which the index has it
-            if origin == "search":
-                scope, settings = selection.scope, self._searcher.config.servers
-                on = (one for one in snapshot.servers if one not in settings or settings[one].enabled)
-                filters = narrowed(scope.filters, query, filter(reaches, on))
-                selection.scope = replace(scope, filters=filters)
+            self._fit_to(selection, snapshot)
             await self._searcher.check(selection.scope.filters, snapshot)
         except UnknownFilterError:
             raise
@@ -323,6 +317,17 @@ class ContextEngine:
             if given is not None and deliver != "nothing" and answer.found.snapshot.documents:
                 given.update(given_now(answer.context, answer.found.snapshot))
         return answer
+
+    def _fit_to(self, selection: Selection, snapshot: Snapshot) -> None:
+        """Take the name of a tool as the index has it, and the filters that the query of a search implies."""
+        query = selection.query
+        if (named := snapshot.wider.get(query)) is not None:
+            selection.query = named.exposed_name
+        if selection.origin == "search":
+            scope, settings = selection.scope, self._searcher.config.servers
+            on = (one for one in snapshot.servers if one not in settings or settings[one].enabled)
+            filters = narrowed(scope.filters, query, filter(reaches, on))
+            selection.scope = replace(scope, filters=filters)
 
     async def _complete(
         self,

@@ -76,8 +76,6 @@ NO_FIGURES: Final[Figures] = {}
 LISTED: Final = Detail(characters=200, optional=6, depth=2)
 """Amount that a list of tools tells about each."""
 
-LABELS = {Kind.RULE: "Rule", Kind.REFERENCE: "Reference"}
-
 NAMED_OF_EACH: Final = (1_000, 10, 6, 4, 3, 2, 1)
 """Tools of each server that an overview names, from the most to the fewest."""
 
@@ -138,7 +136,7 @@ def document_messages(
 
 
 def document_message(document: Document) -> str:
-    return f"{LABELS[document.kind]}: {document.name}\n\n{document.text.strip()}"
+    return f"{document.kind.capitalize()}: {document.name}\n\n{document.text.strip()}"
 
 
 def tools_text(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:
