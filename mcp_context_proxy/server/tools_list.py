@@ -23,7 +23,7 @@ from mcp_context_proxy.config import ExposeConfig
 from mcp_context_proxy.config.tables import ExposeMode
 from mcp_context_proxy.context import SESSION_MODES
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.context.search import TOOL_ONLY, Scope
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import UnknownItemError
@@ -53,7 +53,6 @@ BASES_KEPT = 32
 MODEL, PAGES = "model", "app"
 """Those whom a tool is visible to, as MCP Apps call them."""
 
-TOOL_ONLY = frozenset({Kind.TOOL})
 
 T = TypeVar("T")
 
