@@ -33,7 +33,8 @@ from mcp_context_proxy.context import (
     configured,
     engine,
 )
-from mcp_context_proxy.context.search import Enough, OnProgress, OnWait, Searcher
+from mcp_context_proxy.context.indexing import OnProgress
+from mcp_context_proxy.context.search import Enough, OnWait, Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Selection
 from mcp_context_proxy.context.session import ResultReading, Sessions, resolve_in
 from mcp_context_proxy.context.session import SessionContext as Session

@@ -35,9 +35,9 @@ from mcp_context_proxy.context import (
 )
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.delivery import Deliver, given_now
+from mcp_context_proxy.context.indexing import OnProgress
 from mcp_context_proxy.context.presets import PresetBook
-from mcp_context_proxy.context.search import EVERYTHING, OnProgress, OnWait, Scope, Searcher
-from mcp_context_proxy.context.search_filters import narrowed
+from mcp_context_proxy.context.search import EVERYTHING, OnWait, Scope, Searcher, narrowed
 from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
@@ -67,7 +67,7 @@ from mcp_context_proxy.items import (
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval import SUSPECTED, Ranking
-from mcp_context_proxy.retrieval.documents import DocumentJudge
+from mcp_context_proxy.retrieval.expansion import DocumentJudge
 from mcp_context_proxy.retrieval.reranker import CANDIDATES, Reranker, RerankerModel
 from mcp_context_proxy.statistics.report import arm_of
 from mcp_context_proxy.system.process import time_of_day

@@ -1,28 +1,24 @@
-"""Searches: their limits, their results, and the service that runs them in threads, once it has indexed."""
+"""Searches: what they ask for, their results, and the service that runs them in threads."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Set
 from functools import partial
 from typing import Final, Generic, TypeAlias, TypeVar
 
 import anyio
-from anyio.from_thread import check_cancelled
-from anyio.from_thread import run_sync as on_loop
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config, DomainOptions
 from mcp_context_proxy.context import ContextOptions, search_filters
-from mcp_context_proxy.context.search_filters import Excluded, Figures, may_mean
+from mcp_context_proxy.context.indexing import BackgroundIndexing, Indexed, OnProgress
+from mcp_context_proxy.context.search_filters import Excluded, Figures
 from mcp_context_proxy.embedding.embeddings import Lookups
-from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
     NO_FILTERS,
@@ -31,19 +27,16 @@ from mcp_context_proxy.items import (
     SearchFilters,
     Snapshot,
     Snapshots,
+    Tool,
 )
 from mcp_context_proxy.retrieval import FITTING, Ranking, Result, SearchOptions
-from mcp_context_proxy.retrieval.documents import DOCUMENT_SHARE, DocumentsMeant
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.expansion import Expander
+from mcp_context_proxy.retrieval.expansion import DOCUMENT_SHARE, DocumentsMeant, Expander
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.system.threads import Workers, in_task, in_thread, keep_latest
+from mcp_context_proxy.retrieval.text import content_words, identifier_words, stem
+from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.threads import Workers, in_task, keep_latest
 from mcp_context_proxy.trust import ACTING, reaches
-
-logger = logging.getLogger(__name__)
-
-OnProgress = Callable[[int, int], None]
-"""Called on the event loop with the number of indexed texts and of all texts. Must not block."""
 
 OnWait = Callable[[float, str], None]
 """Called on the event loop, once a second, while a request waits for servers: with the seconds that it has
@@ -434,151 +427,89 @@ def _document_search(options: DomainOptions) -> SearchOptions:
     return replace(wanted, share_of_best=DOCUMENT_SHARE, at_least=1, at_most=options.top_n)
 
 
-class Indexed(Struct, frozen=True):
-    """Progress of indexing, which goes on in the background."""
+_OF_ALL: Final = frozenset(("tool", "tools", "everything", "all", "capabilities", "help", "mcp", "*"))
+"""Words of which a query for the whole catalog has at least one."""
 
-    tools: int
-    documents: int
-    indexed: int
-    total: int
-    """Tools and documents that can be found."""
-    complete: bool
-    """True if nothing is left to index; without a model nothing ever is."""
+_OF_NO_NEED = """
+a about accessible an any are available by call can connected could display do does each enumerate every exist
+existing for from get give has have here how i in is know like list many me my name names of offer offers on
+please possible provide provides re s see server servers show tell the there to us use view we what which with
+would you your
+"""
+_GENERAL: Final = _OF_ALL | frozenset(_OF_NO_NEED.split())
+"""Words that say nothing about a need."""
 
+_OF_SERVERS: Final = frozenset(("servers", "mcp"))
+_STATE_WORDS = """
+active broken configured disconnected down failed failing healthy installed not off offline online running
+status unavailable up why work working
+"""
+_STATES: Final = frozenset(_STATE_WORDS.split())
+_ABOUT_SERVERS: Final = _GENERAL | _STATES
+"""Words of a question about the servers, which has one of `_OF_SERVERS`."""
 
-class _Wanted(Struct, eq=False):
-    """A snapshot that a search wants indexed."""
+_WHAT_CAN_YOU_DO: Final = frozenset(("what", "can", "do"))
+LEAST_LETTERS: Final = 3
+"""Letters of a word by which a query may mean a server."""
 
-    snapshot: Snapshot
-    since: float = field(default_factory=anyio.current_time)
-    ended: anyio.Event = field(default_factory=anyio.Event)
-    """Set once it is indexed, or indexing was given up."""
-    progress: list[tuple[float, int]] = field(default_factory=list)
-    """Times of the latest two reports, each with the number of texts."""
-    seconds_left: float = 0.0
-    """Time that it takes from the latest report on, as far as that can be told."""
-    told: anyio.Event = field(default_factory=anyio.Event)
-    """Set at each report, and renewed."""
-
-    def report(self, done: int, total: int) -> None:
-        """Note how far indexing is."""
-        self.progress[:] = [*self.progress[-1:], (anyio.current_time(), done)]
-        (began, first), (now, latest) = self.progress[0], self.progress[-1]
-        if latest > first:
-            self.seconds_left = (now - began) / (latest - first) * (total - latest)
-        self.told.set()
-        self.told = anyio.Event()
+_WORD: Final = pattern(r"[^\W_]+")
 
 
-class BackgroundIndexing:
-    """Indexes the snapshots that searches want, one at a time."""
+def asks_for_all(
+    query: str, servers: Iterable[str], failed: Iterable[str], tools: Iterable[Tool] = ()
+) -> bool:
+    """Return whether a query, such as "list all tools" or "which servers work", asks for the whole catalog.
 
-    def __init__(
-        self,
-        engine: Engine,
-        open_model: Callable[[], object],
-        after: Callable[[Snapshot], object] | None = None,
-    ) -> None:
-        """Index nothing yet.
-
-        ``open_model`` is called in a thread, while words are indexed, and ``after`` with each snapshot that
-        was indexed, when nobody waits for it any more.
-        """
-        self._engine, self._open_model, self._after = engine, open_model, after
-        self._wanted: _Wanted | None = None
-        self._asked, self._begun = anyio.Event(), anyio.Event()
-        self._listeners: list[OnProgress] = []
-
-    def begin(self) -> None:
-        """Load the model, because a search is about to need it."""
-        self._begun.set()
-
-    async def run(self) -> None:
-        """Index in a thread until cancelled; a newer snapshot cuts off an older one."""
-
-        async def load_model() -> None:
-            await self._begun.wait()
-            # The search that needs the model gets the same error, and the log has it.
-            with contextlib.suppress(ModelError):
-                await in_thread(self._open_model, abandon_on_cancel=True)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(load_model)
-            while True:
-                await self._asked.wait()
-                self._asked = anyio.Event()
-                if self._wanted is not None:
-                    await self._index_wanted(self._wanted)
-
-    async def _index_wanted(self, wanted: _Wanted) -> None:
-        def superseded() -> bool:
-            check_cancelled()
-            return self._wanted is not wanted
-
-        def report(done: int, total: int) -> None:
-            wanted.report(done, total)
-            for listener in self._listeners:
-                listener(done, total)
-
-        index = partial(self._engine.index, wanted.snapshot, _from_thread(report), superseded)
-        try:
-            await in_thread(index)
-        except EmbeddingCancelledError as stopped:
-            logger.debug("%s", stopped)
-        except Exception:
-            # boundary: after a fault in indexing, searches use what is indexed
-            logger.exception("indexing failed")
-        finally:
-            wanted.ended.set()
-            wanted.told.set()
-        if self._after is not None and self._engine.indexed(wanted.snapshot):
-            try:
-                await in_thread(partial(self._after, wanted.snapshot), abandon_on_cancel=True)
-            except Exception:
-                # boundary: what was not prepared is done by the first request that needs it
-                logger.exception("preparing links of documents failed")
-
-    def prepare(self, snapshot: Snapshot) -> None:
-        self._begun.set()
-        if self._engine.indexed(snapshot):
-            return
-        if self._wanted is None or self._wanted.snapshot is not snapshot or self._wanted.ended.is_set():
-            self._wanted = _Wanted(snapshot)
-        self._asked.set()
-
-    async def wait(
-        self, snapshot: Snapshot, until: float, patience: float, on_progress: OnProgress | None
-    ) -> None:
-        """Wait for the index of a snapshot, as long as it may be ready in time.
-
-        The search waits ``until`` its deadline, by the clock of the event loop; after ``patience`` seconds no
-        search waits for this snapshot any more.
-        """
-        self.prepare(snapshot)
-        if self._engine.indexed(snapshot) or self._wanted is None:
-            return
-        if on_progress is not None:
-            self._listeners.append(on_progress)
-        wanted = self._wanted
-        deadline = min(until, wanted.since + patience)
-        try:
-            with anyio.CancelScope(deadline=deadline):
-                while not wanted.ended.is_set() and anyio.current_time() + wanted.seconds_left < deadline:
-                    await wanted.told.wait()
-        finally:
-            if on_progress is not None:
-                self._listeners.remove(on_progress)
-
-    async def index(self, snapshot: Snapshot, on_progress: OnProgress | None) -> None:
-        """Index a snapshot to the end, and wait for it."""
-
-        def stopped() -> bool:
-            check_cancelled()  # raises, which ends the thread
+    So does one for the state of a server ("is the git server up"), and the name of one that failed. A query
+    asks for a tool instead if it spells the name of one, such as ``list_all``, or if a tool is there for
+    other servers, such as machines of a cloud.
+    """
+    asked = _query_words(query)
+    of_state = "server" in asked and not asked.isdisjoint(_STATES)
+    of_servers = of_state or not asked.isdisjoint(_OF_SERVERS)
+    if not of_state and narrowed(SearchFilters(), query, filter(reaches, failed)).server is not None:
+        return False  # it is answered for that server alone
+    known = servers if of_state else failed
+    if server_asked_for(query, filter(reaches, known), _ABOUT_SERVERS) is None:
+        of_all = not asked or asked & _OF_ALL or of_servers or asked >= _WHAT_CAN_YOU_DO
+        if not (of_all and asked <= (_ABOUT_SERVERS if of_servers else _GENERAL)):
             return False
+    of_any = of_state or "servers" in asked
 
-        report = None if on_progress is None else _from_thread(on_progress)
-        await in_thread(partial(self._engine.index, snapshot, report, stopped))
+    def is_meant(tool: Tool) -> bool:
+        name = set(identifier_words(tool.name).split())
+        about = of_any and ("server" in name or "servers" in tool.description.casefold())
+        return about or (name <= asked and (len(name) > 1 or name == asked))
+
+    return not any(map(is_meant, tools))
 
 
-def _from_thread(on_progress: OnProgress) -> OnProgress:
-    return lambda done, total: on_loop(on_progress, done, total)
+def server_asked_for(query: str, servers: Iterable[str], beside: Set[str] = _GENERAL) -> str | None:
+    """Return the server whose tools a query such as "all tools of git" asks for; None if it does not."""
+    asked = _query_words(query)
+    telling = next(iter(asked - beside), "")  # by which most of many servers need no look
+    for server in (server for server in servers if telling in server.casefold()):
+        name = _query_words(server)
+        if name == asked or (name <= asked and asked - name <= beside and not name <= beside):
+            return server
+    return None
+
+
+def narrowed(wanted: SearchFilters, query: str, servers: Iterable[str]) -> SearchFilters:
+    """Return the filters of a search, for one server alone if the query asks for "all tools of git"."""
+    asked = _query_words(query)
+    if wanted.server is not None or not (asked & _OF_ALL or asked >= _WHAT_CAN_YOU_DO):
+        return wanted
+    server = server_asked_for(query, servers)
+    return wanted if server is None else replace(wanted, server=server)
+
+
+def may_mean(query: str, servers: str) -> bool:
+    """Return whether names and addresses of servers have a word of a query, as "github" has "git"."""
+    said, known = map(stem, content_words(query.casefold()).split()), servers.casefold()
+    return any(len(word) >= LEAST_LETTERS and word in known for word in said)
+
+
+def _query_words(query: str) -> set[str]:
+    # A first search begins here, on the event loop, where the expressions of `identifier_words` take 50 ms.
+    return set(_WORD.findall(query.casefold()) or query.split())

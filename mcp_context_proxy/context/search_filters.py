@@ -1,4 +1,4 @@
-"""Filters of a search: those that it has, and those that its query implies, such as "all tools of git".
+"""Filters of a search, as the index takes them, and the errors about names that do not exist.
 
 An item that does not meet the filters is not found, however well it fits the query. Filters on latency and
 success rate let tools through that were hardly ever called, unless the search is strict.
@@ -6,12 +6,11 @@ success rate let tools through that were hardly ever called, unless the search i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from mcp_context_proxy.config import ServerConfig, ToolConfig
 from mcp_context_proxy.errors import UnknownFilterError, nearest_names
@@ -28,10 +27,7 @@ from mcp_context_proxy.retrieval.item_metadata import (
     metadata_of,
     tag_label,
 )
-from mcp_context_proxy.retrieval.text import content_words, identifier_words, stem
 from mcp_context_proxy.statistics import ToolFigures
-from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.trust import reaches
 
 Figures: TypeAlias = Mapping[tuple[str, str], ToolFigures]
 """How earlier calls went, by server and the tool's own name."""
@@ -175,91 +171,3 @@ def _settings(servers: Mapping[str, ServerConfig]) -> Iterator[ServerConfig | To
     for server in servers.values():
         yield server
         yield from server.tools.values()
-
-
-_OF_ALL: Final = frozenset(("tool", "tools", "everything", "all", "capabilities", "help", "mcp", "*"))
-"""Words of which a query for the whole catalog has at least one."""
-
-_OF_NO_NEED = """
-a about accessible an any are available by call can connected could display do does each enumerate every exist
-existing for from get give has have here how i in is know like list many me my name names of offer offers on
-please possible provide provides re s see server servers show tell the there to us use view we what which with
-would you your
-"""
-_GENERAL: Final = _OF_ALL | frozenset(_OF_NO_NEED.split())
-"""Words that say nothing about a need."""
-
-_OF_SERVERS: Final = frozenset(("servers", "mcp"))
-_STATE_WORDS = """
-active broken configured disconnected down failed failing healthy installed not off offline online running
-status unavailable up why work working
-"""
-_STATES: Final = frozenset(_STATE_WORDS.split())
-_ABOUT_SERVERS: Final = _GENERAL | _STATES
-"""Words of a question about the servers, which has one of `_OF_SERVERS`."""
-
-_WHAT_CAN_YOU_DO: Final = frozenset(("what", "can", "do"))
-LEAST_LETTERS: Final = 3
-"""Letters of a word by which a query may mean a server."""
-
-_WORD: Final = pattern(r"[^\W_]+")
-
-
-def asks_for_all(
-    query: str, servers: Iterable[str], failed: Iterable[str], tools: Iterable[Tool] = ()
-) -> bool:
-    """Return whether a query, such as "list all tools" or "which servers work", asks for the whole catalog.
-
-    So does one for the state of a server ("is the git server up"), and the name of one that failed. A query
-    asks for a tool instead if it spells the name of one, such as ``list_all``, or if a tool is there for
-    other servers, such as machines of a cloud.
-    """
-    asked = _query_words(query)
-    of_state = "server" in asked and not asked.isdisjoint(_STATES)
-    of_servers = of_state or not asked.isdisjoint(_OF_SERVERS)
-    if not of_state and narrowed(SearchFilters(), query, filter(reaches, failed)).server is not None:
-        return False  # it is answered for that server alone
-    known = servers if of_state else failed
-    if server_asked_for(query, filter(reaches, known), _ABOUT_SERVERS) is None:
-        of_all = not asked or asked & _OF_ALL or of_servers or asked >= _WHAT_CAN_YOU_DO
-        if not (of_all and asked <= (_ABOUT_SERVERS if of_servers else _GENERAL)):
-            return False
-    of_any = of_state or "servers" in asked
-
-    def is_meant(tool: Tool) -> bool:
-        name = set(identifier_words(tool.name).split())
-        about = of_any and ("server" in name or "servers" in tool.description.casefold())
-        return about or (name <= asked and (len(name) > 1 or name == asked))
-
-    return not any(map(is_meant, tools))
-
-
-def server_asked_for(query: str, servers: Iterable[str], beside: Set[str] = _GENERAL) -> str | None:
-    """Return the server whose tools a query such as "all tools of git" asks for; None if it does not."""
-    asked = _query_words(query)
-    telling = next(iter(asked - beside), "")  # by which most of many servers need no look
-    for server in (server for server in servers if telling in server.casefold()):
-        name = _query_words(server)
-        if name == asked or (name <= asked and asked - name <= beside and not name <= beside):
-            return server
-    return None
-
-
-def narrowed(wanted: SearchFilters, query: str, servers: Iterable[str]) -> SearchFilters:
-    """Return the filters of a search, for one server alone if the query asks for "all tools of git"."""
-    asked = _query_words(query)
-    if wanted.server is not None or not (asked & _OF_ALL or asked >= _WHAT_CAN_YOU_DO):
-        return wanted
-    server = server_asked_for(query, servers)
-    return wanted if server is None else replace(wanted, server=server)
-
-
-def may_mean(query: str, servers: str) -> bool:
-    """Return whether names and addresses of servers have a word of a query, as "github" has "git"."""
-    said, known = map(stem, content_words(query.casefold()).split()), servers.casefold()
-    return any(len(word) >= LEAST_LETTERS and word in known for word in said)
-
-
-def _query_words(query: str) -> set[str]:
-    # A first search begins here, on the event loop, where the expressions of `identifier_words` take 50 ms.
-    return set(_WORD.findall(query.casefold()) or query.split())

@@ -46,10 +46,9 @@ from mcp_context_proxy.items import (
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval import FITTING, Ranking, Result
-from mcp_context_proxy.retrieval.documents import BEHIND_TOOL, files_named, is_for
-from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
+from mcp_context_proxy.retrieval.expansion import BEHIND_TOOL, Expanded, Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.links import NAMED
+from mcp_context_proxy.retrieval.links import NAMED, files_named, is_for
 from mcp_context_proxy.retrieval.reranker import Reranking
 from mcp_context_proxy.statistics.report import Arm
 from mcp_context_proxy.system.process import time_of_day

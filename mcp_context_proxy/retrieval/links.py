@@ -1,4 +1,4 @@
-"""Links from texts to tools, which a rule or reference names or plainly describes.
+"""Links from texts to tools, which a rule or reference names or plainly describes, and to files.
 
 A name counts wherever it is written like one, and not where the text forbids the tool. A description is
 compared sentence by sentence with all tools, as a query is, and the evidence for each tool is weighed against
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
 
 from msgspec import Struct, field
 
-from mcp_context_proxy.items import Tool
+from mcp_context_proxy.items import Document, Item, Tool
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, RIVALS, Background
-from mcp_context_proxy.retrieval.text import identifier_words, name_key, sentences, terms
+from mcp_context_proxy.retrieval.text import identifier_words, meanings, name_key, sentences, terms
 from mcp_context_proxy.retrieval.vectors import best
 from mcp_context_proxy.system.later import NDArray, np, pattern
 
@@ -65,6 +66,21 @@ _PROHIBITS = pattern(
     re.IGNORECASE | re.DOTALL,
 )
 _CLAUSE = pattern(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
+
+PATTERN_CHARACTERS: Final = 200
+PATTERNS_TRIED: Final = 64
+"""Alternatives in the braces of one pattern."""
+
+_BRACES = pattern(r"\{([^{}]*)\}")
+
+SHORTEST_FOLDER: Final = 3
+"""Characters of a folder's name that a query names; ``de`` is a language, and a word of others."""
+
+_LANGUAGES: Final = meanings("files")
+"""The languages and programs of files with these endings."""
+
+BEGINNING: Final = 200
+"""Characters of a description that say what a document is about; later ones say what it is not for."""
 
 Matrix: TypeAlias = "NDArray[np.float32]"
 
@@ -122,6 +138,73 @@ def mentions(text: str) -> list[Mention]:
         forbidden = before is not None and _ONLY_FIRST.match(text, end) is None
         found.append(Mention(match[0], forbidden, not compound))
     return found
+
+
+def is_for(patterns: Iterable[str], file: str) -> bool:
+    """Return whether a file, as `files_named` has it, fits the last of some patterns that is about it.
+
+    A pattern with a folder may begin at any folder of the path: a request names a file from anywhere. One
+    that ends in a slash stands for everything below, and one after a ``!`` for files that do not fit.
+    """
+    parts, fits = file.split("/"), False
+    for written in patterns:
+        for one in _alternatives(written[:PATTERN_CHARACTERS].casefold().removeprefix("!")):
+            wanted = f"{one}**".split("/") if one.endswith("/") else one.split("/")
+            wanted = [part for part in wanted if part not in ("", ".")]
+            starts = (len(parts) - 1,) if len(wanted) == 1 and wanted != ["**"] else range(len(parts))
+            if any(_fits(wanted, parts[start:]) for start in starts):
+                fits = not written.startswith("!")
+    return fits
+
+
+def is_about_files(item: Item, files: Collection[str]) -> bool:
+    """Return whether an item has patterns of files, or says that it is about such a language or path."""
+    if isinstance(item, Document) and item.patterns:
+        return True
+    endings = (file.rpartition(".")[2] for file in files)
+    paths = terms(" ".join((*files, *(_LANGUAGES.get(ending, "") for ending in endings))))
+    return not frozenset(paths).isdisjoint(terms(f"{item.name} {item.description[:BEGINNING]}"))
+
+
+def namesakes(documents: Iterable[Document], query: str) -> set[str]:
+    """Return the URIs of documents that have the name of one whose folder a query names, and another folder.
+
+    Each package of a repository may have a section ``Tests``: its folder alone tells which one is meant.
+    """
+    words, alike = frozenset(terms(query)), dict[str, dict[str, set[str]]]()
+    for one in documents:
+        *folders, own = (one.full_name or one.name).split("/")
+        alike.setdefault(own, {})[one.uri] = {name for name in folders if len(name) >= SHORTEST_FOLDER}
+    others = set[str]()
+    for folders_of in alike.values():
+        shared = set[str].intersection(*folders_of.values())
+        told = (name for names in folders_of.values() for name in names - shared)
+        said = {name for name in told if (parts := terms(name)) and words.issuperset(parts)}
+        if said:
+            others |= {uri for uri, names in folders_of.items() if said.isdisjoint(names)}
+    return others
+
+
+def _alternatives(written: str) -> list[str]:
+    """Return a pattern once for each of the alternatives in its braces."""
+    found = [written]
+    while len(found) < PATTERNS_TRIED and (braces := _BRACES.search(found[0])) is not None:
+        first = found.pop(0)
+        found += [first[: braces.start()] + one + first[braces.end() :] for one in braces[1].split(",")]
+    return found
+
+
+def _fits(wanted: Sequence[str], parts: Sequence[str]) -> bool:
+    """Return whether a path fits a pattern, folder by folder; ``**`` stands for any number of them."""
+    reached = {0}
+    for one in wanted:
+        if one == "**":
+            reached = set(range(min(reached), len(parts) + 1))
+        else:
+            reached = {at + 1 for at in reached if at < len(parts) and fnmatchcase(parts[at], one)}
+        if not reached:
+            return False
+    return len(parts) in reached
 
 
 def units_of(text: str) -> list[str]:
@@ -275,3 +358,46 @@ class Links(Struct, eq=False, dict=True):
         assert dense is not None
         own = dense.vectors_of(at)[0]
         return any(float(own @ dense.vectors_of(other)[0]) >= TWIN_COSINE for other in chosen)
+
+
+FILES_NAMED: Final = 20
+"""Files that a request names and that are looked at; a pasted list of more says nothing about any of them."""
+
+FILE_CHARACTERS: Final = 300
+
+_AROUND_FILES = "@\"'`()<>,;:!?*"
+
+_FILE = pattern(r"(?:\w:)?(?:\.{0,2}[/\\])*((?:[\w@.+()\[\]-]{1,100}[/\\])*[\w@.+()\[\]-]{1,100})(?::\d+)*")
+
+_LIBRARY = pattern(
+    r"(?:node|next|nuxt|vue|react|three|d3|angular|ember|backbone|express|chart|discord|socket|alpine|p5)\.js",
+    re.IGNORECASE,
+)
+"""A library that is called like a file."""
+
+_MAIL = pattern(r"[^/\\@]+@(?!\dx\.)[\w-]+(?:\.[\w-]+)+")
+"""An address of mail; ``icon@2x.png`` is a picture for a finer screen."""
+
+
+def files_named(text: str) -> list[str]:
+    """Return the paths and names of files in a text, with ``/`` between folders, in lower case."""
+    return list(dict.fromkeys(filter(None, map(_file, text.split()))))[:FILES_NAMED]
+
+
+def without_files(text: str) -> str:
+    """Return a text without the files that it names; nothing where the rest has no word that is searched."""
+    rest = " ".join(word for word in text.split() if _file(word) is None)
+    return rest if terms(rest) else ""
+
+
+def _file(word: str) -> str | None:
+    """Return the path that a word of a text is."""
+    if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
+        return None
+    match = _FILE.fullmatch(word.lstrip(_AROUND_FILES).rstrip(f"{_AROUND_FILES}."))
+    if match is None or _LIBRARY.fullmatch(match[1]) or _MAIL.fullmatch(match[1]):
+        return None
+    file = match[1].replace("\\", "/").casefold()
+    bare, dot, suffix = file.rpartition("/")[2].rpartition(".")
+    has_suffix = bool(dot) and suffix[:1].isalpha() and len(bare + suffix) > 2
+    return file if has_suffix or file.count("/") > 1 else None

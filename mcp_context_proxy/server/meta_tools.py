@@ -15,8 +15,9 @@ from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, 
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import NO_OVERRIDES, Delivery, DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search import OnProgress, OnWait, Scope
-from mcp_context_proxy.context.search_filters import Figures, asks_for_all, may_mean
+from mcp_context_proxy.context.indexing import OnProgress
+from mcp_context_proxy.context.search import OnWait, Scope, asks_for_all, may_mean
+from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
 from mcp_context_proxy.downstream import Ask, Notify

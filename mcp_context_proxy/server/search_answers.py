@@ -17,8 +17,7 @@ from msgspec import Struct
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext
-from mcp_context_proxy.context.search import Found
-from mcp_context_proxy.context.search_filters import server_asked_for
+from mcp_context_proxy.context.search import Found, server_asked_for
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet, error_line

@@ -25,8 +25,7 @@ from mcp_context_proxy.library import (
     rule,
     tool,
 )
-from mcp_context_proxy.retrieval.documents import files_named, is_for
-from mcp_context_proxy.retrieval.links import mentions
+from mcp_context_proxy.retrieval.links import files_named, is_for, mentions
 from mcp_context_proxy.retrieval.next_steps import CallResult, steps_by_name
 
 FETCH = tool("fetch_website", "Fetch a website and return its content as markdown", server="web")

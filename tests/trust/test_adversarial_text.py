@@ -42,7 +42,7 @@ from mcp_context_proxy.protocol import (
 from mcp_context_proxy.protocol.envelope import MalformedError, RequestError, nests_deeper
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
 from mcp_context_proxy.protocol.strangers import LogFormatter, in_words, unmarked, url_refusal
-from mcp_context_proxy.retrieval import documents, forms, links, needs, queries, text
+from mcp_context_proxy.retrieval import forms, links, needs, queries, text
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.next_steps import CallResult
@@ -298,7 +298,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "verb in a name": verb_of,
     "names in a document": links.mentions,
     "prohibitions": links.allowing,
-    "names of files": documents.files_named,
+    "names of files": links.files_named,
     "clauses": lambda written: links.units_of(f"x{written}y"),
     "repeated argument": lambda written: headers.decoded(f"=?base64?{written}?="),
     "argument as a number": lambda written: refused(
