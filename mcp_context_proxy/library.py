@@ -60,7 +60,7 @@ from mcp_context_proxy.items import (
     Tool,
     Vector,
     item_by,
-    item_key,
+    key_of,
 )
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
@@ -205,7 +205,7 @@ def _snapshot(items: Iterable[Item]) -> Snapshot:
     items = tuple(items)
     for item in items:
         check_type("an item", item, Tool, Document)
-    by_key = {item_key(item): item for item in items}
+    by_key = {key_of(item): item for item in items}
     sources: dict[str, list[Item]] = {}
     for item in by_key.values():
         key = item.server if isinstance(item, Tool) else f"{item.kind}s"

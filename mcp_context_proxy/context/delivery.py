@@ -27,7 +27,7 @@ from mcp_context_proxy.items import (
     Kind,
     Snapshot,
     item_by,
-    item_key,
+    key_of,
 )
 from mcp_context_proxy.protocol.strangers import one_line
 
@@ -70,7 +70,7 @@ def deliver(
     ``delivered`` are the documents that the model was given before; None where that is not known, and only
     what was found is given: the rules of every session would be in every answer.
     """
-    chunks = {item_key(one.item): one.chunk for one in found.results if isinstance(one.item, Document)}
+    chunks = {key_of(one.item): one.chunk for one in found.results if isinstance(one.item, Document)}
     known = _known_texts(delivered or {}, found.snapshot)
     writing = _Writing(context.options.document_tokens, delivered or {}, count, known)
     modes = () if delivered is None else (Mode.ALWAYS, Mode.MANUAL)
@@ -137,7 +137,7 @@ def as_prompt(
     they fit into `WHOLE_TOKENS` together. Of the others it has an outline, with the place that was found, and
     of a long reference the section, as an answer has.
     """
-    chunks = {item_key(one.item): one.chunk for one in found.results if isinstance(one.item, Document)}
+    chunks = {key_of(one.item): one.chunk for one in found.results if isinstance(one.item, Document)}
     left, told, forms = WHOLE_TOKENS, list[ToldDocument](), dict[ItemKey, Delivery]()
     for item in sorted(_documents(context), key=lambda one: -(one.score or 0.0)):
         key = item.type, item.name
@@ -195,7 +195,7 @@ class _Writing(Struct):
 
         One of the session that would fit into a budget of its own waits for the next answer.
         """
-        key, text = item_key(document), text_given(document)
+        key, text = key_of(document), text_given(document)
         fingerprint, before = self.delivered.get(key, ("", Delivery.EARLIER))
         if (form := self.known.get(text)) is not None:
             fingerprint, before = document.fingerprint, form
@@ -232,7 +232,7 @@ class _Writing(Struct):
         if cost > self.left:
             return False
         self.left -= cost
-        self.forms[item_key(document)] = form
+        self.forms[key_of(document)] = form
         self.told.append(ToldDocument(document, form, text, is_found))
         return True
 
@@ -313,7 +313,7 @@ def introduction(snapshot: Snapshot, most_bytes: int, removed: Set[ItemKey]) -> 
     rules = [
         one
         for one in snapshot.documents.values()
-        if one.kind is Kind.RULE and one.include is IncludeMode.ALWAYS and item_key(one) not in removed
+        if one.kind is Kind.RULE and one.include is IncludeMode.ALWAYS and key_of(one) not in removed
     ]
     rules.sort(key=lambda rule: rule.priority)
     rules = list({text_given(rule): rule for rule in reversed(rules)}.values())[::-1]
@@ -327,7 +327,7 @@ def introduction(snapshot: Snapshot, most_bytes: int, removed: Set[ItemKey]) -> 
         if len(text.encode()) <= room - NAMES_BYTES:
             room -= len(text.encode())
             texts.append(text)
-            given[item_key(rule)] = (rule.fingerprint, Delivery.INSTRUCTIONS)
+            given[key_of(rule)] = (rule.fingerprint, Delivery.INSTRUCTIONS)
         else:
             left.append(rule)
     if left and (names := _names(left, room)):

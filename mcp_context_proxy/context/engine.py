@@ -62,7 +62,7 @@ from mcp_context_proxy.items import (
     Snapshots,
     Tool,
     item_by,
-    item_key,
+    key_of,
 )
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line
@@ -378,7 +378,7 @@ class ContextEngine:
 
         def explained() -> Explanation:
             rank = partial(self._searcher.rank, query, snapshot, context.options)
-            ranking, against = rank(item_key(item)[0]), None
+            ranking, against = rank(key_of(item)[0]), None
             if not isinstance(item, Tool):
                 against = self._searcher.documents.judge(query, snapshot, ranking, rank(Kind.TOOL))
             return _explain(item, context, ranking, self.costs.of(item), against)
@@ -539,9 +539,9 @@ def _explain(
     item: Item, context: RequestContext, ranking: Ranking, tokens: int, against: DocumentJudge | None
 ) -> Explanation:
     """Explain an item by the context for a query and the ranking of the item's whole domain."""
-    kind, name = item_key(item)
+    kind, name = key_of(item)
     ordered = (*ranking.results, *ranking.near_misses, *ranking.others)
-    place = next((at for at, result in enumerate(ordered) if item_key(result.item) == (kind, name)), None)
+    place = next((at for at, result in enumerate(ordered) if key_of(result.item) == (kind, name)), None)
     result = None if place is None else ordered[place]
     here = next((one for one in context.items if (one.type, one.name) == (kind, name)), None)
     told = None if result is None or against is None else against(result)
@@ -580,7 +580,7 @@ def _why_not(
         return f"the search failed: {context.failure}"
     if item.include is IncludeMode.MANUAL:
         return "it is manual: no search finds it, it must be added to a session by hand"
-    if any((one.type, one.name) == item_key(item) for one in context.dropped):
+    if any((one.type, one.name) == key_of(item) for one in context.dropped):
         return f"it was selected, but does not fit into {context.options.max_tokens:,} tokens"
     if told is not None:
         return told

@@ -18,14 +18,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.names import SEPARATOR
-from mcp_context_proxy.context import (
-    SESSION_MODES,
-    ContextItem,
-    ContextOptions,
-    Mode,
-    Origin,
-    RequestContext,
-)
+from mcp_context_proxy.context import SESSION_MODES, ContextItem, ContextOptions, Mode, Origin, RequestContext
 from mcp_context_proxy.context.delivery import Deliver, ToldDocument, as_prompt, deliver
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, standing_items
@@ -41,7 +34,7 @@ from mcp_context_proxy.items import (
     Snapshot,
     Tool,
     item_by,
-    item_key,
+    key_of,
 )
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import one_line
@@ -257,7 +250,7 @@ class Selector:
             # boundary: a request must not fail because its expansion did
             selection.fail(error)
         for one in companions:
-            key, via = item_key(one.item), None if one.via is None else item_key(one.via)
+            key, via = key_of(one.item), None if one.via is None else key_of(one.via)
             if via in selection.items and key not in selection.items:
                 selection.brought_by[key] = via
             selection.add([self._item(one.item, one.mode, one.score, one.why)])
@@ -293,7 +286,7 @@ class Selector:
             standing = tuple(standing_items(snapshot, self._working_set))
             self._standing = (snapshot, standing)
         for item, mode in standing:
-            if (key := item_key(item)) not in session.removed and key not in session.added:
+            if (key := key_of(item)) not in session.removed and key not in session.added:
                 yield item, mode
         for key in session.added:
             found = item_by(snapshot, key)
@@ -370,7 +363,7 @@ class Selector:
         return WHY.get(mode) or used or ""
 
     def _item(self, item: Item, mode: Mode, score: float | None, why: str) -> ContextItem:
-        kind, name = item_key(item)
+        kind, name = key_of(item)
         server = item.server if isinstance(item, Tool) else None
         tokens = self._costs.of(item)
         return ContextItem(kind, name, server, mode, score, tokens, why, fingerprint=item.fingerprint)
@@ -380,7 +373,7 @@ def _twins(found: Found) -> Iterator[tuple[Tool, Mode, float, str]]:
     """Yield the same tools of other servers, which an answer names beside those found."""
     for result in found.results:
         for twin in result.twins:
-            yield twin, Mode.AGENT, round(result.score, 4), f"{SAME_TOOL}{item_key(result.item)[1]}"
+            yield twin, Mode.AGENT, round(result.score, 4), f"{SAME_TOOL}{key_of(result.item)[1]}"
 
 
 def _fills(options: ContextOptions) -> bool:
@@ -396,20 +389,20 @@ def _is_doubted(selection: Selection) -> bool:
 def _served(found: Found, companions: list[Companion], selection: Selection) -> Found:
     """Return the results of a search without those over budget, and with the ones that come with them."""
     dropped = {(item.type, item.name) for item in selection.dropped}
-    known = {item_key(result.item) for result in found.results} | dropped
+    known = {key_of(result.item) for result in found.results} | dropped
 
     def within(ranking: Ranking) -> Ranking:
-        results = tuple(result for result in ranking.results if item_key(result.item) not in dropped)
+        results = tuple(result for result in ranking.results if key_of(result.item) not in dropped)
         return replace(ranking, results=results)
 
     new = selection.items.keys() - known
     needed = max((one.score for one in found.tools.results), default=0.0) + BEHIND_TOOL
     # A document of the user's so far before any tool, such as a runbook, knows better which one to call.
-    telling = {item_key(one.item) for one in found.results if one.score > needed and not one.item.server}
-    coming = [one for one in companions if one.mode is Mode.EXPANSION and item_key(one.item) in new]
-    named = ((item_key(one.item), one.via) for one in coming if one.score == NAMED)
-    first = {key for key, via in named if via is not None and item_key(via) in telling}
-    coming.sort(key=lambda one: item_key(one.item) not in first)
+    telling = {key_of(one.item) for one in found.results if one.score > needed and not one.item.server}
+    coming = [one for one in companions if one.mode is Mode.EXPANSION and key_of(one.item) in new]
+    named = ((key_of(one.item), one.via) for one in coming if one.score == NAMED)
+    first = {key for key, via in named if via is not None and key_of(via) in telling}
+    coming.sort(key=lambda one: key_of(one.item) not in first)
     before = {key for key, one in selection.items.items() if one.include_mode in SESSION_MODES} | first
     # The record has them in the order of the answer.
     selection.items = dict(sorted(selection.items.items(), key=lambda one: one[0] not in before))
@@ -421,7 +414,7 @@ def _served(found: Found, companions: list[Companion], selection: Selection) -> 
             Result(one.item, one.score or 0.0, one.score, 0.0, 0.0, one.item.description, (), one.why)
             for one in coming
         ),
-        foremost=sum(item_key(one.item) in first for one in coming),
+        foremost=sum(key_of(one.item) in first for one in coming),
     )
 
 
@@ -474,7 +467,7 @@ class ContextExpander:
         )
 
         def allowed(item: Item) -> bool:
-            if item.include is IncludeMode.MANUAL or item_key(item) in session.removed:
+            if item.include is IncludeMode.MANUAL or key_of(item) in session.removed:
                 return False
             return filters.allow(item)
 
@@ -488,11 +481,9 @@ class ContextExpander:
             why = f"for the file {files[document]}"
             companions.append(Companion(document, Mode.EXPANSION, RULE_SCORE, why))
         meant = [*found, *for_files]
-        sources = list(
-            {item_key(item): item for item in (*meant, *filter(allowed, used), *standing)}.values()
-        )
+        sources = list({key_of(item): item for item in (*meant, *filter(allowed, used), *standing)}.values())
         for item in sources if self.rules else ():
-            name = item_key(item)[1]
+            name = key_of(item)[1]
             full = f"{item.server}{SEPARATOR}{item.name}" if isinstance(item, Tool) else name
             for target in next((self.rules[one] for one in (name, full, item.name) if one in self.rules), ()):
                 for brought in _named(target, item, snapshot):
@@ -501,21 +492,19 @@ class ContextExpander:
         # Without a threshold items come by links, and every link begins or ends at a document.
         by_links = expansion.threshold is None
         if expansion.depth and (snapshot.documents or not by_links):
-            not_meant = set(map(item_key, standing)) - {*map(item_key, meant), *session.added}
+            not_meant = set(map(key_of, standing)) - {*map(key_of, meant), *session.added}
             near = self._expander.expand(sources, selection.query, snapshot, expansion, allowed, not_meant)
             companions += [_near(one) for one in near]
         if expansion.depth and by_links and snapshot.documents:
-            by_hand = [
-                item for item in standing if isinstance(item, Tool) and item_key(item) in session.added
-            ]
+            by_hand = [item for item in standing if isinstance(item, Tool) and key_of(item) in session.added]
             naming = self._expander.documents_naming([*used, *by_hand], snapshot)
             companions += [_near(one) for one in naming[: expansion.top_n]]
         if options.expand_results and session.answer is not None:
             companions += self._after_result(session.answer, expansion, snapshot, allowed)
-        known = {item_key(item) for item in (*found, *standing)}
+        known = {key_of(item) for item in (*found, *standing)}
         once: dict[ItemKey, Companion] = {}
         for companion in companions:
-            key = item_key(companion.item)
+            key = key_of(companion.item)
             if key not in known and allowed(companion.item):
                 once.setdefault(key, companion)  # the first reason counts
         return list(once.values())
@@ -569,9 +558,9 @@ def _near(one: Expanded) -> Companion:
         why = f"{one.cosine:.2f}"
     elif one.why:
         evidence = "" if one.cosine == NAMED else f": {one.cosine:.2f}"
-        why = f"{one.why} {item_key(one.via)[1]}{evidence}"
+        why = f"{one.why} {key_of(one.via)[1]}{evidence}"
     else:
-        why = f"near to {item_key(one.via)[1]}: {one.cosine:.2f}"
+        why = f"near to {key_of(one.via)[1]}: {one.cosine:.2f}"
     return Companion(one.item, Mode.EXPANSION, round(one.cosine, 4), why, one.via)
 
 

@@ -31,7 +31,7 @@ from mcp_context_proxy.errors import (
     NotForModelsError,
     UnknownItemError,
 )
-from mcp_context_proxy.items import IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_by, item_key
+from mcp_context_proxy.items import IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_by, key_of
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
@@ -533,7 +533,7 @@ def check_model_may(session: SessionContext, item: Item) -> None:
 
     It may those that a search can find, whose include mode is ``agent``, and that no person has decided on.
     """
-    kind, name = key = item_key(item)
+    kind, name = key = key_of(item)
     if key in session.by_person:
         raise NotForModelsError(kind, name, "a person has decided on it in this session")
     if item.include is not IncludeMode.AGENT:
@@ -542,7 +542,7 @@ def check_model_may(session: SessionContext, item: Item) -> None:
 
 def decided(session: SessionContext, item: Item) -> None:
     """Note that a person has decided on an item."""
-    session.by_person.add(item_key(item))
+    session.by_person.add(key_of(item))
 
 
 def add(session: SessionContext, item: Item) -> None:
@@ -550,7 +550,7 @@ def add(session: SessionContext, item: Item) -> None:
 
     Raises `ChangedMeaningError` if the name under which a tool is exposed meant another server before.
     """
-    key = item_key(item)
+    key = key_of(item)
     if isinstance(item, Tool):
         session.means(Kind.TOOL, item.exposed_name, item.server)
     if item.include is IncludeMode.ALWAYS and key not in session.removed:
@@ -561,6 +561,6 @@ def add(session: SessionContext, item: Item) -> None:
 
 def remove(session: SessionContext, item: Item) -> None:
     """Remove an item by hand: no query of this session selects it until it is added again."""
-    key = item_key(item)
+    key = key_of(item)
     session.added.pop(key, None)
     session.removed.add(key)

@@ -29,7 +29,7 @@ from mcp_context_proxy.items import (
     Kind,
     Snapshot,
     Tool,
-    item_key,
+    key_of,
 )
 from mcp_context_proxy.retrieval import Ranking, Result, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
@@ -191,22 +191,22 @@ class Expander:
         not_meant: Collection[ItemKey],
     ) -> list[Expanded]:
         frontier: list[Item] = list(selected)
-        known, found = {item_key(item) for item in selected}, list[Expanded]()
+        known, found = {key_of(item) for item in selected}, list[Expanded]()
         for _ in range(options.depth):
             step: dict[tuple[Kind, str], Expanded] = {}
             for source in frontier:
                 if isinstance(source, Document):
-                    least = NAMED if item_key(source) in not_meant else 0.0
+                    least = NAMED if key_of(source) in not_meant else 0.0
                     for one in self.tools_of(source, snapshot, query):
                         if one.cosine < least:
                             continue
-                        key = item_key(one.item)
+                        key = key_of(one.item)
                         if key not in known and one.cosine > getattr(step.get(key), "cosine", 0.0):
                             step[key] = one
             nearest = [one for one in step.values() if allowed(one.item)]
             nearest.sort(key=lambda one: -one.cosine)
             found += nearest[: options.top_n]
-            known |= {item_key(one.item) for one in nearest[: options.top_n]}
+            known |= {key_of(one.item) for one in nearest[: options.top_n]}
             frontier = [one.item for one in nearest[: options.top_n]]
         return found
 
@@ -233,7 +233,7 @@ class Expander:
                 f"{'named' if link.named else 'described'} in",
             )
             for link in ordered
-            if link.item not in forbidden and item_key(links.index.items[link.item]) not in snapshot.hidden
+            if link.item not in forbidden and key_of(links.index.items[link.item]) not in snapshot.hidden
         ]
 
     def nearest_first(self, documents: list[Document], query: str, snapshot: Snapshot) -> list[Document]:
@@ -245,8 +245,8 @@ class Expander:
         for document in documents:
             at = graph.position(document)
             if at is not None and index.ready[at]:
-                cosines[item_key(document)] = float((dense.vectors_of(at) @ vectors[0]).max())
-        return sorted(documents, key=lambda one: -cosines.get(item_key(one), -1.0))
+                cosines[key_of(document)] = float((dense.vectors_of(at) @ vectors[0]).max())
+        return sorted(documents, key=lambda one: -cosines.get(key_of(one), -1.0))
 
     def is_about(self, document: Document, tool: Item, snapshot: Snapshot, query: str) -> bool:
         """Return whether a document is about the same thing as a tool."""
@@ -367,8 +367,8 @@ class NeighbourGraph:
     def position(self, item: Item) -> int | None:
         """Return the position of an item; None where it is not indexed, as ``manual`` items are not."""
         if self._positions is None:
-            self._positions = {item_key(one): at for at, one in enumerate(self.index.items)}
-        return self._positions.get(item_key(item))
+            self._positions = {key_of(one): at for at, one in enumerate(self.index.items)}
+        return self._positions.get(key_of(item))
 
     def of(self, items: Sequence[int], query: NDArray[np.float32] | None = None) -> list[Neighbours]:
         """Return the neighbours of items.
@@ -515,14 +515,14 @@ class DocumentsMeant:
                 return "it is for other files than those named"
             if one.item.uri in others:
                 return "it is of another folder than the one that is named, which has one of this name"
-            if item_key(one.item) in by_name:
+            if key_of(one.item) in by_name:
                 return "only the name of a file brings it near, and it is not about such files"
             if one.score < share:
                 return f"its score is {one.score:.2f}, and beside the best document {share:.2f} are needed"
             score = _plain_score(one)
             if score >= least - BEHIND_TOOL:
                 return None
-            rival = "a tool of other catalogs" if best is None or elsewhere > here else item_key(best.item)[1]
+            rival = "a tool of other catalogs" if best is None or elsewhere > here else key_of(best.item)[1]
             too_far = (
                 f"{rival} is nearer to the query: its own score, {score:.2f}, is more than {BEHIND_TOOL} "
                 f"below {least:.2f}, so that a tool is meant"
@@ -537,13 +537,13 @@ class DocumentsMeant:
         self, files: list[str], query: str, snapshot: Snapshot, found: Iterable[Result]
     ) -> set[ItemKey]:
         """Return the documents that a query would be less near to without its files."""
-        led = {item_key(one.item): _plain_score(one) for one in found if not is_about_files(one.item, files)}
+        led = {key_of(one.item): _plain_score(one) for one in found if not is_about_files(one.item, files)}
         if led and (rest := without_files(query)):
             documents, many = Filters(kinds=DOCUMENT_KINDS), SearchOptions(depth=COMPARED)
             ranked = self._engine.search(rest, snapshot, documents, many, wait=False)
             for one in (*ranked.results, *ranked.near_misses, *ranked.others):
-                if _plain_score(one) >= led.get(item_key(one.item), math.inf):
-                    del led[item_key(one.item)]
+                if _plain_score(one) >= led.get(key_of(one.item), math.inf):
+                    del led[key_of(one.item)]
         return set(led)
 
 

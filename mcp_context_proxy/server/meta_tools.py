@@ -31,7 +31,7 @@ from mcp_context_proxy.errors import (
     UnknownItemError,
 )
 from mcp_context_proxy.interactions import InteractionRecorder
-from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, Tool, ToolClass, item_key
+from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
@@ -422,7 +422,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             self.was_read(part.document)
         given = caller.given if session is None else session.delivered
         if part.is_whole and given is not None:
-            given[item_key(part.document)] = (part.document.fingerprint, Delivery.WHOLE)
+            given[key_of(part.document)] = (part.document.fingerprint, Delivery.WHOLE)
         if not _wants_data(caller):
             return _text(part_text(part))
         facts = {"uri": part.uri, "section": part.section, "page": part.page, "pages": part.pages}

@@ -38,7 +38,7 @@ from mcp_context_proxy.items import (
     Tool,
     ToolClass,
     item_by,
-    item_key,
+    key_of,
 )
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, quoted
@@ -122,13 +122,13 @@ def document_messages(
     context: RequestContext, snapshot: Snapshot, told: Sequence[ToldDocument] = ()
 ) -> list[str]:
     """Return the rules and references of a context as messages; outlines say how to read on."""
-    outlines = {item_key(one.document): one.text for one in told}
+    outlines = {key_of(one.document): one.text for one in told}
     items = {(one.type, one.name): one for one in context.of(*DOCUMENT_KINDS)}
     messages = list[str]()
     for document in documents_of(context, snapshot):
-        item = items[item_key(document)]
+        item = items[key_of(document)]
         if item.delivered is Delivery.OUTLINE:
-            text = outlines.get(item_key(document)) or told_again(document, item, True, {}).text
+            text = outlines.get(key_of(document)) or told_again(document, item, True, {}).text
             messages.append(f"{text}\n{HOW_TO_READ}")
         else:
             messages.append(document_message(document))

@@ -23,7 +23,7 @@ from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet, error_line
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.errors import some_of
-from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass, item_key
+from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, stranger_text
 from mcp_context_proxy.retrieval import Result
@@ -318,8 +318,8 @@ def search_text(
         best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
         head.append(f"{best} of {known}:")
     # Those in the texts of documents are told there, within a budget of their own.
-    told_there = {item_key(one.document) for one in answer.told}
-    results = tuple(result for result in results if item_key(result.item) not in told_there)
+    told_there = {key_of(one.document) for one in answer.told}
+    results = tuple(result for result in results if key_of(result.item) not in told_there)
     named = [result for result in results if result.exact]
     # Several servers may have a tool of that name: then which one is meant is still to be chosen.
     is_one = len(named) == 1

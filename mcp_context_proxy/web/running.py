@@ -29,7 +29,7 @@ from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import failure_and_remedy
-from mcp_context_proxy.items import Document, Kind, Snapshot, Tool, ToolClass, item_key
+from mcp_context_proxy.items import Document, Kind, Snapshot, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
@@ -417,9 +417,9 @@ class PromptsApi(Api):
         documents = [one for one in found.brought if _is_for_a_file(one, answer)]
         documents += [] if found.documents is None else found.documents.results
         documents = documents[:DOCUMENTS]
-        sources = {item_key(one.item) for one in documents}
+        sources = {key_of(one.item) for one in documents}
         if not listed:
-            brought = [one for one in found.brought if answer.brought_by.get(item_key(one.item)) in sources]
+            brought = [one for one in found.brought if answer.brought_by.get(key_of(one.item)) in sources]
             tools[BEFORE_BROUGHT:BEFORE_BROUGHT] = brought
         count = proxy.contexts.costs.count
         write = partial(prompt_text, tools, documents, found.snapshot, count, wanted.tokens, answer.recalled)
@@ -452,7 +452,7 @@ def near_the_best(tools: Sequence[Result]) -> list[Result]:
 
 def _is_for_a_file(one: Result, answer: SearchAnswer) -> bool:
     """Return whether a document was brought by nothing but a file that the request names."""
-    return isinstance(one.item, Document) and item_key(one.item) not in answer.brought_by
+    return isinstance(one.item, Document) and key_of(one.item) not in answer.brought_by
 
 
 def host_of(wanted: PromptWanted, hosts: Callable[[], list[ConnectedHost]]) -> ConnectedHost | None:
