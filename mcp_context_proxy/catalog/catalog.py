@@ -20,15 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions, names
-from mcp_context_proxy.catalog.definitions import (
-    Entry,
-    ParsedTools,
-    ToolLists,
-    UnfitError,
-    checked,
-    entry_withheld,
-    is_page,
-)
+from mcp_context_proxy.catalog.definitions import Entry, ParsedTools, ToolLists, UnfitError, entry_withheld
 from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
 from mcp_context_proxy.catalog.uri_owners import (
@@ -258,10 +250,10 @@ class Catalog:
         A list of the largest size takes seconds, in which no refresh could publish the lists of others.
         ``check`` is called as by `refresh`.
         """
-        self._lists.read_ahead(config, listed, partial(checked, check))
+        self._lists.read_ahead(config, listed, partial(definitions.checked, check))
 
     def _checked(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        return checked(self._check, entries)
+        return definitions.checked(self._check, entries)
 
     def _tool_sources(self, tools: Iterable[Tool], findings: list[str]) -> Iterator[Source]:
         by_server: dict[str, list[Tool]] = {client.name: [] for client in self._clients}
@@ -442,7 +434,7 @@ class Catalog:
                 if first is not resource:
                     reason = f"{first.server} offers it too"
                     findings.append(f"{client.name}: {kind} {quoted(uri)} is withheld: {reason}")
-                    if is_page(uri):
+                    if definitions.is_page(uri):
                         # Hosts show it with what a tool has returned, and let it call tools.
                         findings.append(f"{first.server}: {kind} {quoted(uri)} is withheld: {OF_TWO}")
                         found[uri] = replace(first, listed=False, withheld=OF_TWO)
