@@ -25,8 +25,8 @@ import anyio.to_thread
 from catalogs import LISTS, lists_in
 from figures import percentile
 
-from mcp_context_proxy.catalog.definitions import names_within, tool_definition
-from mcp_context_proxy.catalog.names import name_within
+from mcp_context_proxy.catalog.definitions import tool_definition
+from mcp_context_proxy.catalog.names import name_within, names_within
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import HOSTS, NAME_LENGTHS, room_given
 from mcp_context_proxy.context import RequestRecords, configured

@@ -27,7 +27,7 @@ from figures import Figure, machine, percentile, table
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.learning import MOST_PAIRS, Signal, Use, key_of
+from mcp_context_proxy.learning import MOST_PAIRS, Signal, Use, query_key
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.queries import read_query
@@ -144,7 +144,7 @@ def pairs(catalog: Snapshot, vectors: Copies, queries: QueryEmbedder) -> Iterato
         confidence, age = float(rng.uniform(0.4, 1)), float(rng.uniform(0, 10)) * 86_400
         query = f"{text} {number}"
         yield Pair(
-            key_of(query),
+            query_key(query),
             (tool.server, tool.name),
             query,
             vector,

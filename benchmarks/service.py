@@ -33,7 +33,7 @@ from subjects import SERVERS, Workbench
 
 from mcp_context_proxy import Interactions
 from mcp_context_proxy.embedding.embeddings import LazyModel, QueryEmbedder
-from mcp_context_proxy.learning import MOST_PAIRS, key_of
+from mcp_context_proxy.learning import MOST_PAIRS, query_key
 from mcp_context_proxy.store.interactions import Interaction
 from mcp_context_proxy.store.learned import Pair
 from mcp_context_proxy.store.opening import open_store
@@ -156,7 +156,7 @@ def fill(store: Path, words: Words) -> None:
     model_id, vectors = QueryEmbedder(LazyModel()).vectors(queries)
     rows = [
         Pair(
-            key_of(query), (f"s{number % SERVERS}", definitions.name_of(number % TOOLS_EACH)),
+            query_key(query), (f"s{number % SERVERS}", definitions.name_of(number % TOOLS_EACH)),
             query, vector, model_id, float(chance.uniform(0.5, 1)), 3, now - 9, now - 5,
         )
         for number, (query, vector) in enumerate(zip(queries, vectors, strict=True))

@@ -31,7 +31,8 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-from mcp_context_proxy.catalog.definitions import class_of, exposed_name, fingerprint
+from mcp_context_proxy.catalog.definitions import class_of, fingerprint
+from mcp_context_proxy.catalog.names import exposed_name
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder

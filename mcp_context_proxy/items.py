@@ -364,7 +364,7 @@ class Snapshot(Struct, frozen=True, eq=False):
     part_of: Snapshot | None = None
     """The whole of which this is the part that one principal may reach; None for the whole itself."""
     hidden: frozenset[tuple[Kind, str]] = frozenset()
-    """Items of the whole that are not in this part: their keys (`item_key` of the index)."""
+    """Items of the whole that are not in this part: by their keys (`key_of`)."""
 
     def document(self, uri: str) -> Document | None:
         return self.documents.get(uri) or self.other_uris.get(uri)
@@ -467,6 +467,10 @@ NO_FILTERS: Final = SearchFilters()
 
 ItemKey: TypeAlias = tuple[Kind, str]
 """Type of an item, and the exposed name of a tool or the name of a document."""
+
+
+def key_of(item: Item) -> ItemKey:
+    return item.kind, item.exposed_name if isinstance(item, Tool) else item.name
 
 
 def item_by(snapshot: Snapshot, key: ItemKey) -> Item | None:

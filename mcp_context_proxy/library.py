@@ -17,7 +17,8 @@ from typing import Any, Literal, Self, TypeVar
 import msgspec
 from msgspec.structs import asdict, replace
 
-from mcp_context_proxy.catalog.definitions import class_of, exposed_name, fingerprint, tool_definition
+from mcp_context_proxy.catalog.definitions import class_of, fingerprint, tool_definition
+from mcp_context_proxy.catalog.names import exposed_name
 from mcp_context_proxy.config import Config, DomainOptions
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.config.programs import all_secrets_of
@@ -31,10 +32,9 @@ from mcp_context_proxy.context import (
     RequestRecords,
     configured,
     engine,
-    key_of,
 )
-from mcp_context_proxy.context.search import Searcher
-from mcp_context_proxy.context.search_filters import Enough, OnProgress, OnWait
+from mcp_context_proxy.context.indexing import OnProgress
+from mcp_context_proxy.context.search import Enough, OnWait, Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Selection
 from mcp_context_proxy.context.session import ResultReading, Sessions, resolve_in
 from mcp_context_proxy.context.session import SessionContext as Session
@@ -60,6 +60,7 @@ from mcp_context_proxy.items import (
     Tool,
     Vector,
     item_by,
+    key_of,
 )
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander

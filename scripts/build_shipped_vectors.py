@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from mcp_context_proxy import examples
-from mcp_context_proxy.catalog.names import parse_tools
+from mcp_context_proxy.catalog.definitions import parse_tools
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.embedding import (

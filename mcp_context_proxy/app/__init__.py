@@ -12,8 +12,8 @@ from functools import partial
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SearchStatistics
-from mcp_context_proxy.context.search import Searcher
-from mcp_context_proxy.context.search_filters import Figures, WaitForServers
+from mcp_context_proxy.context.search import Searcher, WaitForServers
+from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     Costs,

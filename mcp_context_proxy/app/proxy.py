@@ -26,8 +26,8 @@ from mcp_context_proxy.config.secrets import Redactor, redact_logs
 from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search import Searcher
-from mcp_context_proxy.context.search_filters import Enough, Indexed, OnWait
+from mcp_context_proxy.context.indexing import Indexed
+from mcp_context_proxy.context.search import Enough, OnWait, Searcher
 from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Handles, ResultReading
 from mcp_context_proxy.downstream.client import DownstreamClient

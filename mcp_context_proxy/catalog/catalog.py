@@ -20,9 +20,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions, names
-from mcp_context_proxy.catalog.definitions import UnfitError, is_page
+from mcp_context_proxy.catalog.definitions import Entry, ParsedTools, ToolLists, UnfitError, entry_withheld
 from mcp_context_proxy.catalog.documents import DocumentLibrary
-from mcp_context_proxy.catalog.names import Entry, ParsedTools, ToolLists, checked, entry_withheld
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
 from mcp_context_proxy.catalog.uri_owners import (
     OF_TWO,
@@ -251,10 +250,10 @@ class Catalog:
         A list of the largest size takes seconds, in which no refresh could publish the lists of others.
         ``check`` is called as by `refresh`.
         """
-        self._lists.read_ahead(config, listed, partial(checked, check))
+        self._lists.read_ahead(config, listed, partial(definitions.checked, check))
 
     def _checked(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        return checked(self._check, entries)
+        return definitions.checked(self._check, entries)
 
     def _tool_sources(self, tools: Iterable[Tool], findings: list[str]) -> Iterator[Source]:
         by_server: dict[str, list[Tool]] = {client.name: [] for client in self._clients}
@@ -435,7 +434,7 @@ class Catalog:
                 if first is not resource:
                     reason = f"{first.server} offers it too"
                     findings.append(f"{client.name}: {kind} {quoted(uri)} is withheld: {reason}")
-                    if is_page(uri):
+                    if definitions.is_page(uri):
                         # Hosts show it with what a tool has returned, and let it call tools.
                         findings.append(f"{first.server}: {kind} {quoted(uri)} is withheld: {OF_TWO}")
                         found[uri] = replace(first, listed=False, withheld=OF_TWO)
@@ -477,8 +476,8 @@ class Catalog:
         """Return the exposed names by server and own name."""
         length = names.name_lengths(self._expose)[0]
         if not self._bare:
-            return {pair: definitions.exposed_name(*pair, length) for pair in pairs}
-        return definitions.bare_names(pairs, self._reserved, length)
+            return {pair: names.exposed_name(*pair, length) for pair in pairs}
+        return names.bare_names(pairs, self._reserved, length)
 
     def _entries(
         self, server: str, name: str, entries: tuple[bytes, ...], member: str, findings: list[str]
@@ -509,7 +508,7 @@ class Catalog:
         for position, definition in enumerate(self._checked(entries), 1):
             try:
                 key = envelope.text(envelope.members(definition).get(member))
-                if not key or (member == "name" and len(key) > definitions.OWN_NAME_CHARACTERS):
+                if not key or (member == "name" and len(key) > names.OWN_NAME_CHARACTERS):
                     raise UnfitError(f"it has no {member}" if not key else f"its {member} is too long")
                 shown, remark = definitions.fit(definition, self._limits)
                 if name not in _APPROVED_LISTS and (sign := sign_in_definition(shown)) is not None:

@@ -1,48 +1,37 @@
-"""Definitions of tools and prompts as hosts see them: bounded, readable, under a unique name.
+"""Definitions: a server's list read into tools, and definitions as hosts see them, bounded and readable.
+
+`parse_tools` decides everything about a tool that is decided once: its names, what the configuration says of
+it, its danger class, and its definition as it is shown.
 
 Servers are not trusted. Schemas are measured, never validated, resolved or compiled, and nothing they refer
 to is fetched. Texts lose the characters that a person does not see. A tool that hides such characters in
 something a call depends on, such as a property's name, is withheld. A definition without faults stays the
 bytes that came; only its name changes. What an API of models refuses in an ``inputSchema`` is listed in
 another form (`model_schemas`), because such an API refuses the whole request, with all tools of the host.
-
-A name is ``<server>__<tool>``. It depends on its own server and tool alone, so it stays when other servers
-come and go. Anything that could make two pairs meet in one name (a character that had to be replaced, a cut,
-an underscore beside the separator) adds a short hash of the original pair.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from mcp_context_proxy.catalog import model_schemas
-from mcp_context_proxy.config import Limits
-from mcp_context_proxy.items import Prompt, Resource, Tool, ToolClass
+from mcp_context_proxy.catalog import model_schemas, names
+from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
+from mcp_context_proxy.items import Encoded, Prompt, Resource, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members, nests_deeper
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, SERVER_KEY, meta_of
-from mcp_context_proxy.protocol.strangers import (
-    BLANK_LINES,
-    clean,
-    compact,
-    in_plain_letters,
-    one_line,
-    quoted,
-    unmarked,
-)
+from mcp_context_proxy.protocol.strangers import BLANK_LINES, clean, compact, one_line, quoted, unmarked
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust import fingerprints
-from mcp_context_proxy.trust.fingerprints import Hints, canonical
+from mcp_context_proxy.trust.fingerprints import Approvable, Candidate, Hints, canonical, fingerprint_if_plain
 from mcp_context_proxy.trust.guard import danger_of, is_stricter
 
 SCHEMAS = ("inputSchema", "outputSchema")
@@ -50,22 +39,8 @@ SCHEMAS = ("inputSchema", "outputSchema")
 TEXTS = frozenset({"description", "title", "$comment", "examples"})
 """Members, at any depth, that are only read: cleaning them changes no call."""
 
-SEPARATOR = "__"
-HASH_LENGTH = 6
-"""Hexadecimal digits of the hash in a name: 1 in 16 million that two altered names of one shape meet."""
-
-OWN_NAME_CHARACTERS: Final = 1_000
-"""Longest own name of a tool or prompt: it is repeated in findings, errors and records."""
-
-COMPARED: Final = 256
-"""Characters of a name with letters of other scripts that are compared. Normalization sorts the marks of a
-letter in time that is the square of their number."""
-
 OWN_DOMAIN: Final = OWN_PREFIX.rstrip("/").encode()
 """Part of each key of the proxy; in JSON, a slash may be escaped."""
-
-LOOKALIKES_NAMED: Final = 5
-"""Names of a group of lookalikes that a finding repeats."""
 
 _UNSEEN_IN_PATTERN = pattern(r"\\?[^\\ -~\n\t\U00010000-\U0010ffff]|\\.", re.DOTALL)
 """An unseen character, with a backslash before it that it then needs no more, or an escape. Beyond the basic
@@ -81,13 +56,6 @@ libraries escape are left out. What is looked for in the bytes of a definition w
 _BLANK = b" " * (BLANK_LINES + 1)
 
 _VALUE = pattern(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[,\[{]', re.DOTALL)
-_VALID_NAME = pattern(r"[a-zA-Z_][a-zA-Z0-9_-]*")
-INVALID_IN_NAME = pattern(r"[^a-zA-Z0-9_-]")
-_SEEMS_SEPARATOR = pattern(r"[-_./ ]{2}")
-"""The separator, or two characters that a person takes for it."""
-
-_LOOKALIKES: Final = str.maketrans("-./ 01", "____ol")
-
 USER_INTERACTION: Final = "anthropic/requiresUserInteraction"
 """``_meta`` key of a tool that demands that the user is asked before each call."""
 RESULT_SIZE: Final = "anthropic/maxResultSizeChars"
@@ -103,6 +71,7 @@ PAGE_SCHEME: Final = "ui"
 RESULT_CHARACTERS: Final = 500_000
 """Largest such length that hosts take."""
 
+Entry = TypeVar("Entry")
 Defined = TypeVar("Defined", bound=Tool | Resource | Prompt)
 
 
@@ -359,111 +328,6 @@ def _members(raw: Raw | None) -> Members:
         return {}
 
 
-def exposed_name(server: str, name: str, max_length: int) -> str:
-    plain = f"{server}{SEPARATOR}{name}"
-    ambiguous = server.endswith("_") or name.startswith("_")
-    if _VALID_NAME.fullmatch(plain) and len(plain) <= max_length and not ambiguous:
-        return plain
-    cleaned, digest = _valid(plain), _name_digest(server, name)
-    room = max_length - len(digest) - 1
-    if len(cleaned) <= room:
-        return f"{cleaned}_{digest}"
-    # Cut in the middle, so that both ends stay readable, and behind the server if there is room.
-    room -= 1
-    head = room - room // 3
-    if head - 1 <= (server_end := len(cleaned) - len(name) - 1) <= room:
-        head = server_end
-    kept = min(head, server_end)  # with half of the separator; the digest brings the other half
-    start = cleaned[:kept] + cleaned[kept:head].rstrip("_")
-    end = cleaned[len(cleaned) - (room - head) :].lstrip("_")
-    return f"{start}_{digest}_{end}" if end else f"{start}_{digest}"
-
-
-def names_within(server: str, name: str, lengths: Sequence[int]) -> list[str]:
-    """Return the different exposed names of a tool for several greatest lengths, which are in order."""
-    plain = exposed_name(server, name, lengths[0])
-    if plain == f"{server}{SEPARATOR}{name}":
-        return [plain]
-    return list(dict.fromkeys([plain, *(exposed_name(server, name, length) for length in lengths[1:])]))
-
-
-def is_altered_name(name: str, server: str, own: str) -> bool:
-    """Return whether `exposed_name` made a name of this tool or prompt, with any length.
-
-    A host may remember a name from before the length was changed.
-    """
-    head, found, tail = name.partition(f"_{_name_digest(server, own)}")
-    cleaned = _valid(f"{server}{SEPARATOR}{own}")
-    return bool(found) and cleaned.startswith(head) and (not tail or cleaned.endswith(tail.removeprefix("_")))
-
-
-def _valid(name: str) -> str:
-    cleaned = INVALID_IN_NAME.sub("_", name)
-    return cleaned if _VALID_NAME.match(cleaned) else f"_{cleaned}"
-
-
-def _name_digest(server: str, name: str) -> str:
-    original = f"{server}\0{name}".encode("utf-8", "surrogatepass")
-    return hashlib.sha256(original).hexdigest()[:HASH_LENGTH]
-
-
-def bare_names(
-    pairs: Sequence[tuple[str, str]], reserved: Iterable[str], max_length: int
-) -> dict[tuple[str, str], str]:
-    """Return names without prefix where these are valid and look like no other, else the prefixed name.
-
-    A name that seems to have a prefix keeps its own as well: the part before a separator is the server.
-
-    ``pairs`` has server and own name of everything in the catalog, ``reserved`` the proxy's own names.
-    """
-    looks = {name: folded(name) for _, name in pairs}
-    count = Counter(looks[name] for _, name in pairs)
-    prefixed = {(server, name): exposed_name(server, name, max_length) for server, name in pairs}
-    # A tool may be named like another server's tool with its prefix, or like one of the proxy's own.
-    taken, own = {*map(folded, prefixed.values())}, {folded(name).replace("_", "") for name in reserved}
-    return {
-        (server, name): name
-        if count[looks[name]] == 1
-        and looks[name] not in taken
-        and looks[name].replace("_", "") not in own
-        and len(name) <= max_length
-        and _VALID_NAME.fullmatch(name)
-        and not seems_full(name)
-        else prefixed[server, name]
-        for server, name in pairs
-    }
-
-
-def is_plain_name(name: str) -> bool:
-    """Return whether a name can be listed as it is, and nobody reads the name of a server in it."""
-    return _VALID_NAME.fullmatch(name) is not None and not seems_full(name)
-
-
-def seems_full(name: str) -> bool:
-    """Return whether a person may read the beginning of a name as that of a server."""
-    return _SEEMS_SEPARATOR.search(name) is not None
-
-
-def lookalikes(names: Iterable[str]) -> Iterator[str]:
-    """Yield a finding for each group of tools whose names a person takes for one another.
-
-    They differ in case, a hyphen, a digit, or letters of another script.
-    """
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        groups[folded(name)].append(name)
-    for group in groups.values():
-        if len(group) > 1:
-            more = ", ..." if len(group) > LOOKALIKES_NAMED else ""
-            yield f"tools whose names look alike: {', '.join(map(repr, group[:LOOKALIKES_NAMED]))}{more}"
-
-
-def folded(name: str) -> str:
-    """Return the same text for names that a person takes for one another."""
-    plain = name if name.isascii() else in_plain_letters(name[:COMPARED])
-    return plain.casefold().translate(_LOOKALIKES)
-
-
 def fingerprint(server: str, definition: bytes) -> str:
     """Return SHA-256 (hex) over the server and all members of a definition, in any order."""
     return fingerprints.fingerprint(definition).of(server)
@@ -531,3 +395,160 @@ def prompt_definition(prompt: Prompt) -> Raw:
     members = envelope.members(prompt.definition)
     members["name"] = envelope.raw(prompt.exposed_name)
     return envelope.raw(members)
+
+
+Checked: TypeAlias = Callable[[Iterable[Encoded]], Iterator[Encoded]]
+"""Passes definitions on one by one; it may end the work by an exception."""
+
+
+def checked(check: Callable[[], object], entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Pass entries on one by one, and call ``check`` before each."""
+    for entry in entries:
+        check()
+        yield entry
+
+
+class ParsedTools(Struct, frozen=True):
+    """The tools of a listing under one configuration of its server."""
+
+    config: ServerConfig
+    definitions: Sequence[Encoded]
+    tools: tuple[Tool, ...]
+    turned_off: tuple[TurnedOffTool, ...]
+    findings: tuple[str, ...]
+    candidates: Mapping[str, Candidate]
+    """Definitions of the tools that are on, by own name."""
+
+
+class ToolLists:
+    """Lists of tools, each parsed once: before its server publishes it if it is long, else by a refresh."""
+
+    def __init__(self, expose: ExposeConfig, limits: Limits) -> None:
+        self._lengths, self._limits = names.name_lengths(expose), limits
+        self.last: dict[str, ParsedTools] = {}
+        """Lists as parsed last, by server."""
+        self._ahead: dict[str, ParsedTools] = {}
+        """Lists that are not published yet, by server."""
+
+    def read_ahead(self, config: ServerConfig, listed: Sequence[Encoded], checked: Checked) -> None:
+        """Parse a list that `parsed` will be asked for. Thread-safe."""
+        self._ahead[config.name] = parse_tools(config, listed, checked, self._lengths, self._limits)
+
+    def parsed(self, config: ServerConfig, listed: Sequence[Encoded], checked: Checked) -> ParsedTools:
+        """Return the tools of a list; parsed again only when the list or the settings have changed."""
+        for lists in (self.last, self._ahead):
+            known = lists.get(config.name)
+            if known is not None and known.definitions is listed and known.config is config:
+                break
+        else:
+            known = parse_tools(config, listed, checked, self._lengths, self._limits)
+        if known is self._ahead.get(config.name):
+            del self._ahead[config.name]
+        self.last[config.name] = known
+        return known
+
+    def keep(self, servers: Container[str]) -> None:
+        self.last = {name: parsed for name, parsed in self.last.items() if name in servers}
+
+
+def parse_tools(
+    config: ServerConfig,
+    listed: Sequence[Encoded],
+    checked: Checked,
+    name_lengths: Sequence[int],
+    limits: Limits,
+) -> ParsedTools:
+    """Return the tools of a list, apart from those that the configuration turns off, and findings.
+
+    ``checked`` passes the definitions on one by one, and may end the work by an exception. ``name_lengths``
+    are the length of the longest exposed name, and those of wider ones.
+    """
+    tools: dict[str, Tool | TurnedOffTool] = {}
+    candidates: dict[str, Candidate] = {}
+    findings: list[str] = []
+    for position, entry in enumerate(checked(listed), 1):
+        try:
+            tool, remark, candidate = _parse_tool(config, entry, name_lengths, limits)
+        except UnfitError as error:
+            findings.append(entry_withheld(position, "tools", error))
+            continue
+        if tool.name in tools:
+            findings.append(f"a second tool named {tool.name!r} is withheld")
+            continue
+        tools[tool.name] = tool
+        if candidate is not None:
+            candidates[tool.name] = candidate
+        if remark:
+            findings.append(f"tool {tool.name!r}: {remark}")
+    findings.extend(names.lookalikes(tools))
+    if listed:
+        findings.extend(names.without_effect(config, tools))
+    told = tuple(f"{config.name}: {finding}" for finding in findings)
+    on = tuple(tool for tool in tools.values() if isinstance(tool, Tool))
+    off = tuple(tool for tool in tools.values() if isinstance(tool, TurnedOffTool))
+    return ParsedTools(config, listed, on, off, told, candidates)
+
+
+def _parse_tool(
+    config: ServerConfig, entry: Encoded, name_lengths: Sequence[int], limits: Limits
+) -> tuple[Tool | TurnedOffTool, str, Candidate | None]:
+    """Return a tool with a remark on a cut, and the candidate for its approval.
+
+    Of one that is turned off only name and hints are read. Raises `UnfitError` if the tool cannot be shown.
+    """
+    definition = bytes(entry)
+    try:
+        members = envelope.members(definition)
+    except (ValueError, RecursionError):
+        raise UnfitError("it is not an object") from None
+    name = envelope.text(members.get("name"))
+    if not name or not name.isprintable() or len(name) > names.OWN_NAME_CHARACTERS:
+        raise UnfitError("it has no usable name")
+    exposed, *wider = names.names_within(config.name, name, name_lengths)
+    markers = markers_of(members)
+    danger = danger_of(name, markers.hinted, *names.class_by(config, name))
+    if (reason := names.turned_off_by(config, name, danger)) is not None:
+        return TurnedOffTool(config.name, name, exposed, reason), "", None
+    schema = members.get("inputSchema")
+    if schema is None or not envelope.starts_with(schema, b"{"):
+        raise UnfitError(f"tool {name!r} has no inputSchema object")
+    settings = [own for _, own in names.settings_of(config, name)]
+    named = config.tools.get(name)
+    described, use_cases = (None, ()) if named is None else (named.description, named.use_cases)
+    try:
+        own = definition if described is None else with_description(definition, described)
+        own = as_ordinary(own) if markers.task_only else own
+        known, is_plain = fingerprint_if_plain(definition, Approvable.TOOL)
+        shown, remark = fit(own, limits, is_plain=is_plain)
+    except UnfitError as error:
+        raise UnfitError(f"tool {name!r}: {error}") from None
+    hints = Hints(markers.hinted or ToolClass.WRITE, markers.interactive)
+    written = entry if shown is definition else shown
+    candidate = Candidate.of(Approvable.TOOL, name, entry, written, hints, known)
+    tool = Tool(
+        server=config.name,
+        name=name,
+        exposed_name=exposed,
+        written=written,
+        fingerprint=candidate.fingerprint.of(config.name),
+        include=names.include_of(config, name, for_models=markers.for_models),
+        tags=config.tags + tuple(tag for own in settings for tag in own.tags),
+        category=next((own.category for own in settings if own.category), config.category),
+        use_cases=use_cases,
+        trusted=config.trusted,
+        tool_class=danger.tool_class,
+        class_reason=danger.reason,
+        interactive=markers.interactive,
+        asked_by=names.asked_by(config, name, danger.tool_class),
+        result_characters=markers.result_characters,
+        task_only=markers.task_only,
+        page=markers.page,
+        other_pages=markers.other_pages,
+        wider_names=tuple(wider),
+    )
+    return tool, remark, candidate
+
+
+def entry_withheld(position: int, list_name: str, reason: object) -> str:
+    """Return the finding about an entry of a list that cannot be shown."""
+    return f"entry {position} of its {list_name} is withheld: {reason}"

@@ -24,7 +24,7 @@ from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.files import UnsafePathError, read_skill_file, skill_files
 from mcp_context_proxy.catalog.front_matter import NAME_LIMIT, Format, format_of, shorten
 from mcp_context_proxy.errors import ContextProxyError, UnknownItemError
-from mcp_context_proxy.items import Document, Kind, SkillFolder, Snapshot, uri_of
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, SkillFolder, Snapshot, uri_of
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.system.later import pattern
 
@@ -401,14 +401,10 @@ def _slashes(name: str) -> Iterator[int]:
 
 def uris_meant(name: str) -> list[str]:
     """Return the URIs of documents that a name may mean: it may be one, with or without escapes."""
-    kinds = [kind for kind in (Kind.RULE, Kind.REFERENCE) if name.startswith(f"{kind}://")]
-    plain = _without_scheme(name)
+    kinds = [kind for kind in Kind if kind in DOCUMENT_KINDS]
+    stated, plain = [kind for kind in kinds if name.startswith(f"{kind}://")], _without_scheme(name)
     return list(
-        dict.fromkeys(
-            uri_of(kind, one)
-            for kind in kinds or (Kind.RULE, Kind.REFERENCE)
-            for one in (plain, unquote(plain))
-        )
+        dict.fromkeys(uri_of(kind, one) for kind in stated or kinds for one in (plain, unquote(plain)))
     )
 
 

@@ -21,7 +21,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -50,6 +50,7 @@ from mcp_context_proxy.catalog.skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.config.reload import changes, mark_of
 from mcp_context_proxy.items import (
+    DOCUMENT_KINDS,
     SEARCHED_CHARACTERS,
     Document,
     IncludeMode,
@@ -256,7 +257,7 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     include = front.include or folder.include or IncludeMode.AGENT
     priority = PRIORITY if front.priority is None else front.priority
     skill = _skill_folder(file, folder) if form is Format.SKILL else None
-    documents = []
+    documents = list[Document]()
     for name, description, part in parts:
         facts = (kind, normalized("NFC", name), description, part)
         # As a JSON array, in which no two different lists look alike.
@@ -265,18 +266,8 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
         bound = tuple(map(str, folder.roots))
         more = (include, priority, front.tags, skill)
         documents.append(Document(*facts, fingerprint, *more, roots=bound, patterns=front.patterns))
-    problems: list[Problem] = [*front.problems]
-    if form is Format.SKILL and not front.description:
-        problems.append((1, "the front matter of a skill needs a 'description'; its first words are used"))
-    if undivided:
-        message = f"it has over {SECTIONS_LIMIT} sections; {undivided} more are left in the last one"
-        problems.append((None, message))
-    if any(len(part) > SEARCHED_CHARACTERS for _, _, part in parts):
-        problems.append((None, f"search looks at its first {SEARCHED_CHARACTERS:,} characters; divide it"))
-    if (hidden := len(raw) - len(text)) > HIDDEN_TOLERATED:
-        message = f"{hidden} control or unseen characters were removed; check where they come from"
-        problems.append((None, message))
-    place = None
+    longest, hidden = max(len(one.text) for one in documents), len(raw) - len(text)
+    problems, place = [*front.problems, *_problems(form, front, undivided, longest, hidden)], None
     if form is Format.SKILL:
         try:
             place = place_of(folder.path, file)
@@ -284,6 +275,20 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
             if not problems:  # or else that one is to be mended first
                 problems.append((None, f"hosts get it as a reference and not as a skill: {error}"))
     return documents, [Finding(file.path, *problem) for problem in problems], place
+
+
+def _problems(
+    form: Format, front: FrontMatter, undivided: int, longest: int, hidden: int
+) -> Iterator[Problem]:
+    """Yield remarks on a usable file: sections left together, characters of a document, those removed."""
+    if form is Format.SKILL and not front.description:
+        yield 1, "the front matter of a skill needs a 'description'; its first words are used"
+    if undivided:
+        yield None, f"it has over {SECTIONS_LIMIT} sections; {undivided} more are left in the last one"
+    if longest > SEARCHED_CHARACTERS:
+        yield None, f"search looks at its first {SEARCHED_CHARACTERS:,} characters; divide it"
+    if hidden > HIDDEN_TOLERATED:
+        yield None, f"{hidden} control or unseen characters were removed; check where they come from"
 
 
 def _decoded(data: bytes) -> str:
@@ -385,7 +390,8 @@ PAUSE_FACTOR: Final = 3.0
 """Pause after a reload, times the processor time that it took: a file that grows all the time must not have
 thousands of others read all the time. Its waits for others do not count."""
 
-_KEYS: Final[Mapping[Kind, str]] = {Kind.RULE: "rules", Kind.REFERENCE: "references"}
+_KEYS: Final = {kind: f"{kind}s" for kind in Kind if kind in DOCUMENT_KINDS}
+"""Key of the documents of each kind among the sources of a snapshot."""
 
 
 class DocumentChanges(Struct, frozen=True):

@@ -1,45 +1,34 @@
-"""Tools of a server's list, and names of tools and prompts: whose a name is, and the item that it leads to.
+"""Names of tools and prompts: how one is shown, whose it is, what it leads to, what is configured for it.
 
-`parse_tools` decides everything about a tool that is decided once: its names, what the configuration says of
-it, its danger class, and its definition as it is shown.
+A full name, ``<server>__<own name>``, depends on its own server and tool alone, so it stays when others come
+and go. Anything that could make two pairs meet in one name (a character that had to be replaced, a cut, an
+underscore beside the separator) adds a short hash of the original pair.
 
-A full name, ``<server>__<own name>``, leads to that server or nowhere, whether the server is connected, slow,
-failed, switched off or gone. So no name with the separator in it is ever looked up as an own name. An own
-name leads somewhere only if exactly one server has it, and every enabled server is known: one that has not
-been connected yet may have it as well.
+It leads to that server or nowhere, whether the server is connected, slow, failed, switched off or gone. So no
+name with the separator in it is ever looked up as an own name. An own name leads somewhere only if exactly
+one server has it, and every enabled server is known: one that has not been connected yet may have it as well.
 
 The configuration can turn tools off, and `turned_off_by` alone decides it, for every way to reach a tool.
 ``allow`` and ``deny`` of a server are globs over the tools' own names, ``enabled = false`` stands under a
 tool or a glob, and ``"never"`` under one of these or for a danger class. The first three turn a tool off
-whatever else is set; of the last, `permission` says which counts. The catalog leaves such tools out of the
+whatever else is set; of the last, `_permission` says which counts. The catalog leaves such tools out of the
 snapshot, so that lists, searches, the index, learned pairs and calls cannot disagree.
 Prompts and resources are not tools: only ``enabled = false`` for the whole server turns them off.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from operator import attrgetter
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from mcp_context_proxy.catalog import definitions
-from mcp_context_proxy.catalog.definitions import (
-    HASH_LENGTH,
-    INVALID_IN_NAME,
-    OWN_NAME_CHARACTERS,
-    SEPARATOR,
-    UnfitError,
-    folded,
-    is_altered_name,
-    seems_full,
-)
-from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
+from mcp_context_proxy.config import ExposeConfig, ServerConfig
 from mcp_context_proxy.config.host_profiles import NAME_LENGTHS, SERVER
 from mcp_context_proxy.config.source import KeyPath, dotted
 from mcp_context_proxy.config.tables import ANY, CONFIRM, STRICTNESS, Allow, ToolConfig, matches
@@ -53,7 +42,6 @@ from mcp_context_proxy.errors import (
     nearest_names,
 )
 from mcp_context_proxy.items import (
-    Encoded,
     IncludeMode,
     NameOf,
     Prompt,
@@ -63,10 +51,30 @@ from mcp_context_proxy.items import (
     TurnedOffTool,
     Withheld,
 )
-from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.strangers import in_plain_letters
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.trust.fingerprints import Approvable, Candidate, Hints, fingerprint_if_plain
-from mcp_context_proxy.trust.guard import Danger, danger_of
+from mcp_context_proxy.trust.guard import Danger
+
+SEPARATOR = "__"
+HASH_LENGTH = 6
+"""Hexadecimal digits of the hash in a name: 1 in 16 million that two altered names of one shape meet."""
+
+OWN_NAME_CHARACTERS: Final = 1_000
+"""Longest own name of a tool or prompt: it is repeated in findings, errors and records."""
+
+COMPARED: Final = 256
+"""Characters of a name with letters of other scripts that are compared. Normalization sorts the marks of a
+letter in time that is the square of their number."""
+
+LOOKALIKES_NAMED: Final = 5
+"""Names of a group of lookalikes that a finding repeats."""
+
+_VALID_NAME = pattern(r"[a-zA-Z_][a-zA-Z0-9_-]*")
+INVALID_IN_NAME = pattern(r"[^a-zA-Z0-9_-]")
+_SEEMS_SEPARATOR = pattern(r"[-_./ ]{2}")
+"""The separator, or two characters that a person takes for it."""
+
+_LOOKALIKES: Final = str.maketrans("-./ 01", "____ol")
 
 COMPARED_ON_LOOP: Final = 500
 """Names that an unknown one is compared with on the event loop: 10 ms at most."""
@@ -85,8 +93,117 @@ _WRITTEN: Final = pattern(
 )
 _HAS_DIGEST: Final = pattern(rf"_[0-9a-f]{{{HASH_LENGTH}}}(?:_|$)")
 
-Entry = TypeVar("Entry")
 Named = TypeVar("Named", Tool, Prompt, TurnedOffTool, Withheld)
+
+
+def exposed_name(server: str, name: str, max_length: int) -> str:
+    plain = f"{server}{SEPARATOR}{name}"
+    ambiguous = server.endswith("_") or name.startswith("_")
+    if _VALID_NAME.fullmatch(plain) and len(plain) <= max_length and not ambiguous:
+        return plain
+    cleaned, digest = _valid(plain), _name_digest(server, name)
+    room = max_length - len(digest) - 1
+    if len(cleaned) <= room:
+        return f"{cleaned}_{digest}"
+    # Cut in the middle, so that both ends stay readable, and behind the server if there is room.
+    room -= 1
+    head = room - room // 3
+    if head - 1 <= (server_end := len(cleaned) - len(name) - 1) <= room:
+        head = server_end
+    kept = min(head, server_end)  # with half of the separator; the digest brings the other half
+    start = cleaned[:kept] + cleaned[kept:head].rstrip("_")
+    end = cleaned[len(cleaned) - (room - head) :].lstrip("_")
+    return f"{start}_{digest}_{end}" if end else f"{start}_{digest}"
+
+
+def name_lengths(expose: ExposeConfig) -> tuple[int, ...]:
+    """Return the lengths to which names are fitted: the one for any client, then longer ones."""
+    return NAME_LENGTHS if expose.max_name_length is None else (expose.max_name_length,)
+
+
+def names_within(server: str, name: str, lengths: Sequence[int]) -> list[str]:
+    """Return the different exposed names of a tool for several greatest lengths, which are in order."""
+    plain = exposed_name(server, name, lengths[0])
+    if plain == f"{server}{SEPARATOR}{name}":
+        return [plain]
+    return list(dict.fromkeys([plain, *(exposed_name(server, name, length) for length in lengths[1:])]))
+
+
+def is_altered_name(name: str, server: str, own: str) -> bool:
+    """Return whether `exposed_name` made a name of this tool or prompt, with any length.
+
+    A host may remember a name from before the length was changed.
+    """
+    head, found, tail = name.partition(f"_{_name_digest(server, own)}")
+    cleaned = _valid(f"{server}{SEPARATOR}{own}")
+    return bool(found) and cleaned.startswith(head) and (not tail or cleaned.endswith(tail.removeprefix("_")))
+
+
+def _valid(name: str) -> str:
+    cleaned = INVALID_IN_NAME.sub("_", name)
+    return cleaned if _VALID_NAME.match(cleaned) else f"_{cleaned}"
+
+
+def _name_digest(server: str, name: str) -> str:
+    original = f"{server}\0{name}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(original).hexdigest()[:HASH_LENGTH]
+
+
+def bare_names(
+    pairs: Sequence[tuple[str, str]], reserved: Iterable[str], max_length: int
+) -> dict[tuple[str, str], str]:
+    """Return names without prefix where these are valid and look like no other, else the prefixed name.
+
+    A name that seems to have a prefix keeps its own as well: the part before a separator is the server.
+
+    ``pairs`` has server and own name of everything in the catalog, ``reserved`` the proxy's own names.
+    """
+    looks = {name: folded(name) for _, name in pairs}
+    count = Counter(looks[name] for _, name in pairs)
+    prefixed = {(server, name): exposed_name(server, name, max_length) for server, name in pairs}
+    # A tool may be named like another server's tool with its prefix, or like one of the proxy's own.
+    taken, own = {*map(folded, prefixed.values())}, {folded(name).replace("_", "") for name in reserved}
+    return {
+        (server, name): name
+        if count[looks[name]] == 1
+        and looks[name] not in taken
+        and looks[name].replace("_", "") not in own
+        and len(name) <= max_length
+        and _VALID_NAME.fullmatch(name)
+        and not seems_full(name)
+        else prefixed[server, name]
+        for server, name in pairs
+    }
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether a name can be listed as it is, and nobody reads the name of a server in it."""
+    return _VALID_NAME.fullmatch(name) is not None and not seems_full(name)
+
+
+def seems_full(name: str) -> bool:
+    """Return whether a person may read the beginning of a name as that of a server."""
+    return _SEEMS_SEPARATOR.search(name) is not None
+
+
+def lookalikes(names: Iterable[str]) -> Iterator[str]:
+    """Yield a finding for each group of tools whose names a person takes for one another.
+
+    They differ in case, a hyphen, a digit, or letters of another script.
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        groups[folded(name)].append(name)
+    for group in groups.values():
+        if len(group) > 1:
+            more = ", ..." if len(group) > LOOKALIKES_NAMED else ""
+            yield f"tools whose names look alike: {', '.join(map(repr, group[:LOOKALIKES_NAMED]))}{more}"
+
+
+def folded(name: str) -> str:
+    """Return the same text for names that a person takes for one another."""
+    plain = name if name.isascii() else in_plain_letters(name[:COMPARED])
+    return plain.casefold().translate(_LOOKALIKES)
 
 
 def is_full(name: str) -> bool:
@@ -414,165 +531,3 @@ def _place(config: ServerConfig, key: KeyPath) -> str:
     older = (*key[:-1], CONFIRM) if key[0] == "tools" else (CONFIRM,)
     written = (config.places.get(dotted(one)) for one in (key, older))
     return next(filter(None, written), f"servers.{config.name}.{dotted(key)}")
-
-
-Checked: TypeAlias = Callable[[Iterable[Encoded]], Iterator[Encoded]]
-"""Passes definitions on one by one; it may end the work by an exception."""
-
-
-def checked(check: Callable[[], object], entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Pass entries on one by one, and call ``check`` before each."""
-    for entry in entries:
-        check()
-        yield entry
-
-
-class ParsedTools(Struct, frozen=True):
-    """The tools of a listing under one configuration of its server."""
-
-    config: ServerConfig
-    definitions: Sequence[Encoded]
-    tools: tuple[Tool, ...]
-    turned_off: tuple[TurnedOffTool, ...]
-    findings: tuple[str, ...]
-    candidates: Mapping[str, Candidate]
-    """Definitions of the tools that are on, by own name."""
-
-
-def name_lengths(expose: ExposeConfig) -> tuple[int, ...]:
-    """Return the lengths to which names are fitted: the one for any client, then longer ones."""
-    return NAME_LENGTHS if expose.max_name_length is None else (expose.max_name_length,)
-
-
-class ToolLists:
-    """Lists of tools, each parsed once: before its server publishes it if it is long, else by a refresh."""
-
-    def __init__(self, expose: ExposeConfig, limits: Limits) -> None:
-        self._lengths, self._limits = name_lengths(expose), limits
-        self.last: dict[str, ParsedTools] = {}
-        """Lists as parsed last, by server."""
-        self._ahead: dict[str, ParsedTools] = {}
-        """Lists that are not published yet, by server."""
-
-    def read_ahead(self, config: ServerConfig, listed: Sequence[Encoded], checked: Checked) -> None:
-        """Parse a list that `parsed` will be asked for. Thread-safe."""
-        self._ahead[config.name] = parse_tools(config, listed, checked, self._lengths, self._limits)
-
-    def parsed(self, config: ServerConfig, listed: Sequence[Encoded], checked: Checked) -> ParsedTools:
-        """Return the tools of a list; parsed again only when the list or the settings have changed."""
-        for lists in (self.last, self._ahead):
-            known = lists.get(config.name)
-            if known is not None and known.definitions is listed and known.config is config:
-                break
-        else:
-            known = parse_tools(config, listed, checked, self._lengths, self._limits)
-        if known is self._ahead.get(config.name):
-            del self._ahead[config.name]
-        self.last[config.name] = known
-        return known
-
-    def keep(self, servers: Container[str]) -> None:
-        self.last = {name: parsed for name, parsed in self.last.items() if name in servers}
-
-
-def parse_tools(
-    config: ServerConfig,
-    listed: Sequence[Encoded],
-    checked: Checked,
-    name_lengths: Sequence[int],
-    limits: Limits,
-) -> ParsedTools:
-    """Return the tools of a list, apart from those that the configuration turns off, and findings.
-
-    ``checked`` passes the definitions on one by one, and may end the work by an exception. ``name_lengths``
-    are the length of the longest exposed name, and those of wider ones.
-    """
-    tools: dict[str, Tool | TurnedOffTool] = {}
-    candidates: dict[str, Candidate] = {}
-    findings: list[str] = []
-    for position, entry in enumerate(checked(listed), 1):
-        try:
-            tool, remark, candidate = _parse_tool(config, entry, name_lengths, limits)
-        except UnfitError as error:
-            findings.append(entry_withheld(position, "tools", error))
-            continue
-        if tool.name in tools:
-            findings.append(f"a second tool named {tool.name!r} is withheld")
-            continue
-        tools[tool.name] = tool
-        if candidate is not None:
-            candidates[tool.name] = candidate
-        if remark:
-            findings.append(f"tool {tool.name!r}: {remark}")
-    findings.extend(definitions.lookalikes(tools))
-    if listed:
-        findings.extend(without_effect(config, tools))
-    told = tuple(f"{config.name}: {finding}" for finding in findings)
-    on = tuple(tool for tool in tools.values() if isinstance(tool, Tool))
-    off = tuple(tool for tool in tools.values() if isinstance(tool, TurnedOffTool))
-    return ParsedTools(config, listed, on, off, told, candidates)
-
-
-def _parse_tool(
-    config: ServerConfig, entry: Encoded, name_lengths: Sequence[int], limits: Limits
-) -> tuple[Tool | TurnedOffTool, str, Candidate | None]:
-    """Return a tool with a remark on a cut, and the candidate for its approval.
-
-    Of one that is turned off only name and hints are read. Raises `UnfitError` if the tool cannot be shown.
-    """
-    definition = bytes(entry)
-    try:
-        members = envelope.members(definition)
-    except (ValueError, RecursionError):
-        raise UnfitError("it is not an object") from None
-    name = envelope.text(members.get("name"))
-    if not name or not name.isprintable() or len(name) > OWN_NAME_CHARACTERS:
-        raise UnfitError("it has no usable name")
-    exposed, *wider = definitions.names_within(config.name, name, name_lengths)
-    markers = definitions.markers_of(members)
-    danger = danger_of(name, markers.hinted, *class_by(config, name))
-    if (reason := turned_off_by(config, name, danger)) is not None:
-        return TurnedOffTool(config.name, name, exposed, reason), "", None
-    schema = members.get("inputSchema")
-    if schema is None or not envelope.starts_with(schema, b"{"):
-        raise UnfitError(f"tool {name!r} has no inputSchema object")
-    settings = [own for _, own in settings_of(config, name)]
-    named = config.tools.get(name)
-    described, use_cases = (None, ()) if named is None else (named.description, named.use_cases)
-    try:
-        own = definition if described is None else definitions.with_description(definition, described)
-        own = definitions.as_ordinary(own) if markers.task_only else own
-        known, is_plain = fingerprint_if_plain(definition, Approvable.TOOL)
-        shown, remark = definitions.fit(own, limits, is_plain=is_plain)
-    except UnfitError as error:
-        raise UnfitError(f"tool {name!r}: {error}") from None
-    hints = Hints(markers.hinted or ToolClass.WRITE, markers.interactive)
-    written = entry if shown is definition else shown
-    candidate = Candidate.of(Approvable.TOOL, name, entry, written, hints, known)
-    tool = Tool(
-        server=config.name,
-        name=name,
-        exposed_name=exposed,
-        written=written,
-        fingerprint=candidate.fingerprint.of(config.name),
-        include=include_of(config, name, for_models=markers.for_models),
-        tags=config.tags + tuple(tag for own in settings for tag in own.tags),
-        category=next((own.category for own in settings if own.category), config.category),
-        use_cases=use_cases,
-        trusted=config.trusted,
-        tool_class=danger.tool_class,
-        class_reason=danger.reason,
-        interactive=markers.interactive,
-        asked_by=asked_by(config, name, danger.tool_class),
-        result_characters=markers.result_characters,
-        task_only=markers.task_only,
-        page=markers.page,
-        other_pages=markers.other_pages,
-        wider_names=tuple(wider),
-    )
-    return tool, remark, candidate
-
-
-def entry_withheld(position: int, list_name: str, reason: object) -> str:
-    """Return the finding about an entry of a list that cannot be shown."""
-    return f"entry {position} of its {list_name} is withheld: {reason}"

@@ -24,11 +24,22 @@ from urllib.parse import unquote
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mcp_context_proxy.catalog.definitions import UnfitError, folded
-from mcp_context_proxy.items import Item, Prompt, Resource, Snapshot, Tool, ToolKey, TurnedOffTool, Withheld
+from mcp_context_proxy.catalog.definitions import UnfitError
+from mcp_context_proxy.catalog.names import folded
+from mcp_context_proxy.items import (
+    DOCUMENT_KINDS,
+    Item,
+    Prompt,
+    Resource,
+    Snapshot,
+    Tool,
+    ToolKey,
+    TurnedOffTool,
+    Withheld,
+)
 from mcp_context_proxy.trust import Principal
 
-OWN_SCHEMES: Final = frozenset({"rule", "reference", "context"})
+OWN_SCHEMES: Final = frozenset({*DOCUMENT_KINDS, "context"})
 """Schemes of the proxy's own resources, in small letters."""
 
 SKILL_SCHEME: Final = "skill://"

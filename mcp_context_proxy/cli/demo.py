@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import CallToolResult, RequestParamsMeta, Tool
 
-    from mcp_context_proxy.context.search_filters import OnProgress
+    from mcp_context_proxy.context.indexing import OnProgress
 
 
 SEARCHES: Final = (

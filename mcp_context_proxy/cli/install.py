@@ -176,6 +176,20 @@ def install_command(
     # Our configuration first: a host never points to servers that are not there yet.
     if configuration.change:
         write(configuration.change, private=bool(secrets_of(configuration.servers)))
+    connected = _connect(console, plans, failed)
+    all_start = _try(console, file, moved, no_check)
+    if connected:
+        console.section("What is left to do")
+        console.columns([(host.title, host.restart) for host in connected], indent=2, whole=True)
+        console.say()
+        console.say(f"Back to how it was: {APP} uninstall {' '.join(names)}".rstrip())
+    for line in failed:
+        console.note(line, style="bold red")
+    ctx.exit(bool(failed) or not all_start)
+
+
+def _connect(console: Terminal, plans: Sequence[HostPlan], failed: list[str]) -> list[HostPlace]:
+    """Carry out the plans of hosts, and return the hosts that are connected; add those that cannot be."""
     journal, connected, kept = Journal(), list[str](), False
     for one in plans:
         try:
@@ -188,20 +202,12 @@ def install_command(
             continue
         if one.change:
             connected.append(one.host.name)
-    here = [HOST_PLACES[name] for name in dict.fromkeys(connected)]
-    if here:
-        console.note(f"Connected: {', '.join(host.title for host in here)}", style="green")
+    hosts = [HOST_PLACES[name] for name in dict.fromkeys(connected)]
+    if hosts:
+        console.note(f"Connected: {', '.join(host.title for host in hosts)}", style="green")
     if kept:
         console.say(f"The files as they were are in {journal.folder}")
-    all_start = _try(console, file, moved, no_check)
-    if here:
-        console.section("What is left to do")
-        console.columns([(host.title, host.restart) for host in here], indent=2, whole=True)
-        console.say()
-        console.say(f"Back to how it was: {APP} uninstall {' '.join(names)}".rstrip())
-    for line in failed:
-        console.note(line, style="bold red")
-    ctx.exit(bool(failed) or not all_start)
+    return hosts
 
 
 def _plans(

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from mcp_context_proxy.catalog.definitions import SEPARATOR
-from mcp_context_proxy.catalog.names import name_lengths, name_within
+from mcp_context_proxy.catalog.names import SEPARATOR, name_lengths, name_within
 from mcp_context_proxy.catalog.uri_owners import part_for
 from mcp_context_proxy.cli import open_configured_store
 from mcp_context_proxy.cli.terminal import counted

@@ -27,7 +27,7 @@ from mcp_context_proxy.system.process import date_of
 if TYPE_CHECKING:
     from mcp_context_proxy.app.proxy import Proxy
     from mcp_context_proxy.config import Config
-    from mcp_context_proxy.context.search_filters import OnProgress
+    from mcp_context_proxy.context.indexing import OnProgress
     from mcp_context_proxy.downstream.client import DownstreamClient
 
 

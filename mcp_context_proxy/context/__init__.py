@@ -27,7 +27,7 @@ from msgspec.structs import asdict, replace
 from mcp_context_proxy.config import Config, DomainOptions, Limits
 from mcp_context_proxy.config.settings import PRESETS, Preset
 from mcp_context_proxy.errors import StoreError, check_bounds
-from mcp_context_proxy.items import DOCUMENT_KINDS, JSON, Document, Item, ItemKey, Kind, Tool
+from mcp_context_proxy.items import DOCUMENT_KINDS, JSON, Kind, Share, Tool
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.retrieval import USED_BEFORE
 from mcp_context_proxy.retrieval.reranker import Reranking
@@ -50,7 +50,6 @@ MOST_BEFORE: Final = 100
 
 Amount = Annotated[int, Meta(ge=0, le=MOST_BEFORE)]
 Depth = Annotated[int, Meta(ge=0, le=MOST_DEPTH)]
-Score = Annotated[float, Meta(ge=0, le=1)]
 
 
 class ContextOptions(Struct, frozen=True):
@@ -93,7 +92,7 @@ class DomainOverrides(Struct, frozen=True):
     preset: Preset | None = None
     top_k: Count | None = None
     top_n: Count | None = None
-    include_score: Score | None = None
+    include_score: Share | None = None
 
     def __post_init__(self) -> None:
         if self.preset is not None and self.preset not in PRESETS:
@@ -110,7 +109,7 @@ class Overrides(Struct, frozen=True):
     documents: DomainOverrides = DomainOverrides()
     max_tokens: Count | None = None
     expansion_depth: Depth | None = None
-    expansion_threshold: Score | None = None
+    expansion_threshold: Share | None = None
     expansion_top_n: Count | None = None
     history: Amount | None = None
     retain_requests: Amount | None = None
@@ -566,8 +565,3 @@ def _found(context: RequestContext) -> list[ContextItem]:
 
 def _is_reranked(context: RequestContext) -> bool:
     return context.rerank is not None and context.rerank.used
-
-
-def key_of(item: Item) -> ItemKey:
-    """Return the key by which contexts refer to an item."""
-    return (item.kind, item.name) if isinstance(item, Document) else (Kind.TOOL, item.exposed_name)

@@ -16,10 +16,19 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import files_line, outline, section_with
-from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext, key_of
+from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.session import Delivered
-from mcp_context_proxy.items import DOCUMENT_KINDS, Document, IncludeMode, ItemKey, Kind, Snapshot, item_by
+from mcp_context_proxy.items import (
+    DOCUMENT_KINDS,
+    Document,
+    IncludeMode,
+    ItemKey,
+    Kind,
+    Snapshot,
+    item_by,
+    key_of,
+)
 from mcp_context_proxy.protocol.strangers import one_line
 
 Deliver: TypeAlias = Literal["nothing", "answer", "prompt"]

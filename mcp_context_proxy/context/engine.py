@@ -31,21 +31,22 @@ from mcp_context_proxy.context import (
     RequestContext,
     RequestRecords,
     joined,
-    key_of,
     overridden,
 )
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.delivery import Deliver, given_now
+from mcp_context_proxy.context.indexing import OnProgress
 from mcp_context_proxy.context.presets import PresetBook
-from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher, narrowed
-from mcp_context_proxy.context.search_filters import DocumentJudge, OnProgress, OnWait
-from mcp_context_proxy.context.selection import ContextExpander, Score, SearchAnswer, Selection, Selector
+from mcp_context_proxy.context.search import EVERYTHING, OnWait, Scope, Searcher, narrowed
+from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
     Given,
+    RemovedItem,
     ResultReading,
     SessionContext,
     Sessions,
+    SessionState,
     SessionView,
 )
 from mcp_context_proxy.embedding.embeddings import Costs
@@ -61,10 +62,12 @@ from mcp_context_proxy.items import (
     Snapshots,
     Tool,
     item_by,
+    key_of,
 )
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval import SUSPECTED, Ranking
+from mcp_context_proxy.retrieval.expansion import DocumentJudge
 from mcp_context_proxy.retrieval.reranker import CANDIDATES, Reranker, RerankerModel
 from mcp_context_proxy.statistics.report import arm_of
 from mcp_context_proxy.system.process import time_of_day
@@ -154,36 +157,6 @@ RELATED = 20
 
 COUNTING_SECONDS = 0.5
 """Timeout for counting the tokens of the catalog; a longer count goes on for the next caller."""
-
-
-class RemovedItem(Struct, frozen=True):
-    """An item that was removed from a session by hand."""
-
-    type: Kind
-    name: str
-
-
-class SessionState(Struct, frozen=True):
-    """Current context of a session; see `SessionContext`."""
-
-    id: str
-    kind: str
-    created: float
-    query: str | None
-    items: tuple[ContextItem, ...]
-    removed: tuple[RemovedItem, ...]
-    options: Overrides
-    latest_request: str | None
-    profile: str | None = None
-    """Profile of its client; None without one."""
-    by_person: tuple[RemovedItem, ...] = ()
-    """Items that a person has added or removed, about which a model changes nothing."""
-    client: str | None = None
-    """Name under which its client introduced itself; None where it gave none, and for a handle."""
-    presets: tuple[str, ...] = ()
-    """Presets with which it began, of its profile and of its host. One of them may not be saved any more."""
-    preset_options: Overrides = NO_OVERRIDES
-    """Changes of options by these, before its own."""
 
 
 class ContextEngine:
@@ -321,13 +294,7 @@ class ContextEngine:
             catalog = self._catalog if ACTING.get().limited else self._catalog.whole
             enough = partial(self._searcher.is_sure, query, catalog, options, selection.scope)
             snapshot = await self._searcher.ready(catalog, on_progress, on_wait, within, enough)
-            if (named := snapshot.wider.get(query)) is not None:
-                selection.query = named.exposed_name  # under which the index has it
-            if origin == "search":
-                scope, settings = selection.scope, self._searcher.config.servers
-                on = (one for one in snapshot.servers if one not in settings or settings[one].enabled)
-                filters = narrowed(scope.filters, query, filter(reaches, on))
-                selection.scope = replace(scope, filters=filters)
+            self._fit_to(selection, snapshot)
             await self._searcher.check(selection.scope.filters, snapshot)
         except UnknownFilterError:
             raise
@@ -350,6 +317,17 @@ class ContextEngine:
             if given is not None and deliver != "nothing" and answer.found.snapshot.documents:
                 given.update(given_now(answer.context, answer.found.snapshot))
         return answer
+
+    def _fit_to(self, selection: Selection, snapshot: Snapshot) -> None:
+        """Take the name of a tool as the index has it, and the filters that the query of a search implies."""
+        query = selection.query
+        if (named := snapshot.wider.get(query)) is not None:
+            selection.query = named.exposed_name
+        if selection.origin == "search":
+            scope, settings = selection.scope, self._searcher.config.servers
+            on = (one for one in snapshot.servers if one not in settings or settings[one].enabled)
+            filters = narrowed(scope.filters, query, filter(reaches, on))
+            selection.scope = replace(scope, filters=filters)
 
     async def _complete(
         self,
@@ -511,6 +489,21 @@ class ContextEngine:
         with anyio.move_on_after(COUNTING_SECONDS):
             return await self._searcher.off_loop(partial(self.costs.behind, self._catalog.snapshot))
         return None
+
+
+class Score(Struct, frozen=True):
+    """Parts of a score; see `Result`."""
+
+    total: float
+    cosine: float | None
+    lexical: float
+    need: float
+    terms: tuple[tuple[str, str, float], ...]
+    """The lexical score by field and word."""
+    action: float = 0.0
+    instructions: float = 0.0
+    learned: float = 0.0
+    novelty: float = 0.0
 
 
 class Explanation(Struct, frozen=True):

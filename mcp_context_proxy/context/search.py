@@ -6,9 +6,9 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Set
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Set
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import anyio
 from msgspec import Struct
@@ -16,19 +16,8 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config, DomainOptions
 from mcp_context_proxy.context import ContextOptions, search_filters
-from mcp_context_proxy.context.search_filters import (
-    DOCUMENT_SHARE,
-    FEW,
-    BackgroundIndexing,
-    DocumentsMeant,
-    Enough,
-    Excluded,
-    Figures,
-    Indexed,
-    OnProgress,
-    OnWait,
-    WaitForServers,
-)
+from mcp_context_proxy.context.indexing import BackgroundIndexing, Indexed, OnProgress
+from mcp_context_proxy.context.search_filters import Excluded, Figures
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
@@ -42,14 +31,27 @@ from mcp_context_proxy.items import (
 )
 from mcp_context_proxy.retrieval import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.expansion import Expander
+from mcp_context_proxy.retrieval.expansion import DOCUMENT_SHARE, DocumentsMeant, Expander
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.text import content_words, identifier_words, stem
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import Workers, in_task, keep_latest
 from mcp_context_proxy.trust import ACTING, reaches
 
+OnWait = Callable[[float, str], None]
+"""Called on the event loop, once a second, while a request waits for servers: with the seconds that it has
+waited for, and the servers in words. Must not block."""
+
+Enough: TypeAlias = Callable[[str], Awaitable[bool]]
+"""Tells whether a search needs none of the servers that are starting, given by names and addresses."""
+
+WaitForServers: TypeAlias = Callable[[float, OnWait | None, Enough | None], Awaitable[None]]
+"""Waits some seconds for servers that are starting, or until what has come is enough."""
+
 ENGINE_DEFAULTS: Final = Filters()
+
+FEW: Final = 50
+"""Items that filters may leave so that the nearest of them are shown, where none fits: all of one server."""
 
 
 class Found(Struct, frozen=True):

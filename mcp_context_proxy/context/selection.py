@@ -17,19 +17,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
-from mcp_context_proxy.catalog.definitions import SEPARATOR
-from mcp_context_proxy.context import (
-    SESSION_MODES,
-    ContextItem,
-    ContextOptions,
-    Mode,
-    Origin,
-    RequestContext,
-    key_of,
-)
+from mcp_context_proxy.catalog.names import SEPARATOR
+from mcp_context_proxy.context import SESSION_MODES, ContextItem, ContextOptions, Mode, Origin, RequestContext
 from mcp_context_proxy.context.delivery import Deliver, ToldDocument, as_prompt, deliver
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
-from mcp_context_proxy.context.search_filters import BEHIND_TOOL
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, standing_items
 from mcp_context_proxy.embedding.embeddings import Costs
 from mcp_context_proxy.errors import nearest_names
@@ -43,11 +34,12 @@ from mcp_context_proxy.items import (
     Snapshot,
     Tool,
     item_by,
+    key_of,
 )
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval import FITTING, Ranking, Result
-from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
+from mcp_context_proxy.retrieval.expansion import BEHIND_TOOL, Expanded, Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import NAMED, files_named, is_for
 from mcp_context_proxy.retrieval.reranker import Reranking
@@ -174,21 +166,6 @@ class Selection(Struct, kw_only=True):
             searched=self.searched,
             kinds=None if self.scope.kinds is None else tuple(sorted(self.scope.kinds)),
         )
-
-
-class Score(Struct, frozen=True):
-    """Parts of a score; see `Result`."""
-
-    total: float
-    cosine: float | None
-    lexical: float
-    need: float
-    terms: tuple[tuple[str, str, float], ...]
-    """The lexical score by field and word."""
-    action: float = 0.0
-    instructions: float = 0.0
-    learned: float = 0.0
-    novelty: float = 0.0
 
 
 class SearchAnswer(Struct, frozen=True):

@@ -23,7 +23,7 @@ from msgspec import Struct, field
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.document_reading import near_documents, uris_meant
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context import NO_OVERRIDES, Delivery, Mode, Overrides, key_of
+from mcp_context_proxy.context import NO_OVERRIDES, ContextItem, Delivery, Mode, Overrides
 from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.errors import (
     AwaitedServersError,
@@ -31,7 +31,7 @@ from mcp_context_proxy.errors import (
     NotForModelsError,
     UnknownItemError,
 )
-from mcp_context_proxy.items import IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_by
+from mcp_context_proxy.items import IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_by, key_of
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
@@ -191,6 +191,36 @@ class SessionContext(Struct, eq=False, weakref=True):
             meant=dict(self.meant) if self.added else {},
             client=self.client,
         )
+
+
+class RemovedItem(Struct, frozen=True):
+    """An item that was removed from a session by hand."""
+
+    type: Kind
+    name: str
+
+
+class SessionState(Struct, frozen=True):
+    """Current context of a session; see `SessionContext`."""
+
+    id: str
+    kind: str
+    created: float
+    query: str | None
+    items: tuple[ContextItem, ...]
+    removed: tuple[RemovedItem, ...]
+    options: Overrides
+    latest_request: str | None
+    profile: str | None = None
+    """Profile of its client; None without one."""
+    by_person: tuple[RemovedItem, ...] = ()
+    """Items that a person has added or removed, about which a model changes nothing."""
+    client: str | None = None
+    """Name under which its client introduced itself; None where it gave none, and for a handle."""
+    presets: tuple[str, ...] = ()
+    """Presets with which it began, of its profile and of its host. One of them may not be saved any more."""
+    preset_options: Overrides = NO_OVERRIDES
+    """Changes of options by these, before its own."""
 
 
 class ResultReading(Struct, frozen=True):

@@ -177,21 +177,19 @@ def servers_in(
         elif is_ourselves(common.entry):
             found.ours[name] = common.entry
         else:
-            wrong = [
-                f"{dotted(one.path[2:])}: {one.message}" if one.path[2:] else one.message
-                for one in found_wrong
-                if one.path[:2] == ("servers", key)
-            ]
             table = dict(source.tables["servers"].get(key, {}))
             if project is not None and table.get("command"):
                 # Claude Code starts it there.
                 table.setdefault("cwd", project)
             if project is not None and name in off_in[project]:
                 table["enabled"] = False
+            wrong = [
+                f"{dotted(one.path[2:])}: {one.message}" if one.path[2:] else one.message
+                for one in found_wrong
+                if one.path[:2] == ("servers", key)
+            ]
             wrong += _needs_host(table, environ, found.notes, name)
-            wrong += (reason for one, reason in _ONLY_THERE.items() if entry.get(one) not in _NOTHING)
-            if any(_names_client(one) for one in (entry, entry.get("auth"), entry.get("oauth"))):
-                wrong.append(f"its host logs in as a client of its own; {_BY_HAND}")
+            wrong += _only_there(entry)
             wrong += _mistakes(table)
             if not wrong and "*" in table.get("deny", ()):
                 wrong.append("its host turns off all its tools")
@@ -231,6 +229,13 @@ _NOTHING: Final = (None, False, "", "local")
 """Values with which such a key says nothing."""
 
 _BY_HAND: Final = "add the server by hand, with a table [servers.NAME.oauth], to log in as that client here"
+
+
+def _only_there(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why nobody but its host can start or reach a server, by the keys of its entry."""
+    yield from (reason for key, reason in _ONLY_THERE.items() if entry.get(key) not in _NOTHING)
+    if any(_names_client(one) for one in (entry, entry.get("auth"), entry.get("oauth"))):
+        yield f"its host logs in as a client of its own; {_BY_HAND}"
 
 
 def _names_client(login: Any) -> bool:

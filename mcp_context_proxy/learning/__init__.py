@@ -120,7 +120,7 @@ def updated(
     `begun` makes the first pair of a key.
     """
     known = near.get(use.tool)
-    key = key_of(use.query) if known is None else known.key
+    key = query_key(use.query) if known is None else known.key
     lessons = sum(tool == use.tool for _, tool in taught)
     if (key, use.tool) in taught or (known is None and lessons >= NEW_IN_A_SESSION):
         return [], None
@@ -134,7 +134,7 @@ def updated(
     return [begun(key) if known is None else used_again(known, use.signal, now), *changed], key
 
 
-def key_of(query: str) -> bytes:
+def query_key(query: str) -> bytes:
     """Return the hash of a query's words; case, spaces and punctuation do not matter."""
     words = " ".join(_WORD.findall(query.lower())) or query
     return hashlib.sha256(words.encode("utf-8", "replace")).digest()
@@ -338,7 +338,7 @@ def imported(lines: Sequence[PairLine], model: QueryEmbedder) -> list[Pair]:
     pairs = []
     for line in lines:
         if line.query is not None:
-            key, vector = key_of(line.query), next(embedded)
+            key, vector = query_key(line.query), next(embedded)
         elif line.model == model_id and line.key and line.vector:
             key = bytes.fromhex(line.key)
             vector = decoded_vector(base64.b64decode(line.vector))

@@ -35,8 +35,8 @@ from mcp_context_proxy.learning import (
     Use,
     first_confidence,
     is_doubtful,
-    key_of,
     pruned,
+    query_key,
     updated,
 )
 from mcp_context_proxy.protocol.strangers import clean
@@ -258,7 +258,7 @@ class LearnedTier:
 
     def forget_query(self, vector: Vector, query: str) -> int:
         """Forget the pairs of a query, and of queries that mean the same; return how many."""
-        key = key_of(query)
+        key = query_key(query)
 
         def is_same(pair: Pair) -> bool:
             near = pair.vector.shape == vector.shape and float(pair.vector @ vector) >= SAME
@@ -344,7 +344,7 @@ class LearnedTier:
         if (cosines := _cosines(index, vector)) is not None:
             same = sorted(np.flatnonzero(cosines >= SAME), key=lambda at: cosines[at])
             near = {index.pairs[at].tool: index.pairs[at] for at in same}  # the nearest of each tool
-        if (at := index.at.get((key_of(use.query), use.tool))) is not None:
+        if (at := index.at.get((query_key(use.query), use.tool))) is not None:
             near[use.tool] = index.pairs[at]
         query = use.query[:QUERY_CHARACTERS] if self._store_queries else None
 

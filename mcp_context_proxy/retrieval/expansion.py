@@ -1,5 +1,6 @@
-"""Context expansion: items that come with the selected ones, or with the result of a call.
+"""Documents that a query means, and items that come with the selected ones or with the result of a call.
 
+A query means the documents that are as near to it as the best tool, and none for other files than it names.
 A document brings the tools that it names or plainly describes (`links`), and a tool in use the documents that
 name it. With a threshold of one's own, items are near where their best chunks are, by the same vectors as in
 search. Links and neighbours are computed when they are first asked for, and kept as long as their index.
@@ -15,14 +16,37 @@ from itertools import islice
 from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import Document, IncludeMode, Item, ItemKey, Kind, Snapshot, Tool
-from mcp_context_proxy.retrieval.index import Index, item_key
-from mcp_context_proxy.retrieval.links import NAMED, Links, ToolLink, mentions
+from mcp_context_proxy.items import (
+    DOCUMENT_KINDS,
+    Document,
+    IncludeMode,
+    Item,
+    ItemKey,
+    Kind,
+    Snapshot,
+    Tool,
+    key_of,
+)
+from mcp_context_proxy.retrieval import Ranking, Result, SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters, Index
+from mcp_context_proxy.retrieval.links import (
+    NAMED,
+    Links,
+    ToolLink,
+    files_named,
+    is_about_files,
+    is_for,
+    mentions,
+    namesakes,
+    without_files,
+)
 from mcp_context_proxy.retrieval.next_steps import KnownSteps, next_steps
-from mcp_context_proxy.retrieval.scoring import Background
+from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, Background
 from mcp_context_proxy.retrieval.text import chunks, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex
 from mcp_context_proxy.system.later import NDArray, np
@@ -167,22 +191,22 @@ class Expander:
         not_meant: Collection[ItemKey],
     ) -> list[Expanded]:
         frontier: list[Item] = list(selected)
-        known, found = {item_key(item) for item in selected}, list[Expanded]()
+        known, found = {key_of(item) for item in selected}, list[Expanded]()
         for _ in range(options.depth):
             step: dict[tuple[Kind, str], Expanded] = {}
             for source in frontier:
                 if isinstance(source, Document):
-                    least = NAMED if item_key(source) in not_meant else 0.0
+                    least = NAMED if key_of(source) in not_meant else 0.0
                     for one in self.tools_of(source, snapshot, query):
                         if one.cosine < least:
                             continue
-                        key = item_key(one.item)
+                        key = key_of(one.item)
                         if key not in known and one.cosine > getattr(step.get(key), "cosine", 0.0):
                             step[key] = one
             nearest = [one for one in step.values() if allowed(one.item)]
             nearest.sort(key=lambda one: -one.cosine)
             found += nearest[: options.top_n]
-            known |= {item_key(one.item) for one in nearest[: options.top_n]}
+            known |= {key_of(one.item) for one in nearest[: options.top_n]}
             frontier = [one.item for one in nearest[: options.top_n]]
         return found
 
@@ -209,7 +233,7 @@ class Expander:
                 f"{'named' if link.named else 'described'} in",
             )
             for link in ordered
-            if link.item not in forbidden and item_key(links.index.items[link.item]) not in snapshot.hidden
+            if link.item not in forbidden and key_of(links.index.items[link.item]) not in snapshot.hidden
         ]
 
     def nearest_first(self, documents: list[Document], query: str, snapshot: Snapshot) -> list[Document]:
@@ -221,8 +245,8 @@ class Expander:
         for document in documents:
             at = graph.position(document)
             if at is not None and index.ready[at]:
-                cosines[item_key(document)] = float((dense.vectors_of(at) @ vectors[0]).max())
-        return sorted(documents, key=lambda one: -cosines.get(item_key(one), -1.0))
+                cosines[key_of(document)] = float((dense.vectors_of(at) @ vectors[0]).max())
+        return sorted(documents, key=lambda one: -cosines.get(key_of(one), -1.0))
 
     def is_about(self, document: Document, tool: Item, snapshot: Snapshot, query: str) -> bool:
         """Return whether a document is about the same thing as a tool."""
@@ -343,8 +367,8 @@ class NeighbourGraph:
     def position(self, item: Item) -> int | None:
         """Return the position of an item; None where it is not indexed, as ``manual`` items are not."""
         if self._positions is None:
-            self._positions = {item_key(one): at for at, one in enumerate(self.index.items)}
-        return self._positions.get(item_key(item))
+            self._positions = {key_of(one): at for at, one in enumerate(self.index.items)}
+        return self._positions.get(key_of(item))
 
     def of(self, items: Sequence[int], query: NDArray[np.float32] | None = None) -> list[Neighbours]:
         """Return the neighbours of items.
@@ -396,3 +420,132 @@ def _nearest(items: NDArray[np.intp], cosines: NDArray[np.float32], without: int
     best = np.argpartition(-cosines, count - 1)[:count] if count else np.zeros(0, np.intp)
     ordered = best[np.lexsort((best, -cosines[best]))]
     return tuple((int(items[at]), float(cosines[at])) for at in ordered if cosines[at] > 0)
+
+
+DOCUMENT_SHARE = 0.65
+"""Share of the best score that a document needs to be shown."""
+
+BEHIND_TOOL = 0.18
+"""Distance in score behind the best tool up to which a document is meant: a request for a tool is nearer to
+it than to any document, a question about a rule is not. benchmarks/contexts.md has both for other numbers."""
+
+FOR_TOOL = 0.1
+"""Distance by which a document may be further behind that leads to the best tool: it says how to use it."""
+
+REPEATED = 0.75
+"""Score that the best tool counts as at most for such a document: a request that repeats a tool's description
+is nearer to it than any short rule can be."""
+
+WORDS_ELSEWHERE = 0.08
+"""Score that the words of a request would add to the nearest tool of other catalogs, with which a document is
+compared where no tool here is as near."""
+
+FEW_PASSAGES = 75
+"""Chunks of documents up to which the best is not near by chance: those of fifty short rules."""
+
+NEARER_BY_PASSAGES = 0.04
+"""Distance that a document has to be nearer where there are e times as many chunks; its share of the best
+document as well. benchmarks/contexts.md has figures for the long documents of this project."""
+
+TOOLS_COMPARED = 3
+"""Best tools whose scores are looked at."""
+
+COMPARED = 50
+"""Documents whose scores without the files of a query are compared with those with them."""
+
+DocumentJudge: TypeAlias = Callable[[Result], str | None]
+"""Tells why a request does not mean a document; None for one that it means."""
+
+
+class DocumentsMeant:
+    """Decides which documents a request means."""
+
+    def __init__(self, engine: Engine, expander: Expander | None) -> None:
+        self._engine, self._expander = engine, expander
+
+    def meant(self, query: str, snapshot: Snapshot, documents: Ranking, tools: Ranking) -> Ranking:
+        """Return the documents that a request means, rather than a tool; the others are near misses."""
+        candidates = documents.results or documents.near_misses
+        against = self.judge(query, snapshot, documents, tools)
+        if against is None:
+            return documents
+        results = tuple(one for one in candidates if against(one) is None)
+        return replace(
+            documents, results=results, fits=bool(results), near_misses=() if results else candidates
+        )
+
+    def judge(
+        self, query: str, snapshot: Snapshot, documents: Ranking, tools: Ranking
+    ) -> DocumentJudge | None:
+        """Return what tells why a request does not mean a document, or None where it does. Blocks.
+
+        A document must be as near to the request as the best tool, or not far behind. Where it leads to that
+        tool itself, it may be further behind. The nearest tools of other catalogs count as well, so that a
+        request for something else finds no document where there are few tools. Nobody judges where nothing
+        is meant at all.
+        """
+        candidates = documents.results or documents.near_misses
+        rivals = (*tools.results, *tools.near_misses)[:TOOLS_COMPARED]
+        by_words = any(one.considered and one.indexed and not one.likely for one in (documents, tools))
+        if documents.best_cosine is None or by_words:
+            most = max((one.lexical for one in rivals), default=0.0)
+            return lambda one: (
+                None
+                if documents.fits and (one.exact or one.lexical >= most)
+                else "by words, which alone are compared now, tools fit better"
+            )
+        if not candidates or documents.evidence is None or not (documents.fits or tools.fits):
+            return None
+        best = max(rivals, key=_plain_score, default=None)
+        here = -math.inf if best is None else _plain_score(best)
+        nearest = self._engine.elsewhere(query, snapshot)
+        elsewhere = -math.inf if nearest is None else nearest + WORDS_ELSEWHERE
+        nearer = NEARER_BY_PASSAGES * math.log(max(self._engine.passages(snapshot) / FEW_PASSAGES, 1.0))
+        least, about = max(here, elsewhere) + nearer, max(min(here, REPEATED), elsewhere) + nearer
+        files = files_named(query)
+        by_name = self._near_by_name(files, query, snapshot, candidates) if files else set[ItemKey]()
+        share = (DOCUMENT_SHARE + nearer) * max(one.score for one in candidates)
+        others = namesakes((one.item for one in candidates if isinstance(one.item, Document)), query)
+
+        def against(one: Result) -> str | None:
+            assert isinstance(one.item, Document)
+            if one.exact:
+                return None
+            if files and one.item.patterns and not any(is_for(one.item.patterns, file) for file in files):
+                return "it is for other files than those named"
+            if one.item.uri in others:
+                return "it is of another folder than the one that is named, which has one of this name"
+            if key_of(one.item) in by_name:
+                return "only the name of a file brings it near, and it is not about such files"
+            if one.score < share:
+                return f"its score is {one.score:.2f}, and beside the best document {share:.2f} are needed"
+            score = _plain_score(one)
+            if score >= least - BEHIND_TOOL:
+                return None
+            rival = "a tool of other catalogs" if best is None or elsewhere > here else key_of(best.item)[1]
+            too_far = (
+                f"{rival} is nearer to the query: its own score, {score:.2f}, is more than {BEHIND_TOOL} "
+                f"below {least:.2f}, so that a tool is meant"
+            )
+            if score < about - BEHIND_TOOL - FOR_TOOL or best is None or self._expander is None:
+                return too_far
+            return None if self._expander.is_about(one.item, best.item, snapshot, query) else too_far
+
+        return against
+
+    def _near_by_name(
+        self, files: list[str], query: str, snapshot: Snapshot, found: Iterable[Result]
+    ) -> set[ItemKey]:
+        """Return the documents that a query would be less near to without its files."""
+        led = {key_of(one.item): _plain_score(one) for one in found if not is_about_files(one.item, files)}
+        if led and (rest := without_files(query)):
+            documents, many = Filters(kinds=DOCUMENT_KINDS), SearchOptions(depth=COMPARED)
+            ranked = self._engine.search(rest, snapshot, documents, many, wait=False)
+            for one in (*ranked.results, *ranked.near_misses, *ranked.others):
+                if _plain_score(one) >= led.get(key_of(one.item), math.inf):
+                    del led[key_of(one.item)]
+        return set(led)
+
+
+def _plain_score(result: Result) -> float:
+    return (result.cosine or 0.0) + float(LEXICAL_FACTOR) * result.lexical

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool, ToolKey
+from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool, ToolKey, key_of
 from mcp_context_proxy.retrieval.bm25 import (
     ITEMS_A_GROUP,
     Group,
@@ -109,7 +109,7 @@ class Filters(Struct, frozen=True):
         source = item.server or f"{item.kind}s"
         if self.servers is not None and source not in self.servers:
             return False
-        if (self.kinds is not None and item.kind not in self.kinds) or item_key(item) in self.without:
+        if (self.kinds is not None and item.kind not in self.kinds) or key_of(item) in self.without:
             return False
         if tool is not None and (tool.server, tool.name) in self.unfit:
             return False
@@ -120,11 +120,6 @@ class Filters(Struct, frozen=True):
         own = frozenset(metadata_of(item).labels())
         met = self.labels <= own and not self.no_labels & own
         return met and (not self.any_labels or bool(self.any_labels & own))
-
-
-def item_key(item: Item) -> tuple[Kind, str]:
-    """Return the key of an item: its kind, and exposed name of a tool or name of a document."""
-    return item.kind, item.exposed_name if isinstance(item, Tool) else item.name
 
 
 class Reading(Struct, frozen=True, eq=False):
@@ -461,7 +456,7 @@ class Index(Struct, frozen=True, eq=False):
         met[self._tools(filters.unfit)] = False
         if filters.without:
             named = self._having(np.array([_hashed(name) for _, name in filters.without], np.int64))
-            met[[at for at in named if item_key(self.items[at]) in filters.without]] = False
+            met[[at for at in named if key_of(self.items[at]) in filters.without]] = False
         return met
 
     def _having(self, hashes: NDArray[np.int64]) -> list[int]:

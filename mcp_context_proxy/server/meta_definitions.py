@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from mcp_context_proxy.catalog.definitions import SEPARATOR
+from mcp_context_proxy.catalog.names import SEPARATOR
 from mcp_context_proxy.errors import AwaitedServersError, SharedNameError, UnknownItemError
 from mcp_context_proxy.items import NO_FILTERS, SearchFilters
 from mcp_context_proxy.protocol import envelope, strangers

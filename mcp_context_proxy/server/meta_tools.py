@@ -13,10 +13,12 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context import NO_OVERRIDES, Delivery, DomainOverrides, Overrides, key_of
+from mcp_context_proxy.context import NO_OVERRIDES, Delivery, DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search import Scope, asks_for_all, may_mean
-from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
+from mcp_context_proxy.context.indexing import OnProgress
+from mcp_context_proxy.context.search import OnWait, Scope, asks_for_all, may_mean
+from mcp_context_proxy.context.search_filters import Figures
+from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
 from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -29,7 +31,7 @@ from mcp_context_proxy.errors import (
     UnknownItemError,
 )
 from mcp_context_proxy.interactions import InteractionRecorder
-from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, Tool, ToolClass
+from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
@@ -299,17 +301,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             if caller.session.subscriptions:
                 self.changes.context_changed(caller.session)
         noted = None if _wants_data(caller) else self._noted(handle or caller.session, caller)
-        notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
-        rerank = answer.context.rerank
-        if best and rerank is not None and not rerank.used:
-            notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
-        if eras.shows_apps(caller.capabilities):
-            notes += note_of_pages(answer, caller.name_of, self.tools.with_pages(caller.session))
-        if caller.session is not None:
-            tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
-            shown = dict.fromkeys(tool.server for tool in tools)
-            clients = filter(None, map(self.fleet.clients.get, shown))
-            notes += map(Note, said_later(clients, self.redact, caller.session.introduced))
+        notes, context_id = self._notes(answer, noted, caller, best), None
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
@@ -319,6 +311,22 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if notes or answer.text is None:
             return _text(await in_thread(partial(written, answer, notes)), context_id)
         return _text(answer.text, context_id)
+
+    def _notes(
+        self, answer: SearchAnswer, noted: dict[str, frozenset[str]] | None, caller: Caller, best: bool
+    ) -> list[Note]:
+        """Return the notes of an answer: its limits, pages, servers told late, and a refused `best` order."""
+        notes, rerank = search_notes(answer, self.fleet, noted, caller.name_of), answer.context.rerank
+        if best and rerank is not None and not rerank.used:
+            notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
+        if eras.shows_apps(caller.capabilities):
+            notes += note_of_pages(answer, caller.name_of, self.tools.with_pages(caller.session))
+        if caller.session is not None:
+            tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
+            shown = dict.fromkeys(tool.server for tool in tools)
+            clients = filter(None, map(self.fleet.clients.get, shown))
+            notes += map(Note, said_later(clients, self.redact, caller.session.introduced))
+        return notes
 
     def _writer(self, wanted: SearchArguments | ContextArguments, caller: Caller) -> Callable[..., str]:
         """Return a function that writes the answer to a search, with the notes if it is given any."""

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.document_reading import DocumentPart
 from mcp_context_proxy.catalog.names import EXPOSED
-from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext, key_of
+from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext
 from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
 from mcp_context_proxy.context.engine import ContextEngine, age
 from mcp_context_proxy.context.search import Found, Scope
@@ -38,6 +38,7 @@ from mcp_context_proxy.items import (
     Tool,
     ToolClass,
     item_by,
+    key_of,
 )
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, quoted
@@ -74,8 +75,6 @@ NO_FIGURES: Final[Figures] = {}
 
 LISTED: Final = Detail(characters=200, optional=6, depth=2)
 """Amount that a list of tools tells about each."""
-
-LABELS = {Kind.RULE: "Rule", Kind.REFERENCE: "Reference"}
 
 NAMED_OF_EACH: Final = (1_000, 10, 6, 4, 3, 2, 1)
 """Tools of each server that an overview names, from the most to the fewest."""
@@ -137,7 +136,7 @@ def document_messages(
 
 
 def document_message(document: Document) -> str:
-    return f"{LABELS[document.kind]}: {document.name}\n\n{document.text.strip()}"
+    return f"{document.kind.capitalize()}: {document.name}\n\n{document.text.strip()}"
 
 
 def tools_text(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:

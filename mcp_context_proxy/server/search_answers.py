@@ -8,7 +8,7 @@ told whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import cache
 from typing import Final
 
@@ -16,14 +16,14 @@ from msgspec import Struct
 
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext, key_of
+from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext
 from mcp_context_proxy.context.search import Found, server_asked_for
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet, error_line
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.errors import some_of
-from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
+from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, stranger_text
 from mcp_context_proxy.retrieval import Result
@@ -165,38 +165,14 @@ def search_notes(
         notes.append(Note(UNREAD, UNREAD))
     if answer.context.dropped:
         notes.append(Note(f"{over_budget(answer.context, found.snapshot, name_of)}."))
-    missing = {
-        name: f"off: {one_line(off.reason, CAUSE_CHARACTERS)}"
-        for name, off in fleet.off.items()
-        if reaches(name)
-    }
     asked = set(identifier_words(f"{answer.context.query} {only or ''}".casefold()).split())
-    missing |= {
-        client.name: _standing(client, whole=_is_named(client.name, asked))
-        for client in fleet.unlisted
-        if reaches(client.name)
-    }
-    waiting = {
-        client.name: _standing(client) if client.cause else ""
-        for client in fleet.remembered
-        if reaches(client.name)
-    }
-    stale = {name: "" for name in fleet.stale if reaches(name)}
     fits = bool(found.results) and not found.near_misses
-    for note, servers in ((NOT_SEARCHED, missing), (NOT_CONNECTED, waiting), (NOT_LISTED, stale)):
+    for note, servers in _servers_away(fleet, asked).items():
         known = noted.get(note, frozenset())
         if note == NOT_SEARCHED:
             known = frozenset(name for name in known if fits and not _is_named(name, asked))
         if told := {name: why for name, why in servers.items() if name not in known and only in (None, name)}:
-            with_reasons = {name: f"{name} ({why})" if why else name for name, why in told.items()}
-            # Where nothing fits, what became of a server that the query means is the answer.
-            meant = [name for name in told if _is_named(name, asked)]
-            in_brief = [
-                *(with_reasons[name] for name in meant),
-                *(name for name in told if name not in meant),
-            ]
-            brief = f"{note}: {some_of(in_brief, BRIEFLY_NOTED)}." if note == NOT_SEARCHED else ""
-            notes.append(Note(f"{note}: {some_of([*with_reasons.values()])}.", brief))
+            notes.append(_note_of_servers(note, told, asked))
         # One that was well in between is named again.
         noted[note] = frozenset(name for name in servers if name in told or name in noted.get(note, ()))
     known = noted.get(WITHHELD, frozenset()) if fits else frozenset()
@@ -210,6 +186,25 @@ def search_notes(
     if not found.results and not any(map(reaches, found.snapshot.servers)):
         notes.append(Note(no_servers(), brief=no_servers()))
     return notes
+
+
+def _servers_away(fleet: Fleet, asked: Set[str]) -> dict[str, dict[str, str]]:
+    """Return by note the servers that were not searched as they are now, each with the reason if any."""
+    missing = {name: f"off: {one_line(off.reason, CAUSE_CHARACTERS)}" for name, off in fleet.off.items()}
+    missing |= {one.name: _standing(one, whole=_is_named(one.name, asked)) for one in fleet.unlisted}
+    waiting = {one.name: _standing(one) if one.cause else "" for one in fleet.remembered}
+    stale = dict.fromkeys(fleet.stale, "")
+    away = {NOT_SEARCHED: missing, NOT_CONNECTED: waiting, NOT_LISTED: stale}
+    return {note: {name: why for name, why in of.items() if reaches(name)} for note, of in away.items()}
+
+
+def _note_of_servers(note: str, told: Mapping[str, str], asked: Set[str]) -> Note:
+    with_reasons = {name: f"{name} ({why})" if why else name for name, why in told.items()}
+    # Where nothing fits, what became of a server that the query means is the answer.
+    meant = [name for name in told if _is_named(name, asked)]
+    in_brief = [*(with_reasons[name] for name in meant), *(name for name in told if name not in meant)]
+    brief = f"{note}: {some_of(in_brief, BRIEFLY_NOTED)}." if note == NOT_SEARCHED else ""
+    return Note(f"{note}: {some_of([*with_reasons.values()])}.", brief)
 
 
 def _is_named(server: str, asked: Set[str]) -> bool:

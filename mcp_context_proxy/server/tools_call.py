@@ -23,10 +23,10 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.definitions import SEPARATOR
+from mcp_context_proxy.catalog.names import SEPARATOR
 from mcp_context_proxy.context import RequestContext, RequestRecords
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search_filters import OnWait
+from mcp_context_proxy.context.search import OnWait
 from mcp_context_proxy.context.session import Handles, Session, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import (

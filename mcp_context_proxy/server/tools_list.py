@@ -18,12 +18,12 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.names import tool_named
+from mcp_context_proxy.catalog.names import is_plain_name, tool_named
 from mcp_context_proxy.config import ExposeConfig
 from mcp_context_proxy.config.tables import ExposeMode
 from mcp_context_proxy.context import SESSION_MODES
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.context.search import TOOL_ONLY, Scope
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import UnknownItemError
@@ -53,7 +53,6 @@ BASES_KEPT = 32
 MODEL, PAGES = "model", "app"
 """Those whom a tool is visible to, as MCP Apps call them."""
 
-TOOL_ONLY = frozenset({Kind.TOOL})
 
 T = TypeVar("T")
 
@@ -316,7 +315,7 @@ class ToolList:
             and shared[tool.name] == 1
             and tool.name not in snapshot.tools
             and tool.name not in meta_definitions.RESERVED
-            and definitions.is_plain_name(tool.name)
+            and is_plain_name(tool.name)
             and definitions.is_for_apps(tool)
         )
         # An own name leads nowhere as long as a server is not known that may have it, too.

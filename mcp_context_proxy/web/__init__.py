@@ -81,7 +81,6 @@ SELECTED_MOST = 1000
 Words = Annotated[str, Meta(min_length=1, pattern=r"\S")]
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 Count = Annotated[int, Meta(ge=1, le=SELECTED_MOST)]
-Score = Annotated[float, Meta(ge=0, le=1)]
 Period = Annotated[str, Meta(pattern=PERIOD_PATTERN, description="Hours or days, such as 24h or 30d.")]
 
 BODY_PROBLEMS = (

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from mcp_context_proxy.config.settings import Preset
 from mcp_context_proxy.context import ContextItem, DomainOverrides, Overrides, RequestContext, as_data
 from mcp_context_proxy.context import session as context_session
-from mcp_context_proxy.context.engine import Explanation, SessionState
+from mcp_context_proxy.context.engine import Explanation
 from mcp_context_proxy.context.presets import PresetError, SavedPreset
-from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext
+from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext, SessionState
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass, item_by
 from mcp_context_proxy.items import Item as CatalogItem

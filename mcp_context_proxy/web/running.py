@@ -24,12 +24,12 @@ from msgspec import Meta, Raw, Struct
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.catalog.names import EXPOSED
-from mcp_context_proxy.context import DomainOverrides, Overrides, key_of
+from mcp_context_proxy.context import DomainOverrides, Overrides
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import failure_and_remedy
-from mcp_context_proxy.items import Document, Kind, Snapshot, Tool, ToolClass
+from mcp_context_proxy.items import Document, Kind, Snapshot, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era

@@ -16,8 +16,9 @@ from mcp_context_proxy.config.reload import Reloader
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.indexing import Indexed
 from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope, asks_for_all
-from mcp_context_proxy.context.search_filters import Figures, Indexed
+from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.fleet import Fleet, failure

@@ -1,7 +1,7 @@
 from support.servers import real_lists
 from support.tables import each
 
-from mcp_context_proxy.catalog.definitions import lookalikes
+from mcp_context_proxy.catalog.names import lookalikes
 
 
 @each(

@@ -12,8 +12,8 @@ from support.listings import INTRODUCED
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.definitions import exposed_name
 from mcp_context_proxy.catalog.documents import DocumentLibrary
+from mcp_context_proxy.catalog.names import exposed_name
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.context.session import SessionContext, resolve_in
 from mcp_context_proxy.downstream.listing import ServerListing

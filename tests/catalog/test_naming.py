@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.servers import real_lists
 from support.tables import each
 
-from mcp_context_proxy.catalog.definitions import bare_names, exposed_name, is_altered_name
+from mcp_context_proxy.catalog.names import bare_names, exposed_name, is_altered_name
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 
 VALID = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]*")

@@ -9,7 +9,7 @@ from support.host_models import description_seen, model_sees, tools_seen
 from support.servers import real_lists, tool
 from support.tables import each
 
-from mcp_context_proxy.catalog.definitions import exposed_name
+from mcp_context_proxy.catalog.names import exposed_name
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.host_profiles import (
     HOSTS,

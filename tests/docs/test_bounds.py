@@ -34,7 +34,7 @@ MODULES = [
         "front.http_requests",
         "server.skills",
         "catalog.catalog",
-        "catalog.definitions",
+        "catalog.names",
         "catalog.skills",
         "retrieval.indexing",
         "protocol",

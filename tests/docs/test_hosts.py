@@ -5,7 +5,7 @@ import re
 import pytest
 from support.servers import real_lists
 
-from mcp_context_proxy.catalog.definitions import exposed_name
+from mcp_context_proxy.catalog.names import exposed_name
 from mcp_context_proxy.config.host_profiles import (
     HOSTS,
     NAME_CHARACTERS,

@@ -12,7 +12,7 @@ from support.proxies import Host, command, host_of, inside
 from support.servers import Workshop, tool
 from support.wires import stdio
 
-from mcp_context_proxy.catalog.names import parse_tools
+from mcp_context_proxy.catalog.definitions import parse_tools
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.downstream.era_negotiation import Introduction

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from licences import ALLOWED, embedded
 
-from mcp_context_proxy.catalog.names import parse_tools
+from mcp_context_proxy.catalog.definitions import parse_tools
 from mcp_context_proxy.config import EmbeddingConfig, Limits, ServerConfig
 from mcp_context_proxy.embedding import (
     MANIFEST,

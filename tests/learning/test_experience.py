@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.tables import each
 
-from mcp_context_proxy.learning import key_of
+from mcp_context_proxy.learning import query_key
 from mcp_context_proxy.learning.tier import ENOUGH, confidence
 from mcp_context_proxy.store.learned import Pair
 
@@ -14,7 +14,7 @@ def build_pairs(*uses: int, tools: int = 1) -> list[Pair]:
     counts = [*uses, *[1] * ENOUGH]
     vector = np.array([1], np.float32)
     return [
-        Pair(key_of(f"query {at}"), ("s", f"t{tool}"), None, vector, "m", 1.0, count, 0.0, 0.0)
+        Pair(query_key(f"query {at}"), ("s", f"t{tool}"), None, vector, "m", 1.0, count, 0.0, 0.0)
         for at, count in enumerate(counts)
         for tool in range(tools)
     ]

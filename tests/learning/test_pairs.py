@@ -16,10 +16,10 @@ from mcp_context_proxy.learning import (
     first_confidence,
     imported,
     is_doubtful,
-    key_of,
     moved,
     passed_over,
     pruned,
+    query_key,
     used_again,
 )
 from mcp_context_proxy.store.learned import Pair
@@ -32,7 +32,7 @@ VECTOR = np.array([1, 0], np.float32)
 
 def build_pair(number: int = 0, confidence: float = 0.9, last: float = 0.0, tool: str = "tool") -> Pair:
     query = f"query {number}"
-    return Pair(key_of(query), ("s", tool), query, VECTOR, "model", confidence, 1, 0.0, last)
+    return Pair(query_key(query), ("s", tool), query, VECTOR, "model", confidence, 1, 0.0, last)
 
 
 def test_an_old_high_confidence_counts_less_than_a_fresh_low_one():
@@ -139,5 +139,5 @@ def test_the_pairs_of_one_tool_are_limited():
 
 
 def test_case_and_spaces_do_not_make_another_query():
-    assert key_of("Send  a Mail ") == key_of("send a mail")
-    assert key_of("send a mail") != key_of("send mail")
+    assert query_key("Send  a Mail ") == query_key("send a mail")
+    assert query_key("send a mail") != query_key("send mail")

@@ -5,14 +5,14 @@ import numpy as np
 from hypothesis import given
 from msgspec.structs import replace
 
-from mcp_context_proxy.learning import PairIndex, key_of
+from mcp_context_proxy.learning import PairIndex, query_key
 from mcp_context_proxy.store.learned import Pair
 
 
 def build_pair(query: int, tool: int, confidence: float = 0.5) -> Pair:
     vector = np.random.default_rng([query, 7]).standard_normal(8)
     unit = (vector / np.linalg.norm(vector)).astype(np.float32)
-    return Pair(key_of(f"q{query}"), ("s", f"t{tool}"), f"q{query}", unit, "m", confidence, 1, 0.0, 0.0)
+    return Pair(query_key(f"q{query}"), ("s", f"t{tool}"), f"q{query}", unit, "m", confidence, 1, 0.0, 0.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=25))

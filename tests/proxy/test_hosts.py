@@ -4,7 +4,7 @@ from support.host_models import description_seen, model_sees, tools_seen
 from support.proxies import Host, inside
 from support.servers import Workshop, real_lists
 
-from mcp_context_proxy.catalog.definitions import exposed_name
+from mcp_context_proxy.catalog.names import exposed_name
 from mcp_context_proxy.config.host_profiles import HOSTS, room_given
 from mcp_context_proxy.protocol import envelope
 

@@ -10,7 +10,7 @@ from support.proxies import Host, command, inside
 from support.servers import Workshop, tool
 from support.wires import stdio
 
-from mcp_context_proxy.context.search_filters import BackgroundIndexing, OnProgress
+from mcp_context_proxy.context.indexing import BackgroundIndexing, OnProgress
 from mcp_context_proxy.items import Snapshot
 
 SEARCH = "search_available_tools"

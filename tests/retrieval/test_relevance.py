@@ -9,9 +9,10 @@ from support.servers import real_lists
 
 from mcp_context_proxy.embedding.embeddings import load_model
 from mcp_context_proxy.examples.functions import server
+from mcp_context_proxy.items import key_of
 from mcp_context_proxy.retrieval import FITTING
 from mcp_context_proxy.retrieval.engine import Engine
-from mcp_context_proxy.retrieval.index import Filters, item_key
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     AGAINST_ALONE,
@@ -347,7 +348,7 @@ def test_names_of_hidden_tools_are_not_read(engine, tracker):
 
     found = [
         engine.search(query, replace(catalog, hidden=frozenset(keys)), options=FITTING).read_as
-        for keys in ((), [item_key(hidden)])
+        for keys in ((), [key_of(hidden)])
     ]
 
     assert found == [None, "list the issues due this week"]

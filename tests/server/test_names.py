@@ -12,10 +12,10 @@ from support.servers import Server, Workshop, tool
 from support.tables import each
 
 from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy
-from mcp_context_proxy.catalog.definitions import exposed_name
+from mcp_context_proxy.catalog.names import exposed_name
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS, name_room
-from mcp_context_proxy.context.search_filters import OnWait
+from mcp_context_proxy.context.search import OnWait
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
 

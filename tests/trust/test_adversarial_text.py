@@ -229,8 +229,8 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "front matter": lambda written: read_front_matter(f"---\n{written}\n: [\n---\n", Format.CURSOR),
     "patterns of files": lambda written: read_front_matter(f"---\nglobs: a{written}\n---\n", Format.CURSOR),
     "definition": fit,
-    "lookalikes": lambda written: list(definitions.lookalikes([written, written + "б"])),
-    "exposed name": lambda written: definitions.exposed_name("evil", written, 64),
+    "lookalikes": lambda written: list(names.lookalikes([written, written + "б"])),
+    "exposed name": lambda written: names.exposed_name("evil", written, 64),
     "differences for a person": lambda written: changed_lines(
         json.dumps({"description": written[: len(written) // 8]}).encode(),
         json.dumps({"description": written[len(written) // 8 :: -1]}).encode(),
