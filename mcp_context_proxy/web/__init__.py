@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from http import HTTPStatus
+from itertools import compress
 from pathlib import Path
 from string import Template
 from types import MethodType
@@ -244,6 +245,7 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
         try:
             given = Given(dict(request.path_params), request.headers.get(AGENT_HEADER), rights)
             answer = await operation.handler(given, **await _decoded(operation, request))
+            answer = within_reach(rights, answer) if rights.limited else answer
         except BadRequestError as error:
             return refused(error.status, error.detail, shown)
         except (UnknownItemError, UnknownFilterError) as error:
@@ -264,6 +266,22 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
     # For a tool, the URI of a document may be given, with the slashes in it.
     path = operations[0].path.replace("{tool}", "{tool:path}")
     return Route(path, endpoint, methods=list(by_method))
+
+
+def within_reach(rights: Principal, value: Any) -> Any:
+    """Return a value without the entries of its lists about servers that somebody does not reach."""
+    if isinstance(value, Struct):
+        names = value.__struct_fields__
+        return msgspec.structs.replace(value, **{n: within_reach(rights, getattr(value, n)) for n in names})
+    if isinstance(value, dict):
+        return {key: within_reach(rights, member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        servers = [
+            one.get("server") if isinstance(one, dict) else getattr(one, "server", None) for one in value
+        ]
+        reached = [not server or rights.reaches(server) for server in servers]
+        return [within_reach(rights, one) for one in compress(value, reached)]
+    return value
 
 
 async def _decoded(operation: Operation, request: Request) -> dict[str, Any]:
