@@ -450,6 +450,7 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         if member is not None and policy.hosts is not None:
             policy = replace(policy, hosts=policy.hosts | {member.host})
         needed: list[Needed] = [
+            proxy.store.database,
             *([] if issued is None else [issued.keys]),
             *([] if member is None else [member.replicas]),
         ]
