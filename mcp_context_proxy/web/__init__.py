@@ -537,12 +537,14 @@ def routes(
     operations: Sequence[Operation],
     shown: Shown = clean_json,
     within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    public_url: str | None = None,
 ) -> list[BaseRoute]:
     """Return the routes of the API, its OpenAPI document, and the pages.
 
-    Responses of the API pass `shown`; its requests are served `within` the limits of their clients.
+    Responses of the API pass `shown`; its requests are served `within` the limits of their clients. The
+    document names the path that belongs to the `public_url` of MCP.
     """
-    described = cache(lambda: document(BASE, operations))  # takes 0.1 s, and few ask
+    described = cache(lambda: document(http.below(public_url) + BASE, operations))  # takes 0.1 s, and few ask
 
     async def openapi(_request: Request) -> Response:
         return JSONResponse(await in_thread(described), headers=HEADERS)
