@@ -55,8 +55,8 @@ class StoreUnavailableError(StoreError):
     """The store cannot be used for the moment: another process holds it, the disk is full, it is away."""
 
 
-class ReadOnlyStoreError(StoreUnavailableError):
-    """The store can be read, and takes no writes for the moment."""
+class ReadOnlyStoreError(StoreError):
+    """The store can be read, and takes no writes."""
 
 
 class Cursor(Protocol):

@@ -130,8 +130,9 @@ class PostgresDatabase(Database):
 
     @property
     def problem(self) -> str | None:
-        lasting = self._failures.lasting  # which reads that work do not end
-        failure = self._breaker.failure or (lasting if isinstance(lasting, ReadOnlyStoreError) else None)
+        # One that does not pass, such as a right that is missing, is not over once something can be read.
+        lasting = self._failures.lasting
+        failure = self._breaker.failure or (None if isinstance(lasting, StoreUnavailableError) else lasting)
         return f"{failure}. Calls and searches go on; what is new waits in memory" if failure else None
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
