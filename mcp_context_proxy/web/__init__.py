@@ -276,10 +276,8 @@ def within_reach(rights: Principal, value: Any) -> Any:
     if isinstance(value, dict):
         return {key: within_reach(rights, member) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        servers = [
-            one.get("server") if isinstance(one, dict) else getattr(one, "server", None) for one in value
-        ]
-        reached = [not server or rights.reaches(server) for server in servers]
+        of = [getattr(one, "server", one.get("server") if isinstance(one, dict) else "") for one in value]
+        reached = [not isinstance(one, str) or not one or rights.reaches(one) for one in of]
         return [within_reach(rights, one) for one in compress(value, reached)]
     return value
 
