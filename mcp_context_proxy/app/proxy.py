@@ -530,9 +530,11 @@ class Proxy(Struct, kw_only=True, eq=False):
         standing = Standing(tuple(self.config.complaints()))
         if self.reloader is not None:
             standing = self.reloader.standing
+        if not ACTING.get().sees_all:  # mistakes of the configuration name servers and files
+            standing = Standing(())
         problems = [*standing.problems]
         for client in self.fleet.clients.values():
-            if client.cause:
+            if client.cause and reaches(client.name):
                 problems.append(f"server {client.name}: not connected: {client.cause}")
         if (model := self.search.model.error) is not None:
             problems.append(f"{model}. Search uses words alone")

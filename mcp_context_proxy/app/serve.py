@@ -450,6 +450,7 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         if member is not None and policy.hosts is not None:
             policy = replace(policy, hosts=policy.hosts | {member.host})
         needed: list[Needed] = [
+            proxy.store.database,
             *([] if issued is None else [issued.keys]),
             *([] if member is None else [member.replicas]),
         ]
@@ -521,7 +522,7 @@ def web_routes(proxy: Proxy, member: Member | None = None) -> list[BaseRoute]:
         replica = None if member is None else member.counts
         metrics.append(metrics_route(proxy.usage.counters, replica, within))
     shown = partial(shown_json, redact=proxy.redact.json)
-    return [*routes(operations(proxy), shown, within), *metrics]
+    return [*routes(operations(proxy), shown, within, proxy.config.http.resource_url), *metrics]
 
 
 def _within_profiles(proxy: Proxy) -> Callable[[ASGIApp], ASGIApp]:

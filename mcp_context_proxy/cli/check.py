@@ -566,7 +566,7 @@ def remedy_for(
             return "if it is no MCP server, correct the command"
         case Fault.REFUSED if config.command is not None:
             return "the error is its own: its documentation, or its output above, may say what it lacks"
-    if config.url is None:
+    if config.url is None or "SSL_CERT_FILE" in cause:
         return ""
     if "certificate verify failed" in cause:
         return "have its certificate renewed or corrected; an authority of your own is named in SSL_CERT_FILE"

@@ -148,6 +148,8 @@ def refusal(error: httpx2.HTTPError, server: str, url: str) -> ServerUnavailable
     if isinstance(error, httpx2.PoolTimeout):
         return ServerUnavailableError(server, "busy", "all connections to it are in use; try again")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        if "certificate verify failed" in str(error):
+            threads.trusted_now()  # for the next attempt
         cause = f"{without_credentials(url)}: {in_words(str(error)) or 'no answer'}"
         return ServerUnavailableError(server, "unreachable", cause)
     return None
@@ -463,10 +465,11 @@ async def http_status(config: ServerConfig) -> int | None:
     body = None if config.transport == "sse" else envelope.request(1, "initialize", hello)
     method, url = "GET" if body is None else "POST", config.url or ""
     try:
+        trusted = await threads.trusted_certificates()
         async with (
-            bounded(httpx2.AsyncClient(timeout=STATUS_SECONDS)) as client,
+            bounded(httpx2.AsyncClient(timeout=STATUS_SECONDS, verify=trusted)) as client,
             client.stream(method, url, content=body, headers=sent) as response,
         ):
             return response.status_code
-    except (httpx2.HTTPError, httpx2.InvalidURL):
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError):
         return None

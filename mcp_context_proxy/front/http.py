@@ -88,7 +88,14 @@ Health: TypeAlias = Callable[[], dict[str, Any]]
 """Returns the state of the proxy for ``/healthz``; without the token only its ``status`` is shown."""
 
 _PUBLIC: Final = re.compile(r"\w+://[^/]*(.*)/mcp/?")
-"""The public URL of ``/mcp``, and the path below which a reverse proxy serves all of ours."""
+"""The public URL of ``/mcp``, and the path before that."""
+
+
+def below(public_url: str | None) -> str:
+    """Return the path below which a reverse proxy serves all of ours; empty if it has none of its own."""
+    found = _PUBLIC.fullmatch(public_url or "")
+    return found[1] if found else ""
+
 
 NOWHERE: Mapping[str, ASGIApp] = {}
 """No paths."""
@@ -112,8 +119,7 @@ def application(
     guesses = UnknownSessions()
     admission = AdmissionRules(negotiation.gateway)
     streamable = StreamableHttp(negotiation, limits, guesses, admission)
-    below = _PUBLIC.fullmatch(public_url or "")
-    events = EventStreams(negotiation, limits, guesses, admission, below=below[1] if below else "")
+    events = EventStreams(negotiation, limits, guesses, admission, below=below(public_url))
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

@@ -402,7 +402,8 @@ def _to_modern(method: str, parts: Members) -> bytes:
     parts.setdefault("resultType", _COMPLETE)
     if method in CACHEABLE and result_type(parts) == "complete":
         parts["ttlMs"] = _bounded_ttl(parts.get("ttlMs"))
-        parts.setdefault("cacheScope", Raw(b'"private"'))
+        # A server calls public what all its users get alike; ours reach different servers.
+        parts["cacheScope"] = Raw(b'"private"')
     meta = parts.get("_meta")
     if meta is None:
         parts["_meta"] = _OUR_META

@@ -429,8 +429,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         return _data({**facts, "text": part.text, "outline": part.outline, "folder": part.folder})
 
     async def _recall(self, wanted: RecallArguments, caller: Caller) -> bytes:
-        everybody = caller.rights.may(Role.VIEW)
-        if not everybody and caller.rights.profile is None:
+        rights = caller.rights
+        if not rights.may(Role.VIEW) and rights.profile is None:
             return failure(
                 f"{RECALL} searches what all agents did, so it needs the role view, as administrators have"
             )
@@ -445,7 +445,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 wanted.top_k,
                 wanted.time_decay_factor,
                 wanted.interaction_type,
-                None if everybody else caller.rights.owner,
+                None if rights.sees_all else rights.owner,
             )
             found = await in_thread(search, abandon_on_cancel=True)
             if _wants_data(caller):

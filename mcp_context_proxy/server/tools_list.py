@@ -187,7 +187,7 @@ class ToolList:
             before, own = bytes(tools)[:-1], bytes(meta_definitions.read_result())
             tools = Raw(before + (b"," if len(before) > len(b"[") else b"") + own + b"]")
         ttl_ms = BASE_TTL_MS if query is None and not self._fleet.starting else 0
-        answer = {"tools": tools, "ttlMs": Raw(b"%d" % ttl_ms), "cacheScope": Raw(b'"private"')}
+        answer = {"tools": tools, "ttlMs": Raw(b"%d" % ttl_ms)}
         if request_id is not None:
             answer["_meta"] = envelope.raw({eras.REQUEST_KEY: request_id})
         return answer

@@ -45,12 +45,18 @@ ALL_ROWS: Final = 2**62
 """Limit that limits nothing: SQLite needs one before an offset, and PostgreSQL takes no negative one."""
 
 WARN_AGAIN_SECONDS: Final = 600.0
-"""Time between two warnings: a disk stays full until a person has read that it is."""
+"""Time between two warnings for one reason: a disk stays full until a person has read that it is."""
+MOST_REASONS: Final = 5
+"""Reasons that are logged in that time: a store that comes and goes has some more."""
 CONSEQUENCE: Final = "New data waits in memory, the latest of it, until the store works again"
 
 
 class StoreUnavailableError(StoreError):
     """The store cannot be used for the moment: another process holds it, the disk is full, it is away."""
+
+
+class ReadOnlyStoreError(StoreError):
+    """The store can be read, and takes no writes."""
 
 
 class Cursor(Protocol):
@@ -192,6 +198,8 @@ class Database(Queries):
         self.writer = secrets.token_hex(16)
         """Id of this process in the batches that it writes."""
         self.lag = 0, 0.0  # see `tables.lag_of`
+        self.lack: str | None = None
+        """Reason why nobody should be sent here before it is used for the first time."""
 
     @property
     def problem(self) -> str | None:
@@ -279,13 +287,15 @@ class Tables:
 
 
 class FailureLog:
-    """Logs that the store fails: at most one warning in ten minutes, and each time that it works again."""
+    """Logs that the store fails: once in ten minutes for each reason, and each time that it works again."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._warned_at: float | None = None
-        self._lasting: StoreError | None = None
+        self._warned_at: dict[str, float] = {}
+        """Time of the latest warning of each reason."""
+        self.lasting: StoreError | None = None
+        """The latest failure, until something is written."""
         self._warned = False
         """True if a person was told of the lasting failure."""
         self.ended = False
@@ -302,19 +312,18 @@ class FailureLog:
     def failed(self, error: StoreError) -> None:
         """Log a failure: a warning, or a debug message soon after one."""
         with self._lock:
-            now, self._lasting = self._clock(), error
-            lately = self._warned_at is not None and now - self._warned_at < WARN_AGAIN_SECONDS
-            if not lately:
-                self._warned_at = now
-            quiet = lately or self.ended
+            now, self.lasting = self._clock(), error
+            last = {reason: at for reason, at in self._warned_at.items() if now - at < WARN_AGAIN_SECONDS}
+            quiet = error.reason in last or len(last) == MOST_REASONS or self.ended
+            self._warned_at = last if quiet else {**last, error.reason: now}
             self._warned = self._warned or not quiet
         logger.log(logging.DEBUG if quiet else logging.WARNING, "%s. %s.", error, CONSEQUENCE)
 
     def recovered(self) -> None:
         """Log that something was written, if the last attempt had failed."""
-        if self._lasting is not None:
+        if self.lasting is not None:
             with self._lock:
-                lasted, self._lasting = self._lasting, None
+                lasted, self.lasting = self.lasting, None
                 level, self._warned = NOTICE if self._warned else logging.INFO, False
             if lasted is not None:
                 logger.log(level, "store %s can be written again", lasted.place)

@@ -162,6 +162,7 @@ def _in_postgres(config: StoreConfig, url: str) -> Store:
     except ImportError as error:
         remedy = "install it: pip install 'mcp-context-proxy[postgres]'"
         raise StoreError("postgresql", f"its driver cannot be loaded ({error}); {remedy}") from None
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # its warnings are of errors that it raises as well
     database = PostgresDatabase(
         url,
         schema=config.namespace,

@@ -23,7 +23,14 @@ import psycopg
 from psycopg import pq, sql
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store.database import Cursor, Database, FailureLog, StoreUnavailableError, Transaction
+from mcp_context_proxy.store.database import (
+    Cursor,
+    Database,
+    FailureLog,
+    ReadOnlyStoreError,
+    StoreUnavailableError,
+    Transaction,
+)
 from mcp_context_proxy.store.migrations import (
     AREAS,
     CLUSTER_TABLES,
@@ -114,7 +121,7 @@ class PostgresDatabase(Database):
         self._room = threading.BoundedSemaphore(pool)
         self._idle: list[psycopg.Connection[Any]] = []
         self._changing = threading.Lock()
-        self._prepared = self._closed = False
+        self._closed, self.lack = False, "the database could not be used since the start"
         self._breaker = Breaker()
         self._watchdog = Watchdog()
         self._failures = FailureLog()
@@ -123,21 +130,19 @@ class PostgresDatabase(Database):
 
     @property
     def problem(self) -> str | None:
-        failure = self._breaker.failure
-        if failure is None:
-            return None
-        return f"{failure}. Calls and searches go on; what is new waits in memory"
+        # One that does not pass, such as a right that is missing, is not over once something can be read.
+        lasting = self._failures.lasting
+        failure = self._breaker.failure or (None if isinstance(lasting, StoreUnavailableError) else lasting)
+        return f"{failure}. Calls and searches go on; what is new waits in memory" if failure else None
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         query, values = translated(statement, self._schema), adapted(parameters)
         with self._failures.logged():
-            try:
-                with self._connection() as connection:
-                    return connection.execute(query, values).fetchall()
-            except _StaleConnectionError:
-                # The server was restarted since the connection was used last. Reading again does no harm.
-                with self._connection() as connection:
-                    return connection.execute(query, values).fetchall()
+            with contextlib.suppress(_StaleConnectionError), self._connection() as connection:
+                return connection.execute(query, values).fetchall()
+            # The server was restarted since the connection was used last. Reading again does no harm.
+            with self._connection() as connection:
+                return connection.execute(query, values).fetchall()
 
     def change(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         """Write with one statement, which the server commits by itself: one exchange instead of three."""
@@ -224,15 +229,17 @@ class PostgresDatabase(Database):
                 with self._translating_errors():
                     connection, was_idle = self._checked_out()
                 try:
-                    if prepare and not self._prepared:
+                    if prepare and self.lack:
                         with self._watched(connection, MIGRATION_SECONDS):
                             self._prepare(connection)
                     with self._watched(connection, seconds or self._timeout):
                         yield connection
-                except ServerAwayError as error:
-                    # The connections that are idle have gone with it, most likely.
+                except (ServerAwayError, ReadOnlyStoreError) as error:
+                    # The connections that are idle have gone with it, most likely, or lead to it as well.
                     self._drop_idle()
-                    if was_idle and not isinstance(error, _OverdueError):
+                    if isinstance(error, ReadOnlyStoreError):
+                        connection.close()  # a new one may lead to the server that takes writes by now
+                    elif was_idle and not isinstance(error, _OverdueError):
                         raise _StaleConnectionError(self.place, error.reason) from error
                     raise
                 finally:
@@ -301,14 +308,14 @@ class PostgresDatabase(Database):
         elif version > known + 1:
             newer = f"a newer version wrote it (schema {version}, this one works with {known + 1})"
             raise StoreError(self.place, newer)
-        self._prepared = True
+        self.lack = None
 
     def _version_on(self, connection: psycopg.Connection[Any]) -> int:
         table = f"{_quoted(self._schema)}.migrations"
         found = connection.execute("SELECT to_regclass(%s)", (table,)).fetchone()
         if found is None or found[0] is None:
             return 0
-        (version,) = connection.execute(_query(f"SELECT MAX(version) FROM {table}")).fetchone() or (0,)
+        (version,) = connection.execute(f"SELECT MAX(version) FROM {table}".encode()).fetchone() or (0,)
         return int(version or 0)
 
     def _migrate_on(self, connection: psycopg.Connection[Any]) -> tuple[int, int]:
@@ -318,8 +325,8 @@ class PostgresDatabase(Database):
             # Only the owner of the database may make a schema, and somebody else may have made it for us.
             known = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
             if connection.execute(known, (self._schema,)).fetchone() is None:
-                connection.execute(_query(f"CREATE SCHEMA {schema}"))
-            connection.execute(_query(f"SET LOCAL search_path TO {schema}"))
+                connection.execute(f"CREATE SCHEMA {schema}".encode())
+            connection.execute(f"SET LOCAL search_path TO {schema}".encode())
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS migrations (version BIGINT PRIMARY KEY, "
                 "applied TIMESTAMPTZ NOT NULL DEFAULT now())"
@@ -327,7 +334,7 @@ class PostgresDatabase(Database):
             before = self._version_on(connection)
             if before < POSTGRES_VERSION:
                 for statement in postgres_migration():
-                    connection.execute(_query(statement))
+                    connection.execute(statement.encode())
                 connection.execute("INSERT INTO migrations (version) VALUES (%s)", (POSTGRES_VERSION,))
         return before, max(before, POSTGRES_VERSION)
 
@@ -341,6 +348,8 @@ class PostgresDatabase(Database):
             passing = passing or (error.sqlstate or "").startswith("40")
             kind = StoreUnavailableError if passing else ServerAwayError
             raise kind(self.place, _first_line(error)) from error
+        except psycopg.errors.ReadOnlySqlTransaction as error:
+            raise ReadOnlyStoreError(self.place, _first_line(error)) from error
         except (psycopg.Error, UnicodeError) as error:
             raise StoreError(self.place, _first_line(error)) from error
 
@@ -580,10 +589,6 @@ def place_of(url: str) -> str:
     except ValueError:
         return "postgresql"
     return f"postgresql://{host}{port}{parts.path}"
-
-
-def _query(statement: str) -> Any:
-    return statement.encode()
 
 
 def _quoted(name: str) -> str:

@@ -34,6 +34,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
+from pathlib import Path
 from types import TracebackType, coroutine
 from typing import Any, Final, Generic, Self, TypeVar, TypeVarTuple
 from weakref import WeakSet
@@ -168,12 +169,29 @@ async def trusted_certificates() -> ssl.SSLContext:
 
     A client without one would read all certificates by itself, and hold the event loop for 30 ms or more.
     """
-    return await in_thread(_trusted)
+    return await in_thread(trusted_now)
 
 
-def _trusted() -> ssl.SSLContext:
+def trusted_now() -> ssl.SSLContext:
+    """Return that context, with the authorities that ``SSL_CERT_FILE`` has by now. Blocks.
+
+    They may be renewed. It stays the same, so that connections that were opened before know them as well.
+    """
+    file = os.environ.get("SSL_CERT_FILE")
     with _lock:
-        return _read_certificates()
+        try:
+            context = _read_certificates()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, f"SSL_CERT_FILE={file}") from error
+        with contextlib.suppress(OSError):  # one that is being written is read later
+            if file and _read_at.get(file) != (written := Path(file).stat().st_mtime_ns):
+                context.load_verify_locations(file)
+                _read_at[file] = written
+        return context
+
+
+_read_at: Final[dict[str, int]] = {}
+"""Time at which the file was changed that was read last."""
 
 
 @functools.cache

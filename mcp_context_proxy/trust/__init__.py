@@ -77,7 +77,7 @@ def _matches(globs: tuple[str, ...] | None, name: str) -> bool:
 class Role(IntEnum):
     """Extent of the rights of a principal over the proxy; each role includes those before it.
 
-    It says nothing about the servers and tools that may be reached.
+    It says nothing about the servers and tools that may be reached, and shows none beyond these.
     """
 
     METRICS = 0
@@ -85,7 +85,8 @@ class Role(IntEnum):
     USE = 1
     """Calls and searches, and sees what is its own."""
     VIEW = 2
-    """Sees everybody's: requests, sessions, statistics, logs, the audit, what waits for approval."""
+    """Sees everybody's at the servers within reach: requests, statistics, logs, the audit, what waits for
+    approval."""
     OPERATE = 3
     """Restarts servers, turns servers and tools on and off, approves definitions."""
     ADMIN = 4
@@ -134,6 +135,8 @@ class Principal:
 
     limited: bool = field(init=False, compare=False)
     """True if there is anything that they may not reach. Fields, as the next: every call asks for them."""
+    sees_all: bool = field(init=False, compare=False)
+    """True if they may see everybody's words about any server: they have the role, and reach all servers."""
     is_admin: bool = field(init=False, compare=False)
     """True if they have every right over the proxy."""
     owner: str = field(init=False, compare=False)
@@ -147,6 +150,7 @@ class Principal:
         profile, admin = self.profile, self.role >= Role.ADMIN
         whole = Reach() in self.reach and profile is None and self.projects is None
         object.__setattr__(self, "limited", not whole)
+        object.__setattr__(self, "sees_all", self.role >= Role.VIEW and Reach() in self.reach)
         object.__setattr__(self, "is_admin", admin)
         object.__setattr__(self, "owner", "" if admin else self.name or "unnamed")
         object.__setattr__(self, "teaches", admin or (profile is not None and profile.settings.learn))

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from http import HTTPStatus
+from itertools import compress
 from pathlib import Path
 from string import Template
 from types import MethodType
@@ -244,6 +245,7 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
         try:
             given = Given(dict(request.path_params), request.headers.get(AGENT_HEADER), rights)
             answer = await operation.handler(given, **await _decoded(operation, request))
+            answer = within_reach(rights, answer) if rights.limited else answer
         except BadRequestError as error:
             return refused(error.status, error.detail, shown)
         except (UnknownItemError, UnknownFilterError) as error:
@@ -264,6 +266,20 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
     # For a tool, the URI of a document may be given, with the slashes in it.
     path = operations[0].path.replace("{tool}", "{tool:path}")
     return Route(path, endpoint, methods=list(by_method))
+
+
+def within_reach(rights: Principal, value: Any) -> Any:
+    """Return a value without the entries of its lists about servers that somebody does not reach."""
+    if isinstance(value, Struct):
+        names = value.__struct_fields__
+        return msgspec.structs.replace(value, **{n: within_reach(rights, getattr(value, n)) for n in names})
+    if isinstance(value, dict):
+        return {key: within_reach(rights, member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        of = [getattr(one, "server", one.get("server") if isinstance(one, dict) else "") for one in value]
+        reached = [not isinstance(one, str) or not one or rights.reaches(one) for one in of]
+        return [within_reach(rights, one) for one in compress(value, reached)]
+    return value
 
 
 async def _decoded(operation: Operation, request: Request) -> dict[str, Any]:
@@ -519,12 +535,14 @@ def routes(
     operations: Sequence[Operation],
     shown: Shown = clean_json,
     within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    public_url: str | None = None,
 ) -> list[BaseRoute]:
     """Return the routes of the API, its OpenAPI document, and the pages.
 
-    Responses of the API pass `shown`; its requests are served `within` the limits of their clients.
+    Responses of the API pass `shown`; its requests are served `within` the limits of their clients. The
+    document names the path that belongs to the `public_url` of MCP.
     """
-    described = cache(lambda: document(BASE, operations))  # takes 0.1 s, and few ask
+    described = cache(lambda: document(http.below(public_url) + BASE, operations))  # takes 0.1 s, and few ask
 
     async def openapi(_request: Request) -> Response:
         return JSONResponse(await in_thread(described), headers=HEADERS)

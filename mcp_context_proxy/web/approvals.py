@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from mcp_context_proxy.statistics import seconds_of
 from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust import Role
+from mcp_context_proxy.trust import Principal, Role, reaches
 from mcp_context_proxy.trust.approval import Approvals
 from mcp_context_proxy.trust.audit import KINDS, AuditLog
 from mcp_context_proxy.trust.audit_file import AuditFile, selecting, summary
@@ -135,7 +135,7 @@ class ApprovalsApi(Api):
     def _changed(self) -> list[ChangedDefinition]:
         found = [
             (server, change)
-            for server in self._store.approvals.servers()
+            for server in filter(reaches, self._store.approvals.servers())
             for change in changes(self._store, server, days=SHOWN_DAYS, most=SHOWN)
         ]
         found.sort(key=lambda pair: not pair[1].waits)
@@ -216,7 +216,8 @@ class AuditApi(Api):
             return AuditAnswer(False, [])
         await self._log.flush()
         try:
-            return AuditAnswer(True, await in_thread(_latest, self._file, wanted, abandon_on_cancel=True))
+            read = partial(_latest, self._file, wanted, given.principal)
+            return AuditAnswer(True, await in_thread(read, abandon_on_cancel=True))
         except OSError as error:
             detail = f"The audit cannot be read: {error.strerror or error}."
             raise BadRequestError(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
@@ -225,9 +226,13 @@ class AuditApi(Api):
 FACTS: Final = frozenset({"time", "kind"})
 
 
-def _latest(file: AuditFile, wanted: AuditWanted) -> list[AuditEntry]:
+def _latest(file: AuditFile, wanted: AuditWanted, reader: Principal) -> list[AuditEntry]:
     selected = selecting(time.time() - seconds_of(wanted.since), wanted.server, wanted.tool, wanted.kind)
-    latest = deque(filter(selected, file.entries()), maxlen=wanted.limit)
+    whole = reader.sees_all
+    entries = (
+        one for one in file.entries() if selected(one) and (whole or reader.reaches(one.get("server", "")))
+    )
+    latest = deque(entries, maxlen=wanted.limit)
     return [
         AuditEntry(
             time=float(entry["time"]),

@@ -38,6 +38,7 @@ from mcp_context_proxy.web import (
     Words,
     answer_form,
     sentence,
+    within_reach,
 )
 from mcp_context_proxy.web.search import Served, danger_data, terms_data
 
@@ -266,7 +267,7 @@ class ContextsApi(Api):
         if context is None or not _may(Role.VIEW, given, context.owner):
             detail = f"There is no request {given.path['request']!r}, or not any more."
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
-        return context
+        return context if given.principal.sees_all else within_reach(given.principal, context)
 
     @Operation("POST", "/context", answer=RequestResponse, problems=(HTTPStatus.NOT_FOUND,), names_agent=True)
     async def _build_context(self, given: Given, body: ContextWanted) -> dict[str, Any]:

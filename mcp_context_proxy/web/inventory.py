@@ -31,7 +31,7 @@ from mcp_context_proxy.items import Kind, Snapshot, ToolClass
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust import Role
+from mcp_context_proxy.trust import Role, reaches
 from mcp_context_proxy.web import Api, BadRequestError, Given, Operation, Order, answer_form, note_order
 from mcp_context_proxy.web.search import Label, Served, described
 
@@ -166,7 +166,7 @@ class InventoryApi(Api):
     @Operation("GET", "/servers", answer=ServersAnswer, role=Role.VIEW)
     async def _list_servers(self, given: Given) -> dict[str, Any]:
         """All configured servers, with what they offer and why one failed."""
-        return {"servers": all_servers(self._proxy)}
+        return {"servers": [one for one in all_servers(self._proxy) if reaches(one["name"])]}
 
     @Operation("GET", "/tools", answer=ToolListAnswer, role=Role.VIEW)
     async def _list_tools(self, given: Given) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class InventoryApi(Api):
 
 def expect_server(proxy: Served, server: str) -> None:
     """Raise an error unless a server is configured."""
-    known = [*proxy.config.servers, *proxy.config.off]
+    known = [*filter(reaches, (*proxy.config.servers, *proxy.config.off))]
     if server not in known:
         raise UnknownFilterError("server", server, nearest_names(server, known, 1), known)
 

@@ -45,7 +45,7 @@ from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import assigned, in_thread
-from mcp_context_proxy.trust import ACTING, Principal, Role
+from mcp_context_proxy.trust import ACTING, Principal, Role, reaches
 from mcp_context_proxy.trust.audit import PROXY
 from mcp_context_proxy.web import (
     Api,
@@ -239,7 +239,7 @@ class RunningApi(Api):
                 )
                 for host in proxy.hosts()
             ],
-            servers=servers,
+            servers=[one for one in servers if reaches(one.name)],
             problems=_problems(proxy),
         )
 
@@ -248,6 +248,9 @@ class RunningApi(Api):
         """The latest lines that a server, or the proxy itself, has logged."""
         if wanted.server is not None:
             expect_server(self._proxy, wanted.server)
+        elif not given.principal.sees_all:
+            detail = "The proxy's own messages are about all servers, and some are beyond your reach."
+            raise BadRequestError(HTTPStatus.FORBIDDEN, detail)
         read = partial(self._proxy.logs.entries, wanted.server or PROXY, wanted.limit, wanted.after)
         return LogsAnswer([msgspec.convert(entry, LogLine) for entry in await in_thread(read)])
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import anyio
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import (
@@ -51,7 +52,7 @@ from mcp_context_proxy.store.interactions import Interaction, InteractionScope
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust import Role
+from mcp_context_proxy.trust import ACTING, Role
 from mcp_context_proxy.web import (
     LISTED_MOST,
     Api,
@@ -193,12 +194,24 @@ class UsageApi(Api):
         period = self._period(wanted.period)
         documents = await self._read(partial(self._reports.documents, period["since"]))
         unused = await self._read(partial(self._reports.unused_documents, time_of_day()))
-        return {**period, "documents": documents, "unused": unused}
+        hidden = self._catalog.snapshot.hidden
+        return {
+            **period,
+            "documents": [one for one in documents if (one.kind, one.name) not in hidden],
+            "unused": [one for one in unused if (one.kind, one.name) not in hidden],
+        }
 
     @Operation("GET", "/statistics/searches", answer=SearchesAnswer, problems=_PROBLEMS, role=Role.VIEW)
     async def _list_searches(self, given: Given, wanted: SearchesWanted) -> dict[str, Any]:
         """The latest searches and what was used of them, newest first."""
-        return {"searches": await self._read(partial(self._reports.latest, wanted.limit))}
+        searches = await self._read(partial(self._reports.latest, wanted.limit))
+        if not given.principal.sees_all:
+            tools = self._catalog.snapshot.tools
+            shown = {
+                name: name if name in tools else None for one in searches for name in (one.top, one.chosen)
+            }
+            searches = [replace(one, top=shown[one.top], chosen=shown[one.chosen]) for one in searches]
+        return {"searches": searches}
 
     @_Report("/statistics/timeline", answer=TimelineAnswer)
     async def _get_timeline(self, given: Given, wanted: PeriodWanted) -> dict[str, Any]:
@@ -380,7 +393,7 @@ class InteractionsApi(Api):
     )
     async def _recall_interactions(self, given: Given, wanted: InteractionsWanted) -> dict[str, Any]:
         """Interactions that a query means, those long past counting less; or the latest."""
-        owner = None if given.principal.may(Role.VIEW) else given.principal.owner
+        owner = None if given.principal.sees_all else given.principal.owner
         memory = self._remembering().memory
         await self._remembering().wait_for_recent()
         if wanted.query is None:
@@ -476,7 +489,10 @@ class ProxyCollector(Collector):
         calls = _by("server", "calls", "Tool calls that have ended.")
         errors = _by("server", "call_errors", "Tool calls that failed.")
         seconds = _timings("server", "call_duration_seconds", "Duration of calls that reached their server.")
+        reader = ACTING.get()
         for server, counts in dict(counters.servers).items():
+            if reader.role is not Role.METRICS and not reader.reaches(server):
+                continue
             calls.add_metric([server], counts.calls)
             errors.add_metric([server], counts.errors)
             _add(seconds, server, counts.latency)

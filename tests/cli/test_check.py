@@ -1,6 +1,8 @@
 import json
+import os
 import re
 import ssl
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from support.chat import chat_service
+from support.commands import real_command
 from support.issuer import AUDIENCE, issuing
 from support.servers import Workshop, tool
 
@@ -415,11 +418,21 @@ def test_a_certificate_that_is_not_trusted_is_no_wrong_url(run: Run, workshop: W
         thread.start()
         workshop.server("old").settings = {"url": f"https://localhost:{server.server_port}/mcp"}
         told = flat(run("check", "--config", workshop.config()).stdout)
+        # Tests that are forked have read all certificates.
+        unread = subprocess.run(
+            real_command("--config", workshop.config(), "check"),
+            capture_output=True,
+            text=True,
+            env={**os.environ, "SSL_CERT_FILE": "/nowhere.pem"},
+            check=False,
+        ).stdout
         server.shutdown()
         thread.join()
 
     assert "certificate verify failed" in told
     assert "-> have its certificate renewed" in told
+    assert "No such file or directory: SSL_CERT_FILE=/nowhere.pem" in flat(unread)
+    assert "0 of 1 server works" in unread
 
 
 def test_an_unknown_host_name_is_told_from_a_refused_connection_and_a_proxy_is_named(

@@ -15,12 +15,14 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import httpx2
 import pytest
 from support.cutting import CuttingProxy
 from support.ledger import until
 from support.nobody import as_nobody
 from support.postgres import PostgresServer, missing, postgres_server, standby_of
-from support.proxies import Host, command, inside
+from support.proxies import Host, command, http_proxy, inside
+from support.replicas import until_ready
 from support.servers import Workshop, tool
 from support.stores import vector
 
@@ -128,6 +130,53 @@ def test_operations_on_a_stalled_server_are_cut_off_and_then_fail_at_once(server
         assert store.warning is None
 
 
+def test_a_server_that_takes_no_writes_is_told_of_although_it_is_read(
+    server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A standby that was the primary, or a managed database whose disk is full."""
+    setting = "ALTER ROLE postgres {} default_transaction_read_only"
+    with opened(server, "read_only") as store, psycopg.connect(server.url, autocommit=True) as administrator:
+        count(store)
+        try:
+            administrator.execute(setting.format("SET") + " = on")
+            administrator.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()"
+            )
+            for _ in range(2):
+                with pytest.raises(StoreError):
+                    count(store)
+            assert calls(store) == 1
+            assert store.warning is not None
+            assert "read-only" in store.warning
+        finally:
+            administrator.execute("SET default_transaction_read_only = off")
+            administrator.execute(setting.format("RESET"))
+        until_it_works(partial(count, store))
+
+        assert calls(store) == 2
+        assert store.warning is None
+    assert not [one for one in caplog.records if one.name.startswith("psycopg")]
+
+
+def test_a_replica_that_has_never_reached_the_database_is_not_ready(tmp_path: Path) -> None:
+    """It knows no named token and no decision about a definition, so it must get no clients of others."""
+    if reason := missing():
+        pytest.skip(reason)
+    workshop = Workshop(tmp_path)
+    workshop.server("work", tools=[tool("echo")])
+    with postgres_server() as server:
+        server.kill()
+        config = workshop.config(store={"url": server.url, "timeout_seconds": TIMEOUT})
+        with http_proxy(config) as proxy:
+            early = httpx2.get(f"{proxy.base}/readyz", timeout=30)
+            assert early.status_code == 503
+            assert "the database could not be used since the start" in early.json()["missing"]
+            server.start()
+            until_ready(proxy.base)
+            server.kill()
+            assert httpx2.get(f"{proxy.base}/readyz", timeout=30).status_code == 200
+
+
 def test_nothing_is_doubled_when_the_answer_to_a_commit_is_lost(
     server: PostgresServer, tmp_path: Path
 ) -> None:
@@ -224,7 +273,7 @@ def test_a_change_is_heard_of_by_the_other_replicas(server: PostgresServer) -> N
 def test_the_schema_is_made_by_one_of_many_replicas_or_by_a_command(server: PostgresServer) -> None:
     patience = 60.0  # all but one wait until the schema is made, however busy the machine is
     with opened(server, "later", patience, migrate="check") as store:
-        assert store.warning is None
+        assert "run mcp-context-proxy store migrate" in str(store.warning)
         with pytest.raises(StoreError, match="run mcp-context-proxy store migrate"):
             count(store)
     stores = list[Store]()

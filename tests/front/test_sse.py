@@ -58,15 +58,15 @@ async def test_an_open_response_at_the_stop_leaves_no_traceback_in_the_log(
 
 
 @pytest.mark.parametrize(
-    ("url", "path"),
+    ("url", "below"),
     [
-        ("https://proxy.example.com/team/mcp", "/team/messages/"),
-        ("https://proxy.example.com/mcp", "/messages/"),
-        ("https://proxy.example.com/api", "/messages/"),
+        ("https://proxy.example.com/team/mcp", "/team"),
+        ("https://proxy.example.com/mcp", ""),
+        ("https://proxy.example.com/api", ""),
     ],
 )
-async def test_messages_of_an_event_stream_go_below_the_path_of_the_public_url(
-    workshop: Workshop, url: str, path: str
+async def test_messages_of_an_event_stream_and_the_api_are_below_the_path_of_the_public_url(
+    workshop: Workshop, url: str, below: str
 ) -> None:
     with http_proxy(workshop.config(http={"resource_url": url})) as proxy:
         async with (
@@ -75,4 +75,6 @@ async def test_messages_of_an_event_stream_go_below_the_path_of_the_public_url(
         ):
             lines = response.aiter_lines()
             assert await anext(lines) == "event: endpoint"
-            assert (await anext(lines)).startswith(f"data: {path}?session_id=")
+            assert (await anext(lines)).startswith(f"data: {below}/messages/?session_id=")
+            described = (await client.get("/api/v1/openapi.json")).json()
+            assert described["servers"] == [{"url": f"{below}/api/v1"}]

@@ -31,6 +31,16 @@ def test_a_lasting_failure_is_logged_every_ten_minutes(caplog: pytest.LogCapture
     ] * 2
 
 
+def test_another_failure_is_logged_also_soon_after_one(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog(Clock())
+    for reason in ("it did not answer", "password authentication failed") * 2:
+        log.failed(StoreError(Path("store.sqlite3"), reason))
+        log.recovered()
+
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [" ".join(one.split()[2:5]) for one in told] == ["it did not", "password authentication failed."]
+
+
 def test_a_failure_that_was_told_is_told_to_be_over_and_a_recurring_one_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

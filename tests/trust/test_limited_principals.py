@@ -44,11 +44,11 @@ def spec(word: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def started(workshop: Workshop, mode: str) -> AsyncIterator[Proxy]:
+async def started(workshop: Workshop, mode: str, **tables: Any) -> AsyncIterator[Proxy]:
     workshop.server("open", **spec("maps"))
     workshop.server("closed", instructions="About zinc and ledgers.", **spec("ledgers"))
     workshop.server("down", settings={"enabled": False})
-    async with inside(workshop.config(expose={"mode": mode})) as opened:
+    async with inside(workshop.config(expose={"mode": mode}, **tables)) as opened:
         yield opened
 
 
@@ -261,6 +261,7 @@ class Web:
         file = TokenFile(workshop.folder / "tokens.json")
         self.tokens = {name: file.add(name) for name in ("anna", "ben")} | {"owner": OWN_TOKEN}
         self.tokens["limited"] = file.add("limited", servers=["open"], classes=[ToolClass.READ])
+        self.tokens["operator"] = file.add("operator", role="operate", servers=["open"])
         book = TokenBook(file)
         book.load()
         allowed = policy("127.0.0.1", 80, (), OWN_TOKEN)
@@ -337,6 +338,44 @@ async def test_no_operation_of_the_api_gives_one_principal_anything_of_another(
         assert answer.status_code in (200, 403, 404, 422), (path, answer.text)
         if method == "DELETE":
             assert answer.status_code == 403, path
+
+
+async def test_a_role_shows_nothing_of_servers_that_are_out_of_reach(workshop: Workshop) -> None:
+    """Each operation of the OpenAPI document is asked, and the pages have their data from these."""
+    workshop.server("closed-new", settings={"approval": "all"}, tools=[tool("weigh_ledgers")])
+    workshop.server("closed-bad", settings={"command": "/nowhere/ledgers"})
+    tables = {"store": {"path": str(workshop.folder / "s.sqlite3")}, "interactions": {"enabled": True}}
+    async with started(workshop, "search", **tables) as proxy:
+        await expect_nothing_of_others(proxy, Web(proxy, workshop))
+
+
+async def expect_nothing_of_others(fresh: Proxy, fresh_web: Web) -> None:
+    owner = Host(fresh, "handshake")
+    await owner.call("search_available_tools", {"query": "read the zinc", "top_n": 50})
+    for word in ("closed__read_ledgers", "open__read_maps"):
+        await owner.call(word, {})
+    await fresh_web.ask("owner", "POST", "/api/v1/servers/closed/restart")
+    await fresh_web.ask("owner", "GET", "/api/v1/statistics/tools")
+    requests = (await fresh_web.ask("owner", "GET", "/api/v1/requests")).json()["requests"]
+    assert owner.session is not None
+    ids = [*(one["id"] for one in requests), owner.session.id, "closed", "down", "closed__read_ledgers"]
+    described = (await fresh_web.ask("owner", "GET", "/api/v1/openapi.json")).json()
+    made = [*requests_of(described, ids), ("GET", "/api/v1/logs?server=closed", None)]
+    made += [("GET", path, None) for path in ("/metrics", "/healthz", "/api/v1/audit?server=closed")]
+    shown = []
+    for method, path, body in made:
+        told = await fresh_web.ask("operator", method, path, **({} if body is None else {"json": body}))
+        text = told.text
+        for asked in ids[-3:]:
+            text = text.replace(f"'{asked}'", "")
+        if any(word in text for word in ("closed", "ledgers", "'down", '"down')):
+            shown.append((path, text))
+    listed = await fresh_web.ask("operator", "GET", "/api/v1/servers")
+
+    assert not shown
+    assert [one["name"] for one in listed.json()["servers"]] == ["open"]
+    for path in ("/audit", "/statistics/tools", "/requests", "/status"):
+        assert "open" in (await fresh_web.ask("operator", "GET", f"/api/v1{path}")).text, path
 
 
 @each(
