@@ -30,6 +30,7 @@ from mcp_context_proxy.retrieval.indexing import (
     OnProgress,
     embedded,
     likely_items,
+    progress_note,
     read,
     with_likely,
 )
@@ -41,7 +42,15 @@ from mcp_context_proxy.retrieval.query_scores import (
     ages_of,
     younger,
 )
-from mcp_context_proxy.retrieval.scoring import Background, Calibration, count_selected, rivals_of
+from mcp_context_proxy.retrieval.scoring import (
+    DOUBT_OF_TOLD,
+    WORTH_OTHER_WORDS,
+    Background,
+    Calibration,
+    count_selected,
+    rivals_of,
+    spare_evidence,
+)
 from mcp_context_proxy.retrieval.text import in_other_words, name_key
 from mcp_context_proxy.retrieval.vectors import query_vectors
 from mcp_context_proxy.system.later import NDArray, np
@@ -63,10 +72,6 @@ SHARE_OF_SUSPECTS = 0.5
 
 NEARER_WITHOUT = 0.03
 """Cosine by which a request without its story must be nearer to a tool to be read without it."""
-
-WORTH_OTHER_WORDS = 0.08
-"""Evidence of a request that nothing fits from which on it is read with the catalog's names for its things.
-Who means other things by the same words ("tickets for the gig") has none to begin with."""
 
 INDEXES_KEPT = 2
 """The latest snapshot's, and that of requests still using the one before; they share what did not change."""
@@ -193,28 +198,23 @@ class Engine:
             novel=novel,
         )
         found = _rank(prepared, allowed, self._calibration, options)
-        is_worth = not found.fits and (found.evidence or 0.0) >= WORTH_OTHER_WORDS
-        if is_worth and (other := in_other_words(written, self._has(index, snapshot))) is not None:
+        considered = int(allowed.sum())
+        spare = spare_evidence(found.evidence, considered)
+        retold = [understood.alone] if spare < DOUBT_OF_TOLD else []
+        if not found.fits and (found.evidence or 0.0) >= WORTH_OTHER_WORDS:
+            retold.append(in_other_words(written, self._has(index, snapshot)))
+        for other in filter(None, retold):
             again = self.search(other, snapshot, filters, options, on_progress, wait, history, ahead)
-            if again.fits:
+            if again.fits and not found.fits:
                 again = replace(again, query=query, read_as=again.read_as or other)
                 return replace(again, seconds=time.perf_counter() - started)
-        considered = int(allowed.sum())
+            if spare >= 0 and not words.named and not supports:
+                found = replace(found, fits=again.fits)
         indexed = None
         if not begun.complete and not begun.note:
-            done = int((allowed & begun.ready).sum())
-            indexed = done, considered
+            indexed = int((allowed & begun.ready).sum()), considered
             kind = "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
-            if index.unread:
-                note = f"Indexing has begun: {index.unread:,} items could not be searched yet."
-            elif likely >= considered:
-                note = None
-            elif likely:
-                near = f"the {likely} likeliest were compared by meaning"
-                note = f"Indexing goes on: of {considered:,} {kind}, {near}."
-            elif done < considered:
-                left = considered - done
-                note = f"Indexing goes on: {left:,} of {considered:,} {kind} were searched by words alone."
+            note = progress_note(index.unread, likely, *indexed, kind)
         return Ranking(
             query=query,
             results=tuple(found.selected) if found.fits else (),

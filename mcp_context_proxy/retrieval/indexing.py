@@ -464,6 +464,18 @@ class Ahead:
             return self._rows
 
 
+def progress_note(unread: int, likely: int, done: int, considered: int, kind: str) -> str | None:
+    """Return the note of a search during indexing: which of the items considered it could not compare."""
+    if unread:
+        return f"Indexing has begun: {unread:,} items could not be searched yet."
+    if likely and likely < considered:
+        return f"Indexing goes on: of {considered:,} {kind}, the {likely} likeliest were compared by meaning."
+    if not likely and done < considered:
+        left = considered - done
+        return f"Indexing goes on: {left:,} of {considered:,} {kind} were searched by words alone."
+    return None
+
+
 def _missing_texts(parts: Iterable[Part], calls: Calls) -> Iterator[tuple[int, str]]:
     """Yield the texts without a vector, each once, with their hashes, in the order of embedding."""
     waiting = [(part, np.flatnonzero(~part.ready), calls(part.source.key)) for part in parts]

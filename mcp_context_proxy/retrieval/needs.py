@@ -7,7 +7,7 @@ A query goes through these steps (`queries.read_query`):
 3. `needs_of` divides it: "find the page and mail it to Tom" has two needs.
 4. Of each need, `opening_match` finds the word with which its order opens, after courtesies. `wanted` says
    how much tools of each action gain by that word.
-5. `denied` finds what is not to be done, `cores` and `asked_in_story` the query without its story.
+5. `denied` finds what is not to be done, `cores`, `asked_in_story` and `asked_alone` what is not only told.
 
 Words are in tables (``vocabulary.txt``), forms of sentences in the patterns of each step. Strangers write
 queries: every pattern takes time in the length of the text.
@@ -119,10 +119,7 @@ def opening(order: str) -> str:
 
 
 def opening_match(order: str) -> re.Match[str] | None:
-    """Return where the word is with which an order opens: after courtesies and words that say nothing.
-
-    A statement has none, but for a question within it.
-    """
+    """Return where the word is with which an order opens, or a question within a statement."""
     before, told = "", False
     for match in _WORD.finditer(order):
         word = match.group().lower()
@@ -444,10 +441,7 @@ _COMPLAINT: Final = spoken(
 
 
 def ordered(query: str) -> str:
-    """Return a query with the orders that its statements mean in their place.
-
-    Who only says that something does not work wants to know why.
-    """
+    """Return a query with the orders that its statements mean: who says that it fails wants to know why."""
     if (verb := _OF_VALUE_ALONE.get(value_kind(query) or "")) is not None:
         return f"{verb} {query}"
     parts = list(islice(sentences(query), MOST_PARTS))
@@ -534,10 +528,8 @@ LEAST_OF_REFERENCES = 4
 def cores(query: str) -> list[str]:
     """Return what a query may mean if some of it is a story: the same without its statements.
 
-    People tell what happened before they ask: "The client has called twice and was not amused. Who has ticket
-    PAY-7?" But "the deployment went wrong, we want the version from before" has to be read as a whole, so
-    whoever searches compares both with the catalog. Only a query of a single need has a core: what several
-    needs are about may be told before them.
+    "The deployment went wrong, we want the version from before" has to be read as a whole, so whoever
+    searches compares both with the catalog. What several needs are about may be told before them.
     """
     parts = list(islice(sentences(query), MOST_PARTS))
     asking = [one for one in parts if not _only_tells(one)]
@@ -557,8 +549,7 @@ def cores(query: str) -> list[str]:
 def asked_in_story(query: str) -> list[str]:
     """Return what a long story may ask for: its orders together, its questions, and what is no statement.
 
-    What says too little by itself, such as "why is that?", is read with the sentence before it. Before a
-    colon a story only leads to what it asks: "what they want from me: list the open deals".
+    What says too little by itself is read with the sentence before it. Before a colon a story only leads on.
     """
     parts = list(islice(sentences(query), MOST_PARTS))
     if len(parts) < LEAST_OF_STORY or any(map(_GOES_ON.match, parts)):
@@ -578,6 +569,14 @@ def asked_in_story(query: str) -> list[str]:
             found.append(said)
         told += not wants
     return found if 2 * told >= len(parts) else []
+
+
+def asked_alone(query: str) -> str | None:
+    """Return what a message shorter than a story asks for; None where that is all of it, or too little."""
+    parts = sentences(query)
+    asked = [one for one in parts if _wants(one) and not _only_tells(one)]
+    alone = " ".join(map(without_opener, asked))
+    return alone if len(asked) < len(parts) < LEAST_OF_STORY and _stands_alone(alone) else None
 
 
 def _wants(sentence: str) -> bool:

@@ -38,6 +38,7 @@ from mcp_context_proxy.retrieval.needs import (
     ARTICLES,
     KEEPS,
     LEAST_TELLING,
+    asked_alone,
     asked_in_story,
     asks,
     cores,
@@ -183,6 +184,8 @@ class ReadQuery(Struct, frozen=True):
     """The service that it is for by name (`purposes.service_of`), as an index term."""
     cores: tuple[str, ...]
     """What it may mean if some of it is only told (`needs.cores`)."""
+    alone: str | None
+    """What it asks for without what it only tells (`needs.asked_alone`)."""
 
     @property
     def read_as(self) -> str | None:
@@ -257,6 +260,7 @@ def read_query(
         inside=contained(written) if len(divided.needs) == 1 else None,
         service=None if (service := service_of(written)) is None else stem(service),
         cores=tuple(asked_in_story(as_written) or (cores(as_written) if written == as_written else ())),
+        alone=asked_alone(as_written),
     )
 
 

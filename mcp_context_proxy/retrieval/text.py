@@ -105,7 +105,7 @@ SYNONYMS: Final = TABLES["synonyms"]
 KNOWN_WORDS = Path(__file__).with_name("known_words.npy")
 """CRC-32 of the stems of known words, ascending; ``scripts/build_words.py`` writes it."""
 
-_LETTERS = pattern(r"[^\W\d_]+")
+_LETTERS = pattern(r"\b[^\W\d_]++\b")
 _LATIN, _UNLATIN = pattern(r"[A-Za-z\u00c0-\u024f]"), pattern(r"[^\W\d_\u0000-\u024f]")
 
 _APART = spoken(

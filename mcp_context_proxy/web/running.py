@@ -423,7 +423,9 @@ class PromptsApi(Api):
         sources = {key_of(one.item) for one in documents}
         if not listed:
             brought = [one for one in found.brought if answer.brought_by.get(key_of(one.item)) in sources]
-            tools[BEFORE_BROUGHT:BEFORE_BROUGHT] = brought
+            first = sum(one in brought for one in found.brought[: found.foremost])
+            tools[BEFORE_BROUGHT:BEFORE_BROUGHT] = brought[first:]
+            tools = brought[:first] + tools
         count = proxy.contexts.costs.count
         write = partial(prompt_text, tools, documents, found.snapshot, count, wanted.tokens, answer.recalled)
         text: str = await in_thread(write)

@@ -15,6 +15,8 @@ from mcp_context_proxy.context import Mode, RequestContext
 from mcp_context_proxy.context.session import SessionContext
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.eras import QUERY_KEY, REQUEST_KEY
+from mcp_context_proxy.web import Given
+from mcp_context_proxy.web.running import PromptsApi, PromptWanted
 
 SEARCH = "search_available_tools"
 QUERY = "send a message to a channel"
@@ -27,7 +29,7 @@ def settings(workshop: Workshop, texts: dict[str, str], **more: Any) -> Path:
     rules.mkdir(exist_ok=True)
     (rules / "messages.md").write_text(RULE, encoding="utf-8")
     tools = [tool(*one) for one in texts.items()]
-    workshop.server("s", tools=[*tools, *(tool(f"report_{n}", f"Report {n} about sales") for n in range(6))])
+    workshop.server("s", tools=[*tools, *(tool(f"report_{n}", f"Report {n} about sales") for n in range(30))])
     return workshop.config(
         expose={"mode": "search"},
         documents=[{"kind": "rule", "path": "rules"}],
@@ -232,6 +234,10 @@ async def test_an_answer_that_begins_with_a_tool_that_a_document_names_is_render
         query = {"query": "the node db-3 has no space left on its disk"}
         told = (await Host(proxy, "handshake").call(SEARCH, query))["content"][0]["text"]
         rendered = await proxy.past_requests.rendered(await latest(proxy))
+        hook = PromptsApi(proxy, None)
+        wanted = PromptWanted(query["query"])
+        hooked = await hook._answer_prompt.handler(hook, Given({}), wanted)  # type: ignore[attr-defined]
 
-    assert told.index("s__run_shell") < told.index("s__list_nodes")
+    for text in (told, hooked.text):
+        assert text.index("s__run_shell") < text.index("s__list_nodes")
     assert rendered.text == told

@@ -158,6 +158,7 @@ def test_what_an_order_carries_does_not_say_what_it_wants() -> None:
         ("make a note", "create_note"),
         ("what does the note say", "get_note"),
         ("correct the note", "update_note"),
+        ("remind me to delete the note", "create_note"),
     ],
 )
 def test_of_tools_for_the_same_thing_the_one_that_does_what_is_wanted_is_first(
@@ -201,6 +202,7 @@ def test_a_deleting_tool_is_not_first_where_nothing_is_to_be_deleted(engine: Eng
         ("kick off a build of main", "start a build of main"),
         ("call off the review with Tom", "cancel the review with Tom"),
         ("keep an eye on the price", "monitor the price"),
+        ("could you remind me to mail the lease", "could you create reminder task mail the lease"),
         ("alert me if the page changes", "monitor and notify if the page changes"),
         ("give the ticket to Maria", "assign the ticket to Maria"),
         ("go to the homepage of the library", "navigate to the homepage of the library"),

@@ -553,6 +553,22 @@ def test_a_prompt_needs_more_than_a_search_where_a_model_may_do_it_unaided(engin
     assert fits_a_prompt(ranking) is fits
 
 
+def test_where_it_is_in_doubt_what_a_message_asks_for_decides_and_not_what_it_tells(engine):
+    names = "filesystem", "slack", "github", "git", "notion", "kubernetes", "linear", "time"
+    listed = [(name, one) for name in names for one in real_lists()[name]]
+    tools = snapshot(*(tool(one["name"], one.get("description", ""), server=name) for name, one in listed))
+
+    asked = engine.search("My father turns 80 and everybody comes from far away. Who works on PAY-7?", tools)
+    assert asked.fits and asked.read_as.startswith("Who works on PAY-7")
+    for told in (
+        "I was reading my files all day. Order a large pizza.",
+        "Buy two concert tickets. I was reading my files all day.",
+        "We had a long call about the project. Buy two concert tickets.",
+        "The team has been debugging since noon. Print the boarding pass.",
+    ):
+        assert not engine.search(told, tools).fits
+
+
 def test_relevance_is_judged_after_filtering(engine):
     both = snapshot(
         tool("get_weather", "Weather forecast for a city.", server="weather"),
