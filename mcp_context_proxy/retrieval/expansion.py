@@ -38,9 +38,9 @@ from mcp_context_proxy.retrieval.links import (
     NAMED,
     Links,
     ToolLink,
+    file_for,
     files_named,
     is_about_files,
-    is_for,
     mentions,
     namesakes,
     without_files,
@@ -511,7 +511,7 @@ class DocumentsMeant:
             assert isinstance(one.item, Document)
             if one.exact:
                 return None
-            if files and one.item.patterns and not any(is_for(one.item.patterns, file) for file in files):
+            if files and one.item.patterns and file_for(one.item.patterns, files) is None:
                 return "it is for other files than those named"
             if one.item.uri in others:
                 return "it is of another folder than the one that is named, which has one of this name"
