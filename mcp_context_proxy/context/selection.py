@@ -421,6 +421,10 @@ def _served(found: Found, companions: list[Companion], selection: Selection) -> 
 RELATED_COSINE = 0.5
 """Cosine from which items are listed as related: they are about the same thing, or do the same to another."""
 
+RULES_FOR_FILES = 20
+"""Documents that come with a request for the files that it names, those nearest to the rest of it: a cloned
+repository may have thousands for every file, which would fill the context of a model."""
+
 RULE_SCORE = 1.0
 """Score of an item that a configured rule brings."""
 
@@ -476,7 +480,7 @@ class ContextExpander:
         files = _for_files(selection.query, snapshot)
         for_files = [document for document in files if allowed(document)]
         if len(for_files) > 1:
-            for_files = self._expander.nearest_first(for_files, selection.query, snapshot)
+            for_files = self._expander.nearest_first(for_files, selection.query, snapshot)[:RULES_FOR_FILES]
         for document in for_files:
             why = f"for the file {files[document]}"
             companions.append(Companion(document, Mode.EXPANSION, RULE_SCORE, why))

@@ -14,6 +14,7 @@ from support.tables import each
 from mcp_context_proxy.catalog.documents import load_documents
 from mcp_context_proxy.config import Config, DocumentsConfig, Limits
 from mcp_context_proxy.context import Mode, RequestContext
+from mcp_context_proxy.context.selection import RULES_FOR_FILES
 from mcp_context_proxy.context.session import ResultReading
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Kind, Tool
@@ -570,3 +571,24 @@ def test_names_are_words_that_are_written_like_names() -> None:
 
     assert said.keys() == {"fetch", "count", "drop_table", "a_b", "c_d"}
     assert [word for word, forbidden in said.items() if forbidden and word != "c_d"] == ["drop_table"]
+
+
+async def test_of_very_many_rules_those_nearest_to_the_request_come_and_bring_their_tools(
+    tmp_path: Path,
+) -> None:
+    texts = {f"{number:02}": f"Colors come from palette {number} of the brand." for number in range(40)}
+    for name, text in (texts | {"z": "Passwords are hashed before `post_message` is used."}).items():
+        (tmp_path / f"{name}.md").write_text(f"---\npaths: src/**/*.ts\n---\n{text}\n", encoding="utf-8")
+    documents = load_documents([DocumentsConfig(path=tmp_path)], Limits()).documents
+    with ContextEngine(Catalog([*TOOLS, *documents])) as engine:
+        for_file = await engine.build("search the source code for passwords in src/a.ts")
+    always = [rule(name, text, include="always") for name, text in texts.items()]
+    with ContextEngine(Catalog([*TOOLS, *always, rule("z-auth", AUTH.text, include="always")])) as engine:
+        elsewhere = await engine.build("the time in Lisbon")
+        meant = await engine.build("implement the authentication for the partner")
+
+    assert for_file.of(Kind.RULE)[0].name == "z"
+    assert len(for_file.of(Kind.RULE)) == RULES_FOR_FILES
+    assert brought(for_file)["chat__post_message"] == "named in z"
+    assert brought(elsewhere) == {}
+    assert brought(meant)["web__fetch_website"] == "named in z-auth"
