@@ -37,7 +37,9 @@ class Attacked:
         self.workshop = Workshop(folder)
         self.before: list[str] = []
         """Begins the command line of the proxy that a client starts."""
-        self.environment = {**os.environ, "HOME": str(folder), "XDG_DATA_HOME": str(folder / "data")}
+        own = {"HOME": str(folder), "XDG_DATA_HOME": str(folder / "data"), "MCP_CONTEXT_PROXY_OWN": "1"}
+        self.environment = {**os.environ, **own}
+        """Each start is that of a proxy of its own: one that hosts share goes on after its client."""
 
     def command(self, config: Path, *more: str) -> list[str]:
         """Return the command line of the program that is installed beside the interpreter."""

@@ -41,7 +41,7 @@ from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval import FITTING, Ranking, Result
 from mcp_context_proxy.retrieval.expansion import BEHIND_TOOL, Expanded, Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.links import NAMED, files_named, is_for
+from mcp_context_proxy.retrieval.links import NAMED, file_for, files_named
 from mcp_context_proxy.retrieval.reranker import Reranking
 from mcp_context_proxy.statistics.report import Arm
 from mcp_context_proxy.system.process import time_of_day
@@ -421,6 +421,10 @@ def _served(found: Found, companions: list[Companion], selection: Selection) -> 
 RELATED_COSINE = 0.5
 """Cosine from which items are listed as related: they are about the same thing, or do the same to another."""
 
+RULES_FOR_FILES = 20
+"""Documents that come with a request for the files that it names, those nearest to the rest of it: a cloned
+repository may have thousands for every file, which would fill the context of a model."""
+
 RULE_SCORE = 1.0
 """Score of an item that a configured rule brings."""
 
@@ -476,7 +480,7 @@ class ContextExpander:
         files = _for_files(selection.query, snapshot)
         for_files = [document for document in files if allowed(document)]
         if len(for_files) > 1:
-            for_files = self._expander.nearest_first(for_files, selection.query, snapshot)
+            for_files = self._expander.nearest_first(for_files, selection.query, snapshot)[:RULES_FOR_FILES]
         for document in for_files:
             why = f"for the file {files[document]}"
             companions.append(Companion(document, Mode.EXPANSION, RULE_SCORE, why))
@@ -541,15 +545,12 @@ def unknown_names(rules: Mapping[str, Sequence[str]], snapshot: Snapshot) -> Ite
 
 def _for_files(query: str, snapshot: Snapshot) -> dict[Document, str]:
     """Return the documents whose patterns fit a file that a query names, each with that file."""
-    fitting = dict[Document, str]()
-    if not snapshot.documents:
-        return fitting
-    files = files_named(query)
-    for document in snapshot.documents.values() if files else ():
-        file = next((one for one in files if is_for(document.patterns, one)), None)
-        if file is not None:
-            fitting[document] = file
-    return fitting
+    if not snapshot.documents or not (files := files_named(query)):
+        return {}
+    documents = snapshot.documents.values()
+    # The sections of a file have the same patterns.
+    fitting = {patterns: file_for(patterns, files) for patterns in {one.patterns for one in documents}}
+    return {one: file for one in documents if (file := fitting[one.patterns]) is not None}
 
 
 def _near(one: Expanded) -> Companion:

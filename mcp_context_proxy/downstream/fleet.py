@@ -349,7 +349,7 @@ class Fleet:
             self.clients = Clients({**self.clients, name: successor})
             self._listing_changed()
 
-    async def restart(self, name: str) -> None:
+    def restart(self, name: str) -> None:
         """Stop a server, after its pending calls and no later than those may take, and start it again.
 
         Calls that come meanwhile wait for it, and its items stay listed as they are known. Raises
@@ -358,12 +358,11 @@ class Fleet:
         running = self.clients[name]
         self._retire(self._successors.pop(name, None))
         following = self._client(running.config)
-        await following.load_listing()
-        if self.clients.get(name) is running:
-            following.subscriptions.take_over(running.subscriptions)
-            self.clients = Clients({**self.clients, name: following})
-            self._group.start_soon(self._follow_stopped, running, following, name=f"restart of {name}")
-            self._listing_changed()
+        following.restore(running.known)
+        following.subscriptions.take_over(running.subscriptions)
+        self.clients = Clients({**self.clients, name: following})
+        self._group.start_soon(self._follow_stopped, running, following, name=f"restart of {name}")
+        self._listing_changed()
 
     async def _follow_stopped(self, running: DownstreamClient, following: DownstreamClient) -> None:
         """Start a server when its predecessor, which may hold a port or a file, is gone."""

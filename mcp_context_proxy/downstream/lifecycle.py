@@ -213,8 +213,15 @@ class ServerLifecycle:
         """Return the listing that the store remembers, for `restore`. Blocks."""
         return self._cache.load()
 
+    @property
+    def known(self) -> CachedListing | None:
+        """Everything that is known of the server, for `restore`; None before it was ever connected."""
+        if self.introduction is None:
+            return None
+        return CachedListing(self.introduction, self.lists.current, started=self._has_started)
+
     def restore(self, cached: CachedListing | None) -> None:
-        """Begin with a listing that was remembered; the first time only."""
+        """Begin with a listing that is known from before; the first time only."""
         loaded, self._loaded = self._loaded, True
         if cached is None or loaded:
             return

@@ -38,9 +38,9 @@ from mcp_context_proxy.retrieval.links import (
     NAMED,
     Links,
     ToolLink,
+    file_for,
     files_named,
     is_about_files,
-    is_for,
     mentions,
     namesakes,
     without_files,
@@ -65,6 +65,10 @@ PART_CHARACTERS = 20_000
 
 DOCUMENTS_READ = 2_000
 """Documents in which names of a called tool are looked for."""
+
+DOCUMENTS_LINKED = 20
+"""Documents of a request whose tools come with it, those that it means first: links of one take up to 0.3 s
+the first time, and a cloned repository may have thousands that every request has."""
 
 PREPARING_SECONDS = 5.0
 """Time for which links are computed after indexing; the others are when a request finds their document."""
@@ -194,15 +198,15 @@ class Expander:
         known, found = {key_of(item) for item in selected}, list[Expanded]()
         for _ in range(options.depth):
             step: dict[tuple[Kind, str], Expanded] = {}
-            for source in frontier:
-                if isinstance(source, Document):
-                    least = NAMED if key_of(source) in not_meant else 0.0
-                    for one in self.tools_of(source, snapshot, query):
-                        if one.cosine < least:
-                            continue
-                        key = key_of(one.item)
-                        if key not in known and one.cosine > getattr(step.get(key), "cosine", 0.0):
-                            step[key] = one
+            documents = (one for one in frontier if isinstance(one, Document))
+            for source in islice(documents, DOCUMENTS_LINKED):
+                least = NAMED if key_of(source) in not_meant else 0.0
+                for one in self.tools_of(source, snapshot, query):
+                    if one.cosine < least:
+                        continue
+                    key = key_of(one.item)
+                    if key not in known and one.cosine > getattr(step.get(key), "cosine", 0.0):
+                        step[key] = one
             nearest = [one for one in step.values() if allowed(one.item)]
             nearest.sort(key=lambda one: -one.cosine)
             found += nearest[: options.top_n]
@@ -511,7 +515,7 @@ class DocumentsMeant:
             assert isinstance(one.item, Document)
             if one.exact:
                 return None
-            if files and one.item.patterns and not any(is_for(one.item.patterns, file) for file in files):
+            if files and one.item.patterns and file_for(one.item.patterns, files) is None:
                 return "it is for other files than those named"
             if one.item.uri in others:
                 return "it is of another folder than the one that is named, which has one of this name"

@@ -11,6 +11,7 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Final, TypeAlias
 
 from msgspec import Struct, field
@@ -68,8 +69,12 @@ _PROHIBITS = pattern(
 _CLAUSE = pattern(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
 
 PATTERN_CHARACTERS: Final = 200
-PATTERNS_TRIED: Final = 64
-"""Alternatives in the braces of one pattern."""
+PATTERNS_TRIED: Final = 100
+"""Alternatives in the patterns of one document."""
+
+COMPARED: Final = 1_000
+"""Folders of paths that are compared with the patterns of one document, for one request: a cloned repository
+may have thousands of documents, each with a hundred patterns that may begin anywhere."""
 
 _BRACES = pattern(r"\{([^{}]*)\}")
 
@@ -140,21 +145,37 @@ def mentions(text: str) -> list[Mention]:
     return found
 
 
-def is_for(patterns: Iterable[str], file: str) -> bool:
-    """Return whether a file, as `files_named` has it, fits the last of some patterns that is about it.
+def file_for(patterns: Iterable[str], files: Iterable[str]) -> str | None:
+    """Return the first of some files, as `files_named` has them, that fits patterns; None where none does.
 
-    A pattern with a folder may begin at any folder of the path: a request names a file from anywhere. One
-    that ends in a slash stands for everything below, and one after a ``!`` for files that do not fit.
+    A file fits if it fits the last of the patterns that is about it. A pattern with a folder may begin at any
+    folder of the path: a request names a file from anywhere. One that ends in a slash stands for everything
+    below, and one after a ``!`` for files that do not fit.
     """
-    parts, fits = file.split("/"), False
-    for written in patterns:
-        for one in _alternatives(written[:PATTERN_CHARACTERS].casefold().removeprefix("!")):
-            wanted = f"{one}**".split("/") if one.endswith("/") else one.split("/")
-            wanted = [part for part in wanted if part not in ("", ".")]
-            starts = (len(parts) - 1,) if len(wanted) == 1 and wanted != ["**"] else range(len(parts))
-            if any(_fits(wanted, parts[start:]) for start in starts):
-                fits = not written.startswith("!")
-    return fits
+    alternatives = (
+        (not written.startswith("!"), [part for part in one.split("/") if part not in ("", ".")])
+        for written in patterns
+        for one in _alternatives(written[:PATTERN_CHARACTERS].casefold().removeprefix("!"))
+    )
+    tried, left = list(islice(alternatives, PATTERNS_TRIED)), COMPARED
+    for file in files:
+        parts, fits = file.split("/"), False
+        for counts, wanted in tried:
+            # Folder by folder, from each where it may begin; ``**`` stands for any number of them.
+            reached = {len(parts) - 1} if len(wanted) == 1 and wanted != ["**"] else {*range(len(parts))}
+            for one in wanted:
+                left -= len(reached)
+                if left < 0:
+                    return None
+                if one == "**":
+                    reached = {*range(min(reached, default=len(parts) + 1), len(parts) + 1)}
+                else:
+                    reached = {at + 1 for at in reached if at < len(parts) and fnmatchcase(parts[at], one)}
+            if len(parts) in reached:
+                fits = counts
+        if fits:
+            return file
+    return None
 
 
 def is_about_files(item: Item, files: Collection[str]) -> bool:
@@ -191,20 +212,7 @@ def _alternatives(written: str) -> list[str]:
     while len(found) < PATTERNS_TRIED and (braces := _BRACES.search(found[0])) is not None:
         first = found.pop(0)
         found += [first[: braces.start()] + one + first[braces.end() :] for one in braces[1].split(",")]
-    return found
-
-
-def _fits(wanted: Sequence[str], parts: Sequence[str]) -> bool:
-    """Return whether a path fits a pattern, folder by folder; ``**`` stands for any number of them."""
-    reached = {0}
-    for one in wanted:
-        if one == "**":
-            reached = set(range(min(reached), len(parts) + 1))
-        else:
-            reached = {at + 1 for at in reached if at < len(parts) and fnmatchcase(parts[at], one)}
-        if not reached:
-            return False
-    return len(parts) in reached
+    return [f"{one}**" if one.endswith("/") else one for one in found]
 
 
 def units_of(text: str) -> list[str]:

@@ -303,11 +303,15 @@ _ENDINGS: Final = ("ies", "es", "s", "y", "e")
 def is_distinctive(name: str) -> bool:
     """Return whether nobody writes the name of a tool in a sentence without meaning the tool.
 
-    It says what is done, unlike other compounds, such as ``html_url`` or ``read-only``: a server with tools
-    of such names would have those of others withheld.
+    It says what is done, unlike other compounds, such as ``html_url``; and it is no constant, no title that a
+    library gives to arguments, and no two words that sentences join, such as ``read-only`` or ``force-push``.
+    A server with tools of such names would have those of others withheld.
     """
-    is_compound = _NAME.fullmatch(name) is not None and _COMPOUND.fullmatch(name) is not None
-    return is_compound and verb_of(name) is not None and not name.endswith("-only")
+    if _NAME.fullmatch(name) is None or _COMPOUND.fullmatch(name) is None or verb_of(name) is None:
+        return False
+    first, *others = re.split("[_-]", name)
+    is_joined = "-" in name and len(others) == 1 and verb_of(first) is None
+    return not (is_joined or name.isupper() or name.endswith(("Arguments", "-only")))
 
 
 def foreign(owners: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:

@@ -186,7 +186,7 @@ class InventoryApi(Api):
         name = given.path["server"]
         expect_server(self._proxy, name)
         try:
-            await self._proxy.fleet.restart(name)
+            self._proxy.fleet.restart(name)
         except ServerUnavailableError as error:
             raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}.") from None
         note_order(self._proxy.audit, given, "restart", server=name)

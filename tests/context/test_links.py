@@ -3,15 +3,18 @@
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.growth import costs_more
 from support.tables import each
 
 from mcp_context_proxy.catalog.documents import load_documents
 from mcp_context_proxy.config import Config, DocumentsConfig, Limits
 from mcp_context_proxy.context import Mode, RequestContext
+from mcp_context_proxy.context.selection import RULES_FOR_FILES
 from mcp_context_proxy.context.session import ResultReading
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Kind, Tool
@@ -25,7 +28,7 @@ from mcp_context_proxy.library import (
     rule,
     tool,
 )
-from mcp_context_proxy.retrieval.links import files_named, is_for, mentions
+from mcp_context_proxy.retrieval.links import file_for, files_named, mentions
 from mcp_context_proxy.retrieval.next_steps import CallResult, steps_by_name
 
 FETCH = tool("fetch_website", "Fetch a website and return its content as markdown", server="web")
@@ -305,6 +308,7 @@ def test_the_files_that_a_request_names(text: str, files: list[str]) -> None:
         ("*.sql", ["a.sql", "migrations/1.sql"], ["a.sql.md"]),
         ("**/*.{ts,tsx}", ["a.ts", "x/a.tsx"], ["a.t"]),
         ("src/", ["src/a", "src/b/c.d"], ["lib/src.c"]),
+        ("{src/,doc/a}", ["src/b/c.d", "doc/a"], ["doc/b"]),
         ("/src/*.ts", ["src/a.ts"], ["src/b/a.ts"]),
         ("**", ["a.b"], []),
         ("Docs/**", ["docs/a.md"], ["a.md"]),
@@ -315,7 +319,17 @@ def test_the_files_that_a_request_names(text: str, files: list[str]) -> None:
 def test_patterns_mean_files_as_those_of_editors_do(
     patterns: str, fitting: list[str], other: list[str]
 ) -> None:
-    assert [file for file in (*fitting, *other) if is_for(patterns.split(), file)] == fitting
+    assert [file for file in (*fitting, *other) if file_for(patterns.split(), [file])] == fitting
+
+
+def test_no_patterns_of_a_repository_delay_a_request_that_names_files() -> None:
+    braces = "{" + ",".join(map(str, range(40))) + "}"
+    patterns = [f"{braces}{'**/*/' * 9}{number}" for number in range(100)]
+    files = [f"a/b/c/d/e/{number}.py" for number in range(20)]
+    plain = [f"{folder}/**/*.{ending}" for folder in ("src", "lib") for ending in ("py", "ts", "js")]
+
+    assert not costs_more(25, partial(file_for, files=files), patterns, plain)
+    assert file_for(plain, [*files, "src/a/b/c/d/e.js"]) == "src/a/b/c/d/e.js"
 
 
 async def test_a_rule_for_files_comes_with_a_request_that_names_one_and_brings_the_tool_that_it_names(
@@ -557,3 +571,24 @@ def test_names_are_words_that_are_written_like_names() -> None:
 
     assert said.keys() == {"fetch", "count", "drop_table", "a_b", "c_d"}
     assert [word for word, forbidden in said.items() if forbidden and word != "c_d"] == ["drop_table"]
+
+
+async def test_of_very_many_rules_those_nearest_to_the_request_come_and_bring_their_tools(
+    tmp_path: Path,
+) -> None:
+    texts = {f"{number:02}": f"Colors come from palette {number} of the brand." for number in range(40)}
+    for name, text in (texts | {"z": "Passwords are hashed before `post_message` is used."}).items():
+        (tmp_path / f"{name}.md").write_text(f"---\npaths: src/**/*.ts\n---\n{text}\n", encoding="utf-8")
+    documents = load_documents([DocumentsConfig(path=tmp_path)], Limits()).documents
+    with ContextEngine(Catalog([*TOOLS, *documents])) as engine:
+        for_file = await engine.build("search the source code for passwords in src/a.ts")
+    always = [rule(name, text, include="always") for name, text in texts.items()]
+    with ContextEngine(Catalog([*TOOLS, *always, rule("z-auth", AUTH.text, include="always")])) as engine:
+        elsewhere = await engine.build("the time in Lisbon")
+        meant = await engine.build("implement the authentication for the partner")
+
+    assert for_file.of(Kind.RULE)[0].name == "z"
+    assert len(for_file.of(Kind.RULE)) == RULES_FOR_FILES
+    assert brought(for_file)["chat__post_message"] == "named in z"
+    assert brought(elsewhere) == {}
+    assert brought(meant)["web__fetch_website"] == "named in z-auth"

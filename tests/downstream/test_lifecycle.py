@@ -13,6 +13,7 @@ from support.proxies import Host, host_of, inside
 from support.raw_client import text_of
 from support.servers import Server, Workshop, tool
 
+from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.downstream.lifecycle import ServerState
 
 from .conftest import works
@@ -220,6 +221,22 @@ async def test_a_call_waits_for_a_server_that_is_being_restarted(workshop: Works
 
     assert [answer.get("isError", False) for answer in answers] == [False]
     assert len(server.ledger.calls("live")) == 1
+
+
+async def test_a_server_that_is_started_again_stays_listed_whatever_the_store_remembers(
+    workshop: Workshop, era: str
+) -> None:
+    server = workshop.server("frail", tools=LISTED_TOOLS)
+    async with inside(workshop.config()) as proxy:
+        host, key = Host(proxy, era), connection_key(proxy.config.servers["frail"])
+        await until(lambda: proxy.store.listings.get(key))
+        proxy.store.listings.forget(key)
+        proxy.fleet.restart("frail")
+        await proxy.refresh.catch_up()
+        assert "frail__live" in proxy.catalog.snapshot.tools
+        assert not (await host.call("frail__live")).get("isError")
+
+    assert len(server.ledger.entries("start")) == 2
 
 
 async def test_a_server_that_is_killed_repeatedly_is_ready_for_the_next_call(workshop: Workshop) -> None:

@@ -253,7 +253,7 @@ def test_fragmented_free_memory_is_returned_to_the_system() -> None:
 def test_objects_that_stay_are_not_searched_for_garbage_again_and_again() -> None:
     (by_itself,), (told,) = printed(LISTS, "untold"), printed(LISTS, "told")
 
-    assert told == 0 < by_itself
+    assert told < 2 < by_itself
 
 
 @pytest.mark.slow

@@ -205,7 +205,7 @@ async def test_a_call_runs_only_if_the_tool_is_still_what_the_person_was_asked_a
                 spec = json.loads(downstream.path.read_text(encoding="utf-8"))
                 spec["tools"] = [tool("write", "Writes whatever it likes.")]
                 downstream.path.write_text(json.dumps(spec), encoding="utf-8")
-                await proxy.fleet.restart("s")
+                proxy.fleet.restart("s")
             else:
                 downstream.settings["deny"] = ["write"]
                 if change == "removed":

@@ -101,8 +101,9 @@ def test_no_server_has_the_tools_of_another_withheld_by_names_that_say_nothing_d
     store: Store,
 ) -> None:
     run = Run(store)
-    run.list("evil", *map(tool, ("html_url", "URL-encoded", "read-only", "line_items", "get_line")))
-    run.list("shop", tool("show", "Returns the html_url, URL-encoded, and the read-only line_items."))
+    names = ("html_url", "URL-encoded", "read-only", "force-push", "SLA_START", "addArguments")
+    run.list("evil", *map(tool, (*names, "get_line")))
+    run.list("shop", tool("show", f"Takes {', '.join(names)}."))
     run.list("calc", tool("add", "Call get_line first."))
 
     assert "shop__show" in run.served()
