@@ -16,7 +16,7 @@ from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import NO_OVERRIDES, Delivery, DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.indexing import OnProgress
-from mcp_context_proxy.context.search import OnWait, Scope, asks_for_all, may_mean
+from mcp_context_proxy.context.search import OnWait, Scope, asks_for_all, may_mean, overviewed
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
@@ -266,6 +266,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 of_all = partial(asks_for_all, query, snapshot.servers, self.fleet.failed)
                 if of_all() and await in_thread(of_all, snapshot.tools.values()):
                     known = self._noted(handle or caller.session, caller)
+                    scope = overviewed(scope, query, snapshot.servers, self.fleet.failed)
                     return await self._overview(scope, caller, known, partial(tell_waiting, params, notify))
             if not query.strip():
                 raise _UnusableArgumentsError("query must not be empty")
