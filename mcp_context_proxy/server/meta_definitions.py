@@ -241,6 +241,12 @@ class ReadArguments(msgspec.Struct, forbid_unknown_fields=True):
     context_id: str | None = None
 
 
+class PageArguments(msgspec.Struct):
+    """Arguments of a call whose name is the URI of a resource."""
+
+    page: Annotated[int, Meta(ge=1)] = 1
+
+
 class ReadResultArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Arguments of `read_result`."""
 
@@ -471,14 +477,14 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
             ),
             _tool(
                 CALL,
-                f"Call any tool, listed or not, by its name from {SEARCH}.",
+                f"Call any tool by its name from {SEARCH}.",
                 input_schema(CallArguments, without),
                 readOnlyHint=False,
                 destructiveHint=True,
             ),
             _tool(
                 CALL_READ_ONLY,
-                f"{CALL} for read-only tools, which {SEARCH} marks {READ_MARK}.",
+                f"{CALL} for read-only tools, marked {READ_MARK}, and for resources: the name is the URI.",
                 # The purpose of a read tells little, and is understood all the same.
                 input_schema(CallArguments, without | {"goal"}),
                 readOnlyHint=True,

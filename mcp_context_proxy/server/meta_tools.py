@@ -58,6 +58,7 @@ from mcp_context_proxy.server.meta_definitions import (
     CallArguments,
     ContextArguments,
     ManageArguments,
+    PageArguments,
     ReadArguments,
     ReadResultArguments,
     RecallArguments,
@@ -78,8 +79,10 @@ from mcp_context_proxy.server.rendering import (
     recall_text,
     search_data,
 )
+from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
+    UNFINISHED,
     Note,
     answer_tokens,
     current_name,
@@ -110,6 +113,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     tools: ToolList
     changes: ChangeNotifier
     pending_input: PendingInput
+    resources: Resources
     asks_clients: bool
     """True to let the client's own model rerank searches."""
     manage: Callable[[], bool]
@@ -170,6 +174,10 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             sent = {**params, "arguments": arguments}
             if wanted.name in RESERVED:
                 return await self._own_through(through, wanted.name, sent, caller)
+            if "://" in wanted.name:
+                page = _decoded(arguments, PageArguments).page
+                result = await self.resources.read_by_model(wanted.name, page, caller)
+                return eras.fit_result_to_client("tools/call", result, caller.era)
             if wanted.context_id is not None:
                 # In the _meta, where every call has its context; no server sees it.
                 self._handle(wanted.context_id, caller)
@@ -303,6 +311,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 self.changes.context_changed(caller.session)
         noted = None if _wants_data(caller) else self._noted(handle or caller.session, caller)
         notes, context_id = self._notes(answer, noted, caller, best), None
+        if answer.found.snapshot.resources and (fit := await in_thread(self.resources.fitting, query)):
+            notes.append(Note(fit, brief=fit))
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
@@ -351,9 +361,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     async def _overview(
         self, scope: Scope, caller: Caller, noted: dict[str, frozenset[str]], on_wait: OnWait
     ) -> bytes:
-        """Return an overview of the catalog, with all notes, which `noted` has afterwards.
+        """Return an overview of the catalog, with all notes but that on indexing, which `noted` has then.
 
-        Nothing is chosen, so nothing is recorded or learned from.
+        Nothing is compared or chosen, so nothing is recorded or learned from.
         """
         try:
             answer = await self.contexts.select("", scope=scope, remember=False, on_wait=on_wait)
@@ -361,7 +371,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             raise _UnusableArgumentsError(str(error)) from None
         snapshot, count = answer.found.snapshot, self.contexts.costs.count
         told: dict[str, frozenset[str]] = {}
-        notes = search_notes(answer, self.fleet, told, caller.name_of)
+        notes = [
+            one for one in search_notes(answer, self.fleet, told, caller.name_of) if one.brief != UNFINISHED
+        ]
         noted.update({note: names | noted.get(note, frozenset()) for note, names in told.items()})
         if not any(map(reaches, snapshot.servers)):
             notes = [Note(no_servers())]
