@@ -166,24 +166,11 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         try:
             body = await self.read({"uri": envelope.raw(uri)}, caller)
             server = "" if is_own(uri) else self.owner(uri, caller.era, caller.owner).name
-            contents = [*map(envelope.members, envelope.elements(envelope.members(body)["contents"]))]
         except RequestError as error:
             return failure(str(error))
-        except (KeyError, msgspec.DecodeError):
-            return failure(
-                f"resource {one_line(uri, URI_SHOWN)!r} cannot be read without questions to the user"
-            )
-        texts = [text for one in contents if (text := envelope.text(one.get("text"))) is not None]
-        pages = paged("\n\n".join(texts)) if texts else []
-        if page > max(1, len(pages)):
-            return failure(f"there is no page {page:,}; the last one is {max(1, len(pages)):,}")
-        blocks = [{"type": "text", "text": text} for text in pages[page - 1 : page]]
-        blocks += [_block(one) for one in contents if "blob" in one]
-        result = envelope.encode({"content": blocks})
         client = self.fleet.clients.get(server)
-        if client is not None and client.config.spotlight:
-            result = mark_untrusted(server, result)
-        return with_note(result, f"[page {page} of {len(pages)}]") if len(pages) > 1 else result
+        spotlit = server if client is not None and client.config.spotlight else ""
+        return await in_thread_if(len(body) > envelope.TAKEN_APART_BYTES, _as_result, body, page, spotlit)
 
     def fitting(self, query: str) -> str:
         """Return a sentence that names the resources with most words of a query; empty if there are none."""
@@ -350,6 +337,23 @@ def _told(resource: Resource) -> tuple[str, frozenset[str]]:
     )
     known = f"{resource.server} {resource.uri} {name} {title} {described}"
     return one_line(described or title or name, DESCRIBED).rstrip("."), frozenset(terms(known))
+
+
+def _as_result(body: bytes, page: int, spotlit: str) -> bytes:
+    """Return a page of what was read as the result of a tool, marked as data of the server to spotlight."""
+    try:
+        contents = [*map(envelope.members, envelope.elements(envelope.members(body)["contents"]))]
+    except (KeyError, msgspec.DecodeError):
+        return failure("the server has given no contents of this resource, or asks the user first")
+    texts = [text for one in contents if (text := envelope.text(one.get("text"))) is not None]
+    pages = paged("\n\n".join(texts)) if texts else [""]
+    if page > len(pages):
+        return failure(f"there is no page {page:,}; the last one is {len(pages):,}")
+    blocks = [{"type": "text", "text": pages[page - 1]}] if texts else []
+    blocks += [_block(one) for one in contents if "blob" in one and page == 1]
+    result = envelope.encode({"content": blocks})
+    result = mark_untrusted(spotlit, result) if spotlit else result
+    return with_note(result, f"[page {page} of {len(pages)}]") if len(pages) > 1 else result
 
 
 def _block(content: Members) -> dict[str, Any]:

@@ -137,3 +137,26 @@ async def test_a_model_is_told_of_a_resource_and_reads_it_by_its_uri(workshop: W
     assert "no page 9" in beyond["content"][0]["text"]
     assert unknown["isError"]
     assert "unknown resource 'game://none'" in unknown["content"][0]["text"]
+
+
+async def test_a_model_reads_a_long_resource_by_pages_and_gets_an_image_as_one(workshop: Workshop) -> None:
+    long = {"uri": URI, "text": "".join(f"line {number}\n" for number in range(3_000))}
+    image = {"uri": URI, "mimeType": "image/png", "blob": "iVBO"}
+    answers = {"resources/read": [{"result": {"contents": [long, image]}}]}
+    workshop.server("work", resources=RESOURCES, on=answers)
+    workshop.server(
+        "odd", resources=[{"uri": "odd://1", "name": "one"}], on={"resources/read": [{"result": {}}]}
+    )
+    async with host_of(workshop.config(), "modern") as host:
+        first = await host.call("call_tool", {"name": URI})
+        second = await host.call("call_tool", {"name": URI, "arguments": {"page": 2}})
+        odd = await host.call("call_tool", {"name": "odd://1"})
+
+    text, shown, note = first["content"]
+    assert shown == {"type": "image", "data": "iVBO", "mimeType": "image/png"}
+    assert note["text"] == "[page 1 of 2]"
+    rest, end = second["content"]
+    assert text["text"] + rest["text"] == long["text"]
+    assert end["text"] == "[page 2 of 2]"
+    assert odd["isError"]
+    assert "no contents" in odd["content"][0]["text"]
