@@ -313,6 +313,20 @@ async def test_the_schemas_of_one_server_do_not_fill_an_answer_with_those_of_all
 
     assert text.count("files__read_") == 4 and text.count("Input schema: ") == 1
     assert text.count("p4?: string, p5?: string, ... 3994 optional)") == 3
+    assert "Reads a music" in text
+
+
+async def test_whole_schemas_fill_no_answer_and_leave_the_others_their_signatures(workshop: Workshop) -> None:
+    said = {"type": "object", "properties": {"path": {"type": "string", "description": "word " * 500}}}
+    kinds = ("text", "image", "table", "music")
+    workshop.server("files", tools=[tool(f"read_{one}", f"Reads a {one}", inputSchema=said) for one in kinds])
+    async with host_of(workshop.config(), "handshake") as host:
+        wanted = {"query": "read a text, an image, a table and music", "include_schema": True}
+        text = (await host.call(SEARCH, wanted))["content"][0]["text"]
+
+    assert text.count("Input schema: ") == 2
+    assert text.count("(path?: string") == 2
+    assert "Search for its exact name to see all about it." in text
 
 
 async def test_arguments_as_a_string_of_json_are_understood(host: Host) -> None:
