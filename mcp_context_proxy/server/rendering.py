@@ -28,6 +28,7 @@ from mcp_context_proxy.errors import some_of
 from mcp_context_proxy.interactions import Recall
 from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
+    MIN_CALLS,
     Document,
     Item,
     ItemKey,
@@ -317,15 +318,17 @@ def overview_text(
 
 
 def figures_line(tool: Tool, figures: Figures) -> str:
-    """Return title and figures of a tool as a line for a model; empty if there are neither."""
+    """Return title and figures of a tool as a line for a model; empty if there are neither.
+
+    Few calls tell nothing: a model that made a mistake once would read that the tool never succeeds.
+    """
     known, title = figures.get(tool.key), title_of(tool)
     # In quotation marks, so that no title can go on with figures of its own.
     told = [f"Title: {quoted(one_line(title, TITLE_CHARACTERS))}."] if title else []
-    if known is not None:
-        times = "once" if known.calls == 1 else f"{known.calls:,} times"
+    if known is not None and known.calls >= MIN_CALLS:
         told.append(
-            f"Called {times}, {known.success_rate:.0%} succeeded, {known.mean_ms:,.0f} ms on average, "
-            f"{known.p95_ms:,.0f} ms for the slowest 5 %."
+            f"Called {known.calls:,} times, {known.success_rate:.0%} succeeded, "
+            f"{known.mean_ms:,.0f} ms on average, {known.p95_ms:,.0f} ms for the slowest 5 %."
         )
     return " ".join(told)
 
