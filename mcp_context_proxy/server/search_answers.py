@@ -45,10 +45,9 @@ from mcp_context_proxy.trust.fingerprints import sign_in, withheld
 NAMED_OF_ONE: Final = 40
 """Further tools that are named where a query asks for those of one server."""
 
-HOW_TO_CALL: Final = f"Call one through {CALL}, with its name and arguments."
+HOW_TO_CALL: Final = f"Call one through {CALL}."
 HOW_TO_CALL_MARKED: Final = (
-    f"Call one with its name and arguments through {CALL_READ_ONLY} if it is marked {READ_MARK}, "
-    f"else through {CALL}."
+    f"Call one through {CALL_READ_ONLY} if it is marked {READ_MARK}, else through {CALL}."
 )
 """Said where a tool of the answer is marked."""
 HOW_TO_SEE_ALL: Final = "Search for its exact name to see all about it."
