@@ -80,8 +80,6 @@ DESCRIBED = 100
 LEAST_SHARED, SHARED = 2, 0.6
 """Words of a query that a resource has at least, and their share: a tool is nearer to any other query."""
 
-HOW_TO_READ_RESOURCE = f"Read one through {CALL_READ_ONLY}, with the URI as its name."
-
 PRIORITY_SCALE = 999
 """Number of the last priority of a document, which is 0 in the protocol; the first is 1 there."""
 
@@ -180,8 +178,9 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             if one.listed and not one.withheld and len(asked & has) >= max(LEAST_SHARED, SHARED * len(asked)):
                 found.append((-len(asked & has), f"{uri} ({told})" if told else uri))
         names = [name for _, name in sorted(found)[:RESOURCES_NAMED]]
-        fit = "Resources that fit" if len(names) > 1 else "A resource that fits"
-        return f"{fit}: {', '.join(names)}. {HOW_TO_READ_RESOURCE}" if names else ""
+        fit, one_of = ("Resources that fit", "one") if len(names) > 1 else ("A resource that fits", "it")
+        how = f"Read {one_of} through {CALL_READ_ONLY}, with the URI as its name."
+        return f"{fit}: {', '.join(names)}. {how}" if names else ""
 
     async def _read_context(self, uri: str, caller: Caller) -> tuple[str, str] | None:
         """Return media type and text of a ``context://`` resource; None if there is no such resource."""

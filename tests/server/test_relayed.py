@@ -126,9 +126,7 @@ async def test_a_model_is_told_of_a_resource_and_reads_it_by_its_uri(workshop: W
         beyond = await host.call("call_read_only_tool", {"name": "game://rules", "arguments": {"page": 9}})
         unknown = await host.call("call_tool", {"name": "game://none"})
 
-    told = (
-        "A resource that fits: game://rules (House rules of the game). Read one through call_read_only_tool"
-    )
+    told = "A resource that fits: game://rules (House rules of the game). Read it through call_read_only_tool"
     assert told in found["content"][0]["text"]
     assert "game://rules" not in other["content"][0]["text"]
     assert read["content"][0]["text"].startswith("game ")
