@@ -31,7 +31,7 @@ from mcp_context_proxy.errors import (
     UnknownItemError,
 )
 from mcp_context_proxy.interactions import InteractionRecorder
-from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, Tool, ToolClass, key_of
+from mcp_context_proxy.items import Document, Kind, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
@@ -63,6 +63,7 @@ from mcp_context_proxy.server.meta_definitions import (
     ReadResultArguments,
     RecallArguments,
     SearchArguments,
+    filters_of,
     in_our_words,
     in_words,
     no_servers,
@@ -260,7 +261,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if isinstance(wanted, SearchArguments):
             best = wanted.best
             kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
-            scope = Scope(kinds, _filters(wanted))
+            scope = Scope(kinds, filters_of(wanted))
             if self.fleet.unlisted:
                 self.fleet.hurry(scope.filters.server, partial(may_mean, query))
             if wanted.top_n is not None:
@@ -595,14 +596,3 @@ def _progress(params: Members, notify: Notify) -> OnProgress | None:
         notify("notifications/progress", {"progressToken": token, **raw})
 
     return report
-
-
-def _filters(wanted: SearchArguments) -> SearchFilters:
-    """Return the filters of both places; one in ``filters`` counts before the same beside it."""
-    beside = {name: getattr(wanted, name) for name in SearchFilters.__struct_fields__}
-    within = {
-        name: value
-        for name in SearchFilters.__struct_fields__
-        if (value := getattr(wanted.filters, name)) != getattr(NO_FILTERS, name)
-    }
-    return SearchFilters(**(beside | within))
