@@ -217,6 +217,7 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
             tools=tool_list,
             changes=changes,
             pending_input=pending_input,
+            resources=resources,
             asks_clients=search.reranker.asks_clients,
             manage=lambda: proxy.setup.manage,
             document_bytes=lambda: proxy.config.limits.document_bytes,

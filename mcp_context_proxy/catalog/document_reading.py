@@ -263,15 +263,22 @@ def outline(text: str, tokens: int) -> list[str]:
     return [*lines, f"- and {len(shown) - OUTLINED:,} more headings"] if len(shown) > OUTLINED else lines
 
 
-def section_with(text: str, piece: str) -> str:
-    """Return the section of a text in which a piece of it ends; empty if that is none, or all of the text."""
-    # Before the paragraph that a search has found there may be headings, and the name with a colon.
-    paragraph = piece.strip().rpartition("\n\n")[2]
-    while (place := text.find(paragraph)) < 0 and ": " in paragraph:
-        paragraph = paragraph.partition(": ")[2]
-    around = [one for one in headings(text) if one.start <= place < one.end] if place >= 0 else []
-    section = text[around[-1].start : around[-1].end].strip() if around else ""
-    return "" if len(section) == len(text.strip()) else section
+def sections_with(text: str, piece: str) -> list[str]:
+    """Return the smallest sections of a text in which paragraphs of a piece of it stand, in their order.
+
+    All of the text is none of them.
+    """
+    known, found = headings(text), dict[Heading, None]()
+    for paragraph in piece.strip().split("\n\n"):
+        said = paragraph
+        # Before what a search has found there may be the name with a colon.
+        while (place := text.find(said)) < 0 and ": " in said:
+            said = said.partition(": ")[2]
+        around = [one for one in known if one.start <= place < one.end]
+        found.update(dict.fromkeys(around[-1:]))
+    # One section begins after another that has it.
+    smallest = [one for one in found if not any(one.start < other.start < one.end for other in found)]
+    return [part for one in smallest if len(part := text[one.start : one.end].strip()) < len(text.strip())]
 
 
 def _number(heading: Heading) -> str:

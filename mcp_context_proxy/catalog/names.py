@@ -228,6 +228,13 @@ def owner(name: str, servers: Collection[str]) -> str | None:
     return None
 
 
+def _parted(name: str, servers: Collection[str]) -> tuple[str | None, str]:
+    """Return the server that a full name belongs to, and the rest; None and the name if there is none."""
+    server = owner(name, servers)
+    start = 0 if server is None else name.index(server) + len(server) + len(SEPARATOR)
+    return server, name[start:]
+
+
 def as_full(snapshot: Snapshot, name: str) -> tuple[str, str | None]:
     """Return a name, in full if a model has written a full one in another form, and the server it states.
 
@@ -277,10 +284,9 @@ def by_full_name(items: Mapping[str, Named], name: str, servers: Collection[str]
     exact = items.get(name)
     if exact is not None:
         return exact
-    server = owner(name, servers)
+    server, own = _parted(name, servers)
     if server is None:
         return None
-    own = name.removeprefix("_" if not name.startswith(server) else "")[len(server) + len(SEPARATOR) :]
     among = [item for item in items.values() if item.server == server]
     plain = next((item for item in among if item.name == own), None)
     if not _HAS_DIGEST.search(name):
@@ -338,18 +344,33 @@ def tool_named(
         _raise_if_turned_off(snapshot, name, server)
         if (away := owner(name, snapshot.unlisted)) is not None and away == owner(name, snapshot.servers):
             raise AwaitedServersError("tool", name, [away])
-        raise UnknownItemError("tool", name, suggested(tools, name, snapshot.servers, compared, name_of))
+        if (respelt := _respelt(snapshot, name)) is not None:
+            return respelt
+        near = suggested(tools, name, snapshot.servers, compared, name_of)
+        belongs = owner(name, snapshot.servers)
+        of_server = [] if near else [name_of(tool) for tool in tools.values() if tool.server == belongs]
+        raise UnknownItemError("tool", name, near, of_server)
     same = [tool for tool in tools.values() if tool.name == name and server in (None, tool.server)]
     names = [*map(name_of, same)]
+    near = [] if names else suggested(tools, name, snapshot.servers, compared, name_of)
     if server is None and snapshot.unlisted and len(same) < 2:
-        near = [] if names else suggested(tools, name, snapshot.servers, compared, name_of)
         raise AwaitedServersError("tool", name, snapshot.unlisted, known=names, nearest=near)
     if len(same) == 1:
         return same[0]
     if same:
         raise SharedNameError("tool", name, names)
     _raise_if_turned_off(snapshot, name, server)
-    raise UnknownItemError("tool", name, suggested(tools, name, snapshot.servers, compared, name_of))
+    raise UnknownItemError("tool", name, near)
+
+
+def _respelt(snapshot: Snapshot, name: str) -> Tool | None:
+    """Return the one tool whose full name reads the same, as ``getSum`` does as ``get-sum``."""
+    server, own = _parted(name, snapshot.servers)
+    known = (snapshot.tools, snapshot.turned_off, snapshot.withheld)
+    every = (one for items in known for one in items.values() if one.server == server)
+    same = [one for one in every if folded(one.name).replace("_", "") == folded(own).replace("_", "")]
+    is_plain = len(same) == 1 and not _HAS_DIGEST.search(name)
+    return same[0] if is_plain and isinstance(same[0], Tool) else None
 
 
 def raise_if_withheld(
@@ -398,14 +419,19 @@ def suggested(
     name_of: Callable[[Named], str] = EXPOSED,
 ) -> list[str]:
     """Return names of items that are similar to an unknown one; for a full name those of its server alone."""
-    server = owner(name, servers)
+    server, own = _parted(name, servers)
     among = (item for item in items.values() if server in (None, item.server))
     exposed: dict[str, list[str]] = {}
     for item in itertools.islice(among, most * LOOKED_AT):
-        for each in {item.name, item.exposed_name}:
+        for each in {item.name, item.exposed_name} if server is None else {_telling(item.name, server)}:
             exposed.setdefault(each, []).append(name_of(item))
-    near = nearest(name, exposed, 2 * most)
+    near = nearest(own if server is None else _telling(own, server), exposed, 2 * most)
     return list(dict.fromkeys(one for each in near for one in exposed[each]))[:NEAREST]
+
+
+def _telling(own: str, server: str) -> str:
+    """Return an own name without the word of its server, by which all of ``git_show`` and so on are alike."""
+    return own.removeprefix(f"{server}_").removeprefix(f"{server}-")
 
 
 def nearest(name: str, names: Collection[str], most: int = COMPARED_ON_LOOP) -> list[str]:

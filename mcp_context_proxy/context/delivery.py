@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mcp_context_proxy.catalog.document_reading import files_line, outline, section_with
+from mcp_context_proxy.catalog.document_reading import files_line, outline, sections_with
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.session import Delivered
@@ -30,6 +30,7 @@ from mcp_context_proxy.items import (
     key_of,
 )
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.retrieval.text import terms
 
 Deliver: TypeAlias = Literal["nothing", "answer", "prompt"]
 """Amount that a request gives to a model of the documents in its context: nothing but names; the text of an
@@ -72,7 +73,7 @@ def deliver(
     """
     chunks = {key_of(one.item): one.chunk for one in found.results if isinstance(one.item, Document)}
     known = _known_texts(delivered or {}, found.snapshot)
-    writing = _Writing(context.options.document_tokens, delivered or {}, count, known)
+    writing = _Writing(context.query, context.options.document_tokens, delivered or {}, count, known)
     modes = () if delivered is None else (Mode.ALWAYS, Mode.MANUAL)
     standing = [item for item in _documents(context) if item.include_mode in modes]
     for item in sorted(standing, key=lambda item: item.type is not Kind.RULE):
@@ -147,7 +148,7 @@ def as_prompt(
             forms[key] = Delivery.WHOLE
             continue
         chunk = chunks.get(key, "")
-        section = _section(document, item.tokens, chunk, count, WHOLE_TOKENS)
+        section = _section(document, item.tokens, chunk, context.query, count, WHOLE_TOKENS)
         if item.tokens <= left and not section:
             left -= item.tokens
             forms[key] = Delivery.WHOLE
@@ -175,6 +176,7 @@ def _documents(context: RequestContext) -> tuple[ContextItem, ...]:
 class _Writing(Struct):
     """The documents of one answer while they are written, and the budget that is left."""
 
+    query: str
     budget: int
     delivered: Mapping[ItemKey, Delivered]
     count: Callable[[str], int]
@@ -210,7 +212,9 @@ class _Writing(Struct):
             if is_found:
                 self.told.append(ToldDocument(document, Delivery.EARLIER, _same(document, same), True))
             return
-        section = "" if is_standing else _section(document, tokens, chunk, self.count, self.budget)
+        section = (
+            "" if is_standing else _section(document, tokens, chunk, self.query, self.count, self.budget)
+        )
         whole = tokens <= self.left and not section
         if whole and self._tell(document, Delivery.WHOLE, _whole(document), is_found):
             self.given[text] = document.uri
@@ -237,14 +241,18 @@ class _Writing(Struct):
         return True
 
 
-def _section(document: Document, tokens: int, chunk: str, count: Callable[[str], int], budget: int) -> str:
+def _section(
+    document: Document, tokens: int, chunk: str, query: str, count: Callable[[str], int], budget: int
+) -> str:
     """Return the section that was found, where a model needs no more of a long reference; else nothing.
 
-    A rule holds as a whole, and so do the steps of a skill.
+    A rule holds as a whole, and so do the steps of a skill. Of several short sections in the chunk that was
+    found, it is that with most words of the query, or else the last.
     """
     if document.kind is Kind.RULE or document.folder is not None or tokens <= SECTION_TOKENS:
         return ""
-    section = section_with(document.text.strip(), chunk)
+    asked, sections = frozenset(terms(query)), sections_with(document.text.strip(), chunk)[::-1]
+    section = max(sections, key=lambda one: len(asked.intersection(terms(one))), default="")
     # Others that fit have to have room as well.
     return section if count(section) <= min(tokens // 2, budget // 4) else ""
 

@@ -393,12 +393,8 @@ class ContextEngine:
         item = context_session.resolve(snapshot, kind, name, server)
         return await self._searcher.off_loop(partial(self._selector.related, item, snapshot, limit))
 
-    async def current(
-        self, query: str | None, session: SessionContext | None, kinds: frozenset[Kind]
-    ) -> RequestContext:
-        """Return the current context without a record: for a query, or without one the session's items."""
-        if query is not None and query.strip():
-            return await self.build(query, session, scope=Scope(kinds), remember=False)
+    async def standing(self, session: SessionContext | None, kinds: frozenset[Kind]) -> RequestContext:
+        """Return the context of a session that has no query yet, without a record."""
         view = SessionView(id=None if session is None else session.id)
         selection = Selection(query="", origin="context", options=self._options, session=view)
         selection.add(item for item in await self.items(session) if item.type in kinds)

@@ -469,8 +469,8 @@ def asks_for_all(
     of_servers = of_state or not asked.isdisjoint(_OF_SERVERS)
     if not of_state and narrowed(SearchFilters(), query, filter(reaches, failed)).server is not None:
         return False  # it is answered for that server alone
-    known = servers if of_state else failed
-    if server_asked_for(query, filter(reaches, known), _ABOUT_SERVERS) is None:
+    named = _in_question(query, servers if of_state else (), failed)
+    if named is None:
         of_all = not asked or asked & _OF_ALL or of_servers or asked >= _WHAT_CAN_YOU_DO
         if not (of_all and asked <= (_ABOUT_SERVERS if of_servers else _GENERAL)):
             return False
@@ -478,10 +478,26 @@ def asks_for_all(
 
     def is_meant(tool: Tool) -> bool:
         name = set(identifier_words(tool.name).split())
-        about = of_any and ("server" in name or "servers" in tool.description.casefold())
-        return about or (name <= asked and (len(name) > 1 or name == asked))
+        # "The servers" are not the one machine of a tool, nor is a named server that of another one's tools.
+        about = "servers" in tool.description.casefold() or "servers" in name
+        about |= "server" in name and "servers" not in asked
+        spelled = name <= asked and (len(name) > 1 or name == asked)
+        return named in (None, tool.server) and ((of_any and about) or spelled)
 
     return not any(map(is_meant, tools))
+
+
+def overviewed(scope: Scope, query: str, servers: Iterable[str], failed: Iterable[str]) -> Scope:
+    """Return the scope of an overview: one server alone where a query asks for the state of that one."""
+    named = _in_question(query, servers, failed)
+    if named is None or scope.filters.server is not None:
+        return scope
+    return replace(scope, filters=replace(scope.filters, server=named))
+
+
+def _in_question(query: str, servers: Iterable[str], failed: Iterable[str]) -> str | None:
+    """Return the server that a query such as "is the git server up" names; None if it names none."""
+    return server_asked_for(query, filter(reaches, [*failed, *servers]), _ABOUT_SERVERS)
 
 
 def server_asked_for(query: str, servers: Iterable[str], beside: Set[str] = _GENERAL) -> str | None:

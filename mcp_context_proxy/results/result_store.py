@@ -45,6 +45,9 @@ COMPARED_CHARACTERS: Final = 16
 CONTEXT_LINES: Final = 2
 """Lines before and after a match that are shown with it."""
 
+SURROUNDED: Final = 10
+"""Places up to which they are shown: of many, such as the errors of a log, the matches are what is wanted."""
+
 LINE_CHARACTERS: Final = 300
 """Longest line that is shown whole; of a longer one, what surrounds the match."""
 
@@ -98,7 +101,7 @@ class Search(Struct, frozen=True):
     """Places in a text that match a pattern, as lines with their numbers."""
 
     shown: bytes
-    """Matching lines as ``12: text``, those around them as ``13- text``, groups divided by ``--``."""
+    """Matching lines as ``12: text``, and of few those around as ``13- text``, groups divided by ``--``."""
     places: int
     more: bool
     """True if there are further places, which were not looked for."""
@@ -137,8 +140,9 @@ def search(text: bytes, patterns: Sequence[str]) -> Search:
             shown[number] = []
         shown[number].append(lines.around(number, start, stop, begin, end))
     told = list[str]()
-    for number in sorted(shown):
-        told += ["--"] if told and number - 1 not in shown else []
+    alone = places > SURROUNDED
+    for number in sorted(matched | long if alone else shown):
+        told += ["--"] if told and not alone and number - 1 not in shown else []
         told += shown[number]
     return Search("\n".join(told).encode(), places, more)
 
@@ -499,8 +503,9 @@ def read(
             raise ReadError(f"nothing matches {pattern!r} in {_lines_of(line_count(found))}; {rule}")
         found = result.shown
         places = "1 place matches" if result.places == 1 else f"{result.places:,} places match"
+        alone = ", shown without the text around them" if result.places > SURROUNDED else ""
         # Each line has its own number, and those of the page would be others.
-        said = f"{'over ' if result.more else ''}{places}"
+        said = f"{'over ' if result.more else ''}{places}{alone}"
     one = page(found, number, most - NOTE_BYTES)
     if one is None:
         last = page(found, 1, most - NOTE_BYTES)

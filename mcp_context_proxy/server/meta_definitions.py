@@ -96,6 +96,17 @@ class SearchArguments(SearchFilters, frozen=True, forbid_unknown_fields=True, kw
     context_id: str | None = None
 
 
+def filters_of(wanted: SearchArguments) -> SearchFilters:
+    """Return the filters of both places; one in ``filters`` counts before the same beside it."""
+    beside = {name: getattr(wanted, name) for name in SearchFilters.__struct_fields__}
+    within = {
+        name: value
+        for name in SearchFilters.__struct_fields__
+        if (value := getattr(wanted.filters, name)) != getattr(NO_FILTERS, name)
+    }
+    return SearchFilters(**(beside | within))
+
+
 class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Arguments of `call_tool`."""
 
@@ -239,6 +250,12 @@ class ReadArguments(msgspec.Struct, forbid_unknown_fields=True):
     section: Annotated[str | None, Meta(description="A heading")] = None
     page: Annotated[int, Meta(ge=1)] = 1
     context_id: str | None = None
+
+
+class PageArguments(msgspec.Struct):
+    """Arguments of a call whose name is the URI of a resource."""
+
+    page: Annotated[int, Meta(ge=1)] = 1
 
 
 class ReadResultArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -471,14 +488,14 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
             ),
             _tool(
                 CALL,
-                f"Call any tool, listed or not, by its name from {SEARCH}.",
+                f"Call any tool by its name from {SEARCH}.",
                 input_schema(CallArguments, without),
                 readOnlyHint=False,
                 destructiveHint=True,
             ),
             _tool(
                 CALL_READ_ONLY,
-                f"{CALL} for read-only tools, which {SEARCH} marks {READ_MARK}.",
+                f"{CALL} for read-only tools, marked {READ_MARK}, and for resources: the name is the URI.",
                 # The purpose of a read tells little, and is understood all the same.
                 input_schema(CallArguments, without | {"goal"}),
                 readOnlyHint=True,

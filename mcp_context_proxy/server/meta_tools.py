@@ -16,7 +16,7 @@ from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import NO_OVERRIDES, Delivery, DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.indexing import OnProgress
-from mcp_context_proxy.context.search import OnWait, Scope, asks_for_all, may_mean
+from mcp_context_proxy.context.search import OnWait, Scope, asks_for_all, may_mean, overviewed
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
@@ -31,7 +31,7 @@ from mcp_context_proxy.errors import (
     UnknownItemError,
 )
 from mcp_context_proxy.interactions import InteractionRecorder
-from mcp_context_proxy.items import NO_FILTERS, Document, Kind, SearchFilters, Tool, ToolClass, key_of
+from mcp_context_proxy.items import Document, Kind, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
@@ -58,10 +58,12 @@ from mcp_context_proxy.server.meta_definitions import (
     CallArguments,
     ContextArguments,
     ManageArguments,
+    PageArguments,
     ReadArguments,
     ReadResultArguments,
     RecallArguments,
     SearchArguments,
+    filters_of,
     in_our_words,
     in_words,
     no_servers,
@@ -78,8 +80,10 @@ from mcp_context_proxy.server.rendering import (
     recall_text,
     search_data,
 )
+from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
+    UNFINISHED,
     Note,
     answer_tokens,
     current_name,
@@ -110,6 +114,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     tools: ToolList
     changes: ChangeNotifier
     pending_input: PendingInput
+    resources: Resources
     asks_clients: bool
     """True to let the client's own model rerank searches."""
     manage: Callable[[], bool]
@@ -170,6 +175,10 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             sent = {**params, "arguments": arguments}
             if wanted.name in RESERVED:
                 return await self._own_through(through, wanted.name, sent, caller)
+            if "://" in wanted.name:
+                page = _decoded(arguments, PageArguments).page
+                result = await self.resources.read_by_model(wanted.name, page, caller)
+                return eras.fit_result_to_client("tools/call", result, caller.era)
             if wanted.context_id is not None:
                 # In the _meta, where every call has its context; no server sees it.
                 self._handle(wanted.context_id, caller)
@@ -252,7 +261,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if isinstance(wanted, SearchArguments):
             best = wanted.best
             kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
-            scope = Scope(kinds, _filters(wanted))
+            scope = Scope(kinds, filters_of(wanted))
             if self.fleet.unlisted:
                 self.fleet.hurry(scope.filters.server, partial(may_mean, query))
             if wanted.top_n is not None:
@@ -266,6 +275,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 of_all = partial(asks_for_all, query, snapshot.servers, self.fleet.failed)
                 if of_all() and await in_thread(of_all, snapshot.tools.values()):
                     known = self._noted(handle or caller.session, caller)
+                    scope = overviewed(scope, query, snapshot.servers, self.fleet.failed)
                     return await self._overview(scope, caller, known, partial(tell_waiting, params, notify))
             if not query.strip():
                 raise _UnusableArgumentsError("query must not be empty")
@@ -302,6 +312,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 self.changes.context_changed(caller.session)
         noted = None if _wants_data(caller) else self._noted(handle or caller.session, caller)
         notes, context_id = self._notes(answer, noted, caller, best), None
+        if answer.found.snapshot.resources and (fit := await in_thread(self.resources.fitting, query)):
+            notes.append(Note(fit, brief=fit))
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
@@ -350,9 +362,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     async def _overview(
         self, scope: Scope, caller: Caller, noted: dict[str, frozenset[str]], on_wait: OnWait
     ) -> bytes:
-        """Return an overview of the catalog, with all notes, which `noted` has afterwards.
+        """Return an overview of the catalog, with all notes but that on indexing, which `noted` has then.
 
-        Nothing is chosen, so nothing is recorded or learned from.
+        Nothing is compared or chosen, so nothing is recorded or learned from.
         """
         try:
             answer = await self.contexts.select("", scope=scope, remember=False, on_wait=on_wait)
@@ -360,7 +372,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             raise _UnusableArgumentsError(str(error)) from None
         snapshot, count = answer.found.snapshot, self.contexts.costs.count
         told: dict[str, frozenset[str]] = {}
-        notes = search_notes(answer, self.fleet, told, caller.name_of)
+        notes = [
+            one for one in search_notes(answer, self.fleet, told, caller.name_of) if one.brief != UNFINISHED
+        ]
         noted.update({note: names | noted.get(note, frozenset()) for note, names in told.items()})
         if not any(map(reaches, snapshot.servers)):
             notes = [Note(no_servers())]
@@ -582,14 +596,3 @@ def _progress(params: Members, notify: Notify) -> OnProgress | None:
         notify("notifications/progress", {"progressToken": token, **raw})
 
     return report
-
-
-def _filters(wanted: SearchArguments) -> SearchFilters:
-    """Return the filters of both places; one in ``filters`` counts before the same beside it."""
-    beside = {name: getattr(wanted, name) for name in SearchFilters.__struct_fields__}
-    within = {
-        name: value
-        for name in SearchFilters.__struct_fields__
-        if (value := getattr(wanted.filters, name)) != getattr(NO_FILTERS, name)
-    }
-    return SearchFilters(**(beside | within))

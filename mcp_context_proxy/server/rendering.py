@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.document_reading import DocumentPart
-from mcp_context_proxy.catalog.names import EXPOSED
+from mcp_context_proxy.catalog.names import EXPOSED, SEPARATOR
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext
 from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
 from mcp_context_proxy.context.engine import ContextEngine, age
@@ -28,6 +28,7 @@ from mcp_context_proxy.errors import some_of
 from mcp_context_proxy.interactions import Recall
 from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
+    MIN_CALLS,
     Document,
     Item,
     ItemKey,
@@ -289,7 +290,10 @@ def overview_text(
     filters, by_server = engine_filters(scope.filters, figures), dict[str, list[str]]()
     tools = snapshot.tools.values() if scope.kinds is None or Kind.TOOL in scope.kinds else ()
     for tool in filter(filters.allow, tools):
-        by_server.setdefault(tool.server, []).append(shown_name(tool, name_of))
+        names = by_server.setdefault(tool.server, [])
+        # The first one shows how a full name begins, so that there is room for more of them.
+        name = shown_name(tool, name_of)
+        names.append(name.removeprefix(f"{tool.server}{SEPARATOR}") if names else name)
     documents = [
         one.name
         for one in filter(filters.allow, snapshot.documents.values())
@@ -298,7 +302,7 @@ def overview_text(
     total, head = sum(map(len, by_server.values())), [f"Note: {note.text}" for note in notes]
     read = {"rules and references": documents} if documents else {}
     if not total and not read:
-        return "\n\n".join([*head, "There are none."])
+        return "\n\n".join(head or ["There are none."])
     head.append(
         f"{total:,} {'tool' if total == 1 else 'tools'} of "
         f"{len(by_server):,} {'server' if len(by_server) == 1 else 'servers'}:"
@@ -314,15 +318,17 @@ def overview_text(
 
 
 def figures_line(tool: Tool, figures: Figures) -> str:
-    """Return title and figures of a tool as a line for a model; empty if there are neither."""
+    """Return title and figures of a tool as a line for a model; empty if there are neither.
+
+    Few calls tell nothing: a model that made a mistake once would read that the tool never succeeds.
+    """
     known, title = figures.get(tool.key), title_of(tool)
     # In quotation marks, so that no title can go on with figures of its own.
     told = [f"Title: {quoted(one_line(title, TITLE_CHARACTERS))}."] if title else []
-    if known is not None:
-        times = "once" if known.calls == 1 else f"{known.calls:,} times"
+    if known is not None and known.calls >= MIN_CALLS:
         told.append(
-            f"Called {times}, {known.success_rate:.0%} succeeded, {known.mean_ms:,.0f} ms on average, "
-            f"{known.p95_ms:,.0f} ms for the slowest 5 %."
+            f"Called {known.calls:,} times, {known.success_rate:.0%} succeeded, "
+            f"{known.mean_ms:,.0f} ms on average, {known.p95_ms:,.0f} ms for the slowest 5 %."
         )
     return " ".join(told)
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from functools import lru_cache, partial
+from itertools import islice
 from typing import Any
 
 import anyio
@@ -24,10 +25,12 @@ from msgspec import Raw, Struct
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.definitions import is_page
-from mcp_context_proxy.catalog.document_reading import uris_meant
+from mcp_context_proxy.catalog.document_reading import paged, uris_meant
 from mcp_context_proxy.catalog.uri_owners import OF_TWO, URI_BYTES, is_own
 from mcp_context_proxy.context import as_data
+from mcp_context_proxy.context.delivery import ToldDocument
 from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, handle_of
 from mcp_context_proxy.downstream import Outgoing
 from mcp_context_proxy.downstream.client import DownstreamClient
@@ -38,9 +41,12 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.protocol.strangers import one_line, quoted, stranger_json, unmarked
-from mcp_context_proxy.results import ResourceLinks
+from mcp_context_proxy.results import ResourceLinks, failure, mark_untrusted
+from mcp_context_proxy.results.shortening import with_note
+from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.server import Caller, rendering
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, tell_waiting
+from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
 from mcp_context_proxy.server.notifications import LIVE, Watches
 from mcp_context_proxy.server.questions import check_prompt
 from mcp_context_proxy.server.skills import Skills
@@ -65,6 +71,14 @@ SUBSCRIPTIONS, SUBSCRIPTIONS_BYTES = 1000, 256 * 1024
 """Resources that one session, or one subscription of the modern era, may be subscribed to."""
 
 TOO_MANY = f"more than {SUBSCRIPTIONS:,} resources, or {SUBSCRIPTIONS_BYTES:,} bytes of URIs, at once"
+
+RESOURCES_COMPARED = 1_000
+RESOURCES_NAMED = 3
+DESCRIBED = 100
+"""Resources that a query is compared with, those that an answer names, and the characters of each."""
+
+LEAST_SHARED, SHARED = 2, 0.6
+"""Words of a query that a resource has at least, and their share: a tool is nearer to any other query."""
 
 PRIORITY_SCALE = 999
 """Number of the last priority of a document, which is 0 in the protocol; the first is 1 there."""
@@ -145,6 +159,29 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         with _refusing(caller.era, uri):
             return await self.forwarder.forward(client, "resources/read", params, caller, subject, judge)
 
+    async def read_by_model(self, uri: str, page: int, caller: Caller) -> bytes:
+        """Return a page of a resource as the result of a tool: its text, images, and other data as it is."""
+        try:
+            body = await self.read({"uri": envelope.raw(uri)}, caller)
+            server = "" if is_own(uri) else self.owner(uri, caller.era, caller.owner).name
+        except RequestError as error:
+            return failure(str(error))
+        client = self.fleet.clients.get(server)
+        spotlit = server if client is not None and client.config.spotlight else ""
+        return await in_thread_if(len(body) > envelope.TAKEN_APART_BYTES, _as_result, body, page, spotlit)
+
+    def fitting(self, query: str) -> str:
+        """Return a sentence that names the resources with most words of a query; empty if there are none."""
+        asked, found = frozenset(terms(query)) - {"server", "resourc"}, list[tuple[float, str]]()
+        for uri, one in islice(self.catalog.snapshot.resources.items(), RESOURCES_COMPARED):
+            told, has = _told(one)
+            if one.listed and not one.withheld and len(asked & has) >= max(LEAST_SHARED, SHARED * len(asked)):
+                found.append((-len(asked & has), f"{uri} ({told})" if told else uri))
+        names = [name for _, name in sorted(found)[:RESOURCES_NAMED]]
+        fit, one_of = ("Resources that fit", "one") if len(names) > 1 else ("A resource that fits", "it")
+        how = f"Read {one_of} through {CALL_READ_ONLY}, with the URI as its name."
+        return f"{fit}: {', '.join(names)}. {how}" if names else ""
+
     async def _read_context(self, uri: str, caller: Caller) -> tuple[str, str] | None:
         """Return media type and text of a ``context://`` resource; None if there is no such resource."""
         session = handle_of(caller.meta, self.handles, caller.principal) or caller.session
@@ -153,10 +190,17 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             query = envelope.text(caller.meta.get(eras.QUERY_KEY))
             if query is None and session is not None:
                 query = session.query
-            snapshot = self.catalog.snapshot
-            context = await self.contexts.current(query, session, DOCUMENT_KINDS)
-            documents = rendering.documents_of(context, snapshot)
-            return "text/markdown", "\n\n".join(map(rendering.document_message, documents))
+            snapshot, told = self.catalog.snapshot, tuple[ToldDocument, ...]()
+            if query is not None and query.strip():
+                scope = Scope(DOCUMENT_KINDS)
+                selected = await self.contexts.select(
+                    query, session, scope=scope, remember=False, deliver="prompt"
+                )
+                context, snapshot, told = selected.context, selected.found.snapshot, selected.told
+            else:
+                context = await self.contexts.standing(session, DOCUMENT_KINDS)
+            messages = rendering.document_messages(context, snapshot, told)
+            return "text/markdown", "\n\n".join(messages)
         if uri == REQUESTS:
             if session is None:
                 latest = await self.contexts.records.latest_of(caller.principal, REQUESTS_LISTED)
@@ -281,6 +325,42 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         template = self.catalog.snapshot.templates.get(uri)
         if (self.owner(uri, era, reader).name if template is None else template.server) != server:
             raise RequestError(INVALID_PARAMS, f"resource {uri!r} is that of another server now")
+
+
+@lru_cache(maxsize=RESOURCES_COMPARED)
+def _told(resource: Resource) -> tuple[str, frozenset[str]]:
+    """Return what a resource says about itself, on a line, and the terms of all that is known of it."""
+    members = envelope.members(resource.definition)
+    name, title, described = (
+        envelope.text(members.get(key)) or "" for key in ("name", "title", "description")
+    )
+    known = f"{resource.server} {resource.uri} {name} {title} {described}"
+    return one_line(described or title or name, DESCRIBED).rstrip("."), frozenset(terms(known))
+
+
+def _as_result(body: bytes, page: int, spotlit: str) -> bytes:
+    """Return a page of what was read as the result of a tool, marked as data of the server to spotlight."""
+    try:
+        contents = [*map(envelope.members, envelope.elements(envelope.members(body)["contents"]))]
+    except (KeyError, msgspec.DecodeError):
+        return failure("the server has given no contents of this resource, or asks the user first")
+    texts = [text for one in contents if (text := envelope.text(one.get("text"))) is not None]
+    pages = paged("\n\n".join(texts)) if texts else [""]
+    if page > len(pages):
+        return failure(f"there is no page {page:,}; the last one is {len(pages):,}")
+    blocks = [{"type": "text", "text": pages[page - 1]}] if texts else []
+    blocks += [_block(one) for one in contents if "blob" in one and page == 1]
+    result = envelope.encode({"content": blocks})
+    result = mark_untrusted(spotlit, result) if spotlit else result
+    return with_note(result, f"[page {page} of {len(pages)}]") if len(pages) > 1 else result
+
+
+def _block(content: Members) -> dict[str, Any]:
+    """Return binary content of a resource as a block of a result."""
+    media = envelope.text(content.get("mimeType")) or ""
+    if (kind := media.partition("/")[0]) in ("image", "audio"):
+        return {"type": kind, "data": content["blob"], "mimeType": media}
+    return {"type": "resource", "resource": content}
 
 
 def _definition(item: Document | Resource | dict[str, Any]) -> Raw | dict[str, Any]:

@@ -38,17 +38,16 @@ from mcp_context_proxy.server.meta_definitions import (
     no_servers,
     server_line,
 )
-from mcp_context_proxy.server.signatures import Detail, ToldTool, ToolSignature, plain_schema, query_terms
+from mcp_context_proxy.server.signatures import Detail, ToldTool, plain_schema, query_terms
 from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.fingerprints import sign_in, withheld
 
 NAMED_OF_ONE: Final = 40
 """Further tools that are named where a query asks for those of one server."""
 
-HOW_TO_CALL: Final = f"Call one through {CALL}, with its name and arguments."
+HOW_TO_CALL: Final = f"Call one through {CALL}."
 HOW_TO_CALL_MARKED: Final = (
-    f"Call one with its name and arguments through {CALL_READ_ONLY} if it is marked {READ_MARK}, "
-    f"else through {CALL}."
+    f"Call one through {CALL_READ_ONLY} if it is marked {READ_MARK}, else through {CALL}."
 )
 """Said where a tool of the answer is marked."""
 HOW_TO_SEE_ALL: Final = "Search for its exact name to see all about it."
@@ -67,7 +66,10 @@ MOST_TOKENS: Final = 700
 """Size from which even the best items are told by their names alone."""
 
 WHOLE_CHARACTERS: Final = 150_000
-"""Characters of tools that are told whole: those of the twenty largest of a thousand real tools."""
+"""Characters of a tool that is told whole: one of a thousand real tools has a tenth of it."""
+
+SCHEMAS_CHARACTERS: Final = 6_000
+"""Characters of several: with the signatures of the others, hosts show a model all of such an answer."""
 
 NOTHING_FITS_TOKENS: Final = 80
 """Budget of an answer that nothing fits."""
@@ -292,9 +294,9 @@ def search_text(
 ) -> str:
     """Return the answer to a search as a model reads it. Blocks for some tenths of a millisecond.
 
-    With `whole` every tool is told whole, whatever it costs, with a line from `about`; else `tokens` is the
-    budget, but for documents. `searched` is the number of tools and documents that were searched for an
-    answer of former times, in which no further tools of a server are named.
+    With `whole` the best tools are told whole, with a line from `about`, as far as there is room; `tokens` is
+    the budget of the others, but for documents. `searched` is the number of tools and documents that were
+    searched for an answer of former times, in which no further tools of a server are named.
     """
     found = answer.found
     more = _others_of_server(answer, name_of) if searched is None else []
@@ -319,18 +321,21 @@ def search_text(
     # Several servers may have a tool of that name: then which one is meant is still to be chosen.
     is_one = len(named) == 1
     call = how_to_call(result.item for result in results)
-    if whole or is_one:
-        tail = [call] if call else []
-        told, left = list[str](), WHOLE_CHARACTERS
-        for result in results if whole else named:
-            told.append(_whole(result, name_of, about, left))
-            left -= len(told[-1])
-        if not whole:
-            told += further([item_name(result, name_of) for result in results if not result.exact])
-    else:
+    told, rest, tail = list[str](), list[Result](), [call] if call else []
+    left = WHOLE_CHARACTERS
+    for result in results:
+        text = _whole(result, name_of, about) if whole or (is_one and result.exact) else ""
+        if not 0 < len(text) <= left:
+            rest.append(result)
+            continue
+        told.append(text)
+        left = min(left, SCHEMAS_CHARACTERS) - len(text)
+    if is_one and not whole and told:
+        told += further([item_name(result, name_of) for result in rest])
+    elif rest:
         tail = [f"{call} {HOW_TO_SEE_ALL}"] if call else []
-        fitting = Fitting(results, found.snapshot, count, name_of, query=answer.context.query)
-        told = fitting.fit([*head, *tail], tokens)
+        fitting = Fitting(rest, found.snapshot, count, name_of, query=answer.context.query)
+        told += fitting.fit([*head, *tail], tokens)
     # Without tools they are what the first line announces.
     return "\n\n".join([*head, *told, *tail, *_documents(answer, titled=bool(told)), *more])
 
@@ -549,11 +554,8 @@ def _count_text(tools: int, documents: int) -> str:
     return f"{tools + documents:,} tools and documents" if documents else alone
 
 
-def _whole(result: Result, name_of: NameOf, about: Callable[[Tool], str] | None, most: int) -> str:
-    """Return a tool with its whole description and schema; of a document, the piece that was found.
-
-    One that is larger than `most` is told by its signature.
-    """
+def _whole(result: Result, name_of: NameOf, about: Callable[[Tool], str] | None) -> str:
+    """Return a tool with its whole description and schema; of a document, the piece that was found."""
     item = result.item
     if isinstance(item, Document):
         return f"{item.uri} ({item.kind})\n  {one_line(result.chunk)}"
@@ -562,6 +564,5 @@ def _whole(result: Result, name_of: NameOf, about: Callable[[Tool], str] | None,
     lines += [] if about is None else [about(item)]
     lines += [line.strip() for line in item.description.splitlines()]
     schema = envelope.encode(plain_schema(envelope.schema_of(item.definition))).decode()
-    name, mark = shown_name(item, name_of), read_mark(item)
-    text = "\n  ".join([name + mark, *filter(None, lines), f"Input schema: {schema}"])
-    return text if len(text) <= most else ToolSignature(item).text(name, DETAILS[0]) + mark
+    name = shown_name(item, name_of) + read_mark(item)
+    return "\n  ".join([name, *filter(None, lines), f"Input schema: {schema}"])

@@ -17,7 +17,7 @@ from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.indexing import Indexed
-from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope, asks_for_all
+from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope, asks_for_all, overviewed
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
@@ -289,6 +289,7 @@ async def look(
     written = partial(search_answers.search_text, answer, notes, count=count, tokens=budget)
     of_all = partial(asks_for_all, context.query, found.snapshot.servers, fleet.failed)
     if of_all() and await in_thread(of_all, found.snapshot.tools.values()):
+        scope = overviewed(scope, context.query, found.snapshot.servers, fleet.failed)
         written = partial(rendering.overview_text, found.snapshot, scope, figures, notes, count)
     text = await in_thread(written)
     return {

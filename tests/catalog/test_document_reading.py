@@ -16,7 +16,7 @@ from mcp_context_proxy.catalog.document_reading import (
     headings,
     outline,
     paged,
-    section_with,
+    sections_with,
 )
 from mcp_context_proxy.catalog.files import SKILL_FILES, UnsafePathError, read_skill_file, skill_files
 from mcp_context_proxy.items import SkillFolder
@@ -89,19 +89,22 @@ def test_a_line_that_is_underlined_is_a_heading() -> None:
 
 
 @pytest.mark.parametrize(
-    ("piece", "section"),
+    ("piece", "sections"),
     [
-        ("team: guide: ## Days off\n\nAsk early.", "## Days off"),
-        ("team: guide: Note: 30 days a year.", "## Days off"),
-        ("team: guide: 30 days a year.", "## Days off"),
-        ("team: guide: By train.", "## Travel"),
-        ("team: guide: By plane.", ""),
+        ("team: guide: ## Days off\n\nAsk early.", ["## Days off"]),
+        ("team: guide: Note: 30 days a year.", ["## Days off"]),
+        ("team: guide: 30 days a year.", ["## Days off"]),
+        ("team: guide: By train.", ["## Travel"]),
+        ("team: guide: # Guide\n\nNote: 30 days a year.\n\nBy train.", ["## Days off", "## Travel"]),
+        ("team: guide: By plane.", []),
     ],
 )
-def test_the_section_of_a_piece_is_found_whose_name_stands_before_it(piece: str, section: str) -> None:
+def test_the_sections_of_a_piece_are_found_whose_name_stands_before_it(
+    piece: str, sections: list[str]
+) -> None:
     text = "# Guide\n\n## Days off\n\nAsk early.\n\nNote: 30 days a year.\n\n## Travel\n\nBy train."
 
-    assert section_with(text, piece).partition("\n")[0] == section
+    assert [one.partition("\n")[0] for one in sections_with(text, piece)] == sections
 
 
 def test_an_outline_has_the_share_of_each_section() -> None:

@@ -227,6 +227,31 @@ def test_the_most_similar_of_thousands_of_names_is_suggested() -> None:
         assert f"did you mean {best}" in str(caught.value)
 
 
+@pytest.mark.parametrize("written", ["get_sum", "getSum", "GetSum", "get.sum"])
+def test_a_tool_is_found_by_its_full_name_in_another_spelling(written: str) -> None:
+    snapshot = world_of({"every": ["get-sum", "echo"]}).catalog.snapshot
+
+    assert names.tool_named(snapshot, f"every__{written}").name == "get-sum"
+
+
+def test_another_spelling_leads_nowhere_where_two_tools_differ_in_nothing_else() -> None:
+    snapshot = world_of({"every": ["get-sum", "getSum", "echo"]}).catalog.snapshot
+
+    with pytest.raises(UnknownItemError, match="did you mean every__get"):
+        names.tool_named(snapshot, "every__get_sum")
+
+
+def test_the_word_of_a_server_makes_no_name_similar() -> None:
+    snapshot = world_of({"git": ["git_reset", "git_show", "git_status"]}).catalog.snapshot
+
+    with pytest.raises(UnknownItemError) as caught:
+        names.tool_named(snapshot, "git__git_push")
+    told = "its server has git__git_reset, git__git_show, git__git_status"
+    assert str(caught.value) == f"unknown tool 'git__git_push'; {told}"
+    with pytest.raises(UnknownItemError, match=r"did you mean git__git_status\?$"):
+        names.tool_named(snapshot, "git__git_state")
+
+
 def test_many_awaited_servers_are_not_all_named() -> None:
     error = AwaitedServersError("tool", "x", [f"s{number}" for number in range(40)])
 

@@ -78,7 +78,7 @@ def test_a_query_for_everything_prints_the_overview_that_a_model_gets(run: Run, 
     done = run("search", "what tools do you have", "--config", config)
 
     assert "3 tools of 1 server:" in done.stdout
-    assert "- desk (3): desk__create_note, desk__delete_note, desk__loan_payment" in done.stdout
+    assert "- desk (3): desk__create_note, delete_note, loan_payment" in done.stdout
 
 
 def test_a_search_without_servers_says_so(run: Run, workshop: Workshop) -> None:

@@ -276,6 +276,7 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             tools=proxy.tool_list,
             changes=proxy.changes,
             pending_input=proxy.pending_input,
+            resources=proxy.gateway.resources,
             redact=proxy.redact,
             asks_clients=False,
             manage=lambda: False,

@@ -145,7 +145,7 @@ README = (
         "server/test_search.py::test_a_found_tool_comes_with_everything_needed_to_call_it",
     ),
     Promise(
-        "The answer is short text: over 33 real servers it costs 250 tokens on average, and shows what "
+        "The answer is short text: over 33 real servers it costs 235 tokens on average, and shows what "
         "the first tools require.",
         "server/test_search.py::test_a_search_is_answered_with_text_alone_and_with_data_on_request",
         ANSWERS + "test_answers_over_real_tools_cost_400_tokens_on_average_and_700_at_most",

@@ -10,6 +10,7 @@ from support.proxies import Host, host_of, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.items import MIN_CALLS
 from mcp_context_proxy.trust import Principal, Role
 from mcp_context_proxy.web.search import LookWanted, look
 
@@ -59,14 +60,18 @@ async def test_data_has_the_title_and_the_figures_of_each_tool_that_was_called(
 async def test_a_model_reads_title_and_figures_only_where_it_asks_for_schemas(
     proxy: Proxy, host: Host
 ) -> None:
+    for _ in range(MIN_CALLS - 2):
+        await host.call("s__post_message")
     await called(proxy, host)
-    wanted = {"query": "send a message to a channel"}
+    wanted = {"query": "send a message to a channel. let the others know of a failure"}
     brief = (await host.call(SEARCH, wanted))["content"][0]["text"]
     whole = (await host.call(SEARCH, wanted | {"include_schema": True}))["content"][0]["text"]
 
     assert "Called" not in brief
     assert "Title" not in brief
-    assert "Title: 'Message a Channel'. Called 2 times, 100% succeeded, " in whole
+    assert "Title: 'Message a Channel'. Called 5 times, 100% succeeded, " in whole
+    assert "s__fails" in whole
+    assert whole.count("Called") == 1, "one call says nothing"
 
 
 async def test_who_may_not_know_what_others_call_gets_no_figures(proxy: Proxy, host: Host) -> None:

@@ -17,11 +17,18 @@ def found(text: str, pattern: str) -> list[str]:
 
 
 def test_matches_that_are_near_share_the_lines_around_them() -> None:
-    assert found("\n".join(LINES), "row 1*") == [
+    assert found("\n".join(LINES[:19]), "row 1*") == [
         *(f"{at + 1}{':' if at == 1 or at >= 10 else '-'} row {at}" for at in range(4)),
         "--",
-        *(f"{at + 1}{':' if 10 <= at <= 19 else '-'} row {at}" for at in range(8, 22)),
+        *(f"{at + 1}{':' if at >= 10 else '-'} row {at}" for at in range(8, 19)),
     ]
+
+
+def test_many_matches_are_shown_without_the_lines_around_them() -> None:
+    reading = read("\n".join(LINES).encode(), 1, None, "row 1*")
+
+    assert reading.text.decode().split("\n") == [f"{at + 1}: row {at}" for at in (1, *range(10, 20))]
+    assert reading.note.startswith("[11 places match, shown without the text around them; this is all]")
 
 
 def test_a_star_stands_for_anything_in_one_line() -> None:

@@ -122,6 +122,25 @@ async def test_without_a_query_the_current_context_has_the_always_items(proxy: P
     assert await read(Host(proxy, era), "context://current") == "Rule: tone\n\nBe polite."
 
 
+async def test_the_current_context_has_of_a_long_reference_the_section_that_is_meant(
+    workshop: Workshop,
+) -> None:
+    (folder := workshop.folder / "handbook").mkdir()
+    others = "".join(f"## Room {n}\n\nThe key of room {n} is on hook {n}.\n\n" for n in range(90))
+    text = f"# Handbook\n\n## Refunds\n\nA refund is paid within nine days.\n\n{others}"
+    (folder / "handbook.md").write_text(text, encoding="utf-8")
+    async with host_of(
+        workshop.config(documents=[{"kind": "reference", "path": str(folder)}]), "modern"
+    ) as host:
+        told = await read(
+            host, "context://current", **{OWN + "query": "within how many days is a refund paid"}
+        )
+
+    assert "nine days" in told
+    assert "hook 30" not in told
+    assert "read_document" in told
+
+
 async def test_a_query_in_the_request_beats_the_latest_one(proxy: Proxy, era: str) -> None:
     text = await read(Host(proxy, era), "context://current", **{OWN + "query": QUERY})
 

@@ -114,3 +114,47 @@ async def test_url_elicitations_have_no_id_in_the_modern_era(workshop: Workshop)
     (question,) = result["inputRequests"].values()
     shown = as_shown("work", "elicitation/create", asked)
     assert question["params"] == {name: value for name, value in shown.items() if name != "elicitationId"}
+
+
+async def test_a_model_is_told_of_a_resource_and_reads_it_by_its_uri(workshop: Workshop, era: str) -> None:
+    described = {"uri": "game://rules", "name": "rules", "description": "House rules of the game."}
+    workshop.server("game", tools=[tool("start_round", "Start a round")], resources=[described])
+    async with host_of(workshop.config(expose={"list_all_below": 0}), era) as host:
+        found = await host.call("search_available_tools", {"query": "what are the house rules of the game"})
+        other = await host.call("search_available_tools", {"query": "start a round"})
+        read = await host.call("call_read_only_tool", {"name": "game://rules"})
+        beyond = await host.call("call_read_only_tool", {"name": "game://rules", "arguments": {"page": 9}})
+        unknown = await host.call("call_tool", {"name": "game://none"})
+
+    told = "A resource that fits: game://rules (House rules of the game). Read it through call_read_only_tool"
+    assert told in found["content"][0]["text"]
+    assert "game://rules" not in other["content"][0]["text"]
+    assert read["content"][0]["text"].startswith("game ")
+    assert "isError" not in read
+    assert beyond["isError"]
+    assert "no page 9" in beyond["content"][0]["text"]
+    assert unknown["isError"]
+    assert "unknown resource 'game://none'" in unknown["content"][0]["text"]
+
+
+async def test_a_model_reads_a_long_resource_by_pages_and_gets_an_image_as_one(workshop: Workshop) -> None:
+    long = {"uri": URI, "text": "".join(f"line {number}\n" for number in range(3_000))}
+    image = {"uri": URI, "mimeType": "image/png", "blob": "iVBO"}
+    answers = {"resources/read": [{"result": {"contents": [long, image]}}]}
+    workshop.server("work", resources=RESOURCES, on=answers)
+    workshop.server(
+        "odd", resources=[{"uri": "odd://1", "name": "one"}], on={"resources/read": [{"result": {}}]}
+    )
+    async with host_of(workshop.config(), "modern") as host:
+        first = await host.call("call_tool", {"name": URI})
+        second = await host.call("call_tool", {"name": URI, "arguments": {"page": 2}})
+        odd = await host.call("call_tool", {"name": "odd://1"})
+
+    text, shown, note = first["content"]
+    assert shown == {"type": "image", "data": "iVBO", "mimeType": "image/png"}
+    assert note["text"] == "[page 1 of 2]"
+    rest, end = second["content"]
+    assert text["text"] + rest["text"] == long["text"]
+    assert end["text"] == "[page 2 of 2]"
+    assert odd["isError"]
+    assert "no contents" in odd["content"][0]["text"]

@@ -16,6 +16,7 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.items import SearchFilters, Tool
 
 SEARCH = "search_available_tools"
+OF_CHAT = ("chat", "is the chat server up", "why is chat not working", "status of the chat server")
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -312,6 +313,20 @@ async def test_the_schemas_of_one_server_do_not_fill_an_answer_with_those_of_all
 
     assert text.count("files__read_") == 4 and text.count("Input schema: ") == 1
     assert text.count("p4?: string, p5?: string, ... 3994 optional)") == 3
+    assert "Reads a music" in text
+
+
+async def test_whole_schemas_fill_no_answer_and_leave_the_others_their_signatures(workshop: Workshop) -> None:
+    said = {"type": "object", "properties": {"path": {"type": "string", "description": "word " * 500}}}
+    kinds = ("text", "image", "table", "music")
+    workshop.server("files", tools=[tool(f"read_{one}", f"Reads a {one}", inputSchema=said) for one in kinds])
+    async with host_of(workshop.config(), "handshake") as host:
+        wanted = {"query": "read a text, an image, a table and music", "include_schema": True}
+        text = (await host.call(SEARCH, wanted))["content"][0]["text"]
+
+    assert text.count("Input schema: ") == 2
+    assert text.count("(path?: string") == 2
+    assert "Search for its exact name to see all about it." in text
 
 
 async def test_arguments_as_a_string_of_json_are_understood(host: Host) -> None:
@@ -396,7 +411,7 @@ async def test_a_query_for_everything_is_answered_with_an_overview(host: Host, q
     text = (await host.call(SEARCH, {"query": query}))["content"][0]["text"]
 
     assert text.startswith("3 tools of 2 servers:")
-    assert "- weather (2): weather__forecast, weather__tides" in text
+    assert "- weather (2): weather__forecast, tides" in text
     assert "- code (1): code__commit" in text
     assert "- rules and references (2): billing, commit-style" in text
 
@@ -427,26 +442,38 @@ async def test_a_question_about_servers_finds_the_tools_that_are_for_servers(wor
 
 
 @pytest.mark.parametrize(
-    "query",
+    ("query", "answer"),
     [
-        "chat",
-        "is the chat server up",
-        "why is chat not working",
-        "is the broken server up",
-        "weather server status",
+        *((query, "Note: Not searched: chat (off: NOT_SET_ANYWHERE is not set") for query in OF_CHAT),
+        ("weather server status", "1 tool of 1 server:\n\n- weather (1): weather__forecast"),
+        ("is the broken server up", "Note: Not searched: chat (off: NOT_SET_ANYWHERE is not set"),
     ],
 )
-async def test_a_question_for_the_state_of_a_server_is_answered_with_the_states(
-    workshop: Workshop, query: str
+async def test_a_question_for_the_state_of_a_server_is_answered_with_the_state(
+    workshop: Workshop, query: str, answer: str
 ) -> None:
     workshop.server("weather", tools=[tool("forecast", "Forecast of the weather for a city")])
+    workshop.server("game", tools=[tool("server_status", "Show whether the game is running")])
+    workshop.server("chat").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
+    async with host_of(workshop.config(), "modern") as host:
+        text = (await host.call(SEARCH, {"query": query}))["content"][0]["text"]
+
+    assert text.startswith(answer)
+    assert "weather__forecast(" not in text
+    assert ("game" in text) == ("broken" in query)
+
+
+@pytest.mark.parametrize("query", ["which servers are down?", "are all servers running", "list all servers"])
+async def test_a_tool_for_one_machine_answers_no_question_about_all_servers(
+    workshop: Workshop, query: str
+) -> None:
+    workshop.server("game", tools=[tool("server_status", "Show whether the game is running")])
     workshop.server("chat").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
     async with host_of(workshop.config(), "modern") as host:
         text = (await host.call(SEARCH, {"query": query}))["content"][0]["text"]
 
     assert "Not searched: chat (off: NOT_SET_ANYWHERE is not set" in text
     assert "1 tool of 1 server:" in text
-    assert "weather__forecast(" not in text
 
 
 async def test_the_descriptions_of_all_tools_are_read_off_the_event_loop(
@@ -469,7 +496,7 @@ async def test_an_overview_meets_filters(host: Host) -> None:
     wanted = {"query": "*", "kinds": ["tool"], "filters": {"tags": ["weather"]}}
     text = (await host.call(SEARCH, wanted))["content"][0]["text"]
 
-    assert text.startswith("2 tools of 1 server:\n\n- weather (2): weather__forecast, weather__tides")
+    assert text.startswith("2 tools of 1 server:\n\n- weather (2): weather__forecast, tides")
     assert "commit" not in text
 
 

@@ -55,6 +55,14 @@ async def test_results_of_call_tool_are_marked_as_well(workshop: Workshop) -> No
     assert inside_marks(result["content"][0]["text"]) == "hello"
 
 
+async def test_a_resource_that_a_model_reads_is_marked_as_well(workshop: Workshop) -> None:
+    listed = [{"uri": "note://1", "name": "one"}]
+    workshop.server("hostile", tools=[tool("read")], resources=listed, settings={"spotlight": True})
+    result = await answered(workshop, "modern", "call_tool", {"name": "note://1"})
+
+    assert inside_marks(result["content"][0]["text"]).startswith("hostile ")
+
+
 async def test_without_the_option_results_are_unchanged(workshop: Workshop, era: str) -> None:
     content = [{"type": "text", "text": FORGED + "\x1b[2J\u202e"}]
     hostile(workshop, {"content": content})
