@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarks.contexts import sets
 from mcp_context_proxy.catalog.document_reading import headings as headings_of
-from mcp_context_proxy.catalog.document_reading import section_with
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import Mode, RequestContext
+from mcp_context_proxy.context.delivery import section_meant
 from mcp_context_proxy.context.session import ResultReading
 from mcp_context_proxy.embedding import Matrix
 from mcp_context_proxy.embedding.embeddings import TokenCounter
@@ -272,7 +272,7 @@ async def sections(tools: Sequence[Tool]) -> None:
                 continue
             shown += 1
             chunk = next(one.chunk or "" for one in answer.found.results if one.item.name == page)
-            section = section_with(pages[page], chunk)
+            section = section_meant(pages[page], chunk, question)
             at = pages[page].find(section) if section else -1
             # A part of the right section is right, too.
             path = next((one.name.split("/") for one in headings_of(pages[page]) if one.start == at), [])

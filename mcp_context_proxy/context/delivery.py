@@ -246,15 +246,23 @@ def _section(
 ) -> str:
     """Return the section that was found, where a model needs no more of a long reference; else nothing.
 
-    A rule holds as a whole, and so do the steps of a skill. Of several short sections in the chunk that was
-    found, it is that with most words of the query, or else the last.
+    A rule holds as a whole, and so do the steps of a skill.
     """
     if document.kind is Kind.RULE or document.folder is not None or tokens <= SECTION_TOKENS:
         return ""
-    asked, sections = frozenset(terms(query)), sections_with(document.text.strip(), chunk)[::-1]
-    section = max(sections, key=lambda one: len(asked.intersection(terms(one))), default="")
+    section = section_meant(document.text.strip(), chunk, query)
     # Others that fit have to have room as well.
     return section if count(section) <= min(tokens // 2, budget // 4) else ""
+
+
+def section_meant(text: str, chunk: str, query: str) -> str:
+    """Return the section of a text that a query means; empty if none is known, or it is all of the text.
+
+    Of several short sections in the chunk that was found, it is that with most words of the query, or else
+    the last.
+    """
+    asked, sections = frozenset(terms(query)), sections_with(text, chunk)[::-1]
+    return max(sections, key=lambda one: len(asked.intersection(terms(one))), default="")
 
 
 def _excerpt(chunk: str) -> str:
