@@ -436,6 +436,14 @@ class SearchFilters(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ] = MIN_CALLS
     strict: Annotated[bool, _meta("Also leave out tools with too few calls to tell.")] = False
 
+    def before(self, others: SearchFilters) -> SearchFilters:
+        """Return the filters of both; one that is set here counts before the same there."""
+        values = {}
+        for name in SearchFilters.__struct_fields__:
+            ours = getattr(self, name)
+            values[name] = getattr(others, name) if ours == getattr(NO_FILTERS, name) else ours
+        return SearchFilters(**values)
+
     def applied(self) -> dict[str, JSON]:
         """Return the filters that are set, by name, without those that mean nothing alone."""
         found = {name: getattr(self, name) for name in SearchFilters.__struct_fields__}

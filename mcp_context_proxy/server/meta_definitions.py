@@ -96,17 +96,6 @@ class SearchArguments(SearchFilters, frozen=True, forbid_unknown_fields=True, kw
     context_id: str | None = None
 
 
-def filters_of(wanted: SearchArguments) -> SearchFilters:
-    """Return the filters of both places; one in ``filters`` counts before the same beside it."""
-    beside = {name: getattr(wanted, name) for name in SearchFilters.__struct_fields__}
-    within = {
-        name: value
-        for name in SearchFilters.__struct_fields__
-        if (value := getattr(wanted.filters, name)) != getattr(NO_FILTERS, name)
-    }
-    return SearchFilters(**(beside | within))
-
-
 class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Arguments of `call_tool`."""
 

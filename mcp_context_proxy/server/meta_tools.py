@@ -63,7 +63,6 @@ from mcp_context_proxy.server.meta_definitions import (
     ReadResultArguments,
     RecallArguments,
     SearchArguments,
-    filters_of,
     in_our_words,
     in_words,
     no_servers,
@@ -261,7 +260,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if isinstance(wanted, SearchArguments):
             best = wanted.best
             kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
-            scope = Scope(kinds, filters_of(wanted))
+            scope = Scope(kinds, wanted.filters.before(wanted))
             if self.fleet.unlisted:
                 self.fleet.hurry(scope.filters.server, partial(may_mean, query))
             if wanted.top_n is not None:
