@@ -362,6 +362,12 @@ async def expect_nothing_of_others(fresh: Proxy, fresh_web: Web) -> None:
     await fresh_web.ask("owner", "GET", "/api/v1/statistics/tools")
     requests = (await fresh_web.ask("owner", "GET", "/api/v1/requests")).json()["requests"]
     assert owner.session is not None
+    chosen = f"/api/v1/sessions/{owner.session.id}/context"
+    for word in ("closed__read_ledgers", "open__read_maps"):
+        await fresh_web.ask("owner", "PATCH", chosen, json={"add": [{"type": "tool", "name": word}]})
+    await fresh_web.ask(
+        "owner", "POST", "/api/v1/presets", json={"name": "zinc", "session": owner.session.id}
+    )
     ids = [*(one["id"] for one in requests), owner.session.id, "closed", "down", "closed__read_ledgers"]
     described = (await fresh_web.ask("owner", "GET", "/api/v1/openapi.json")).json()
     made = [*requests_of(described, ids), ("GET", "/api/v1/logs?server=closed", None)]
@@ -378,7 +384,7 @@ async def expect_nothing_of_others(fresh: Proxy, fresh_web: Web) -> None:
 
     assert not shown
     assert [one["name"] for one in listed.json()["servers"]] == ["open"]
-    for path in ("/audit", "/statistics/tools", "/requests", "/status"):
+    for path in ("/audit", "/statistics/tools", "/requests", "/status", "/presets", "/sessions"):
         assert "open" in (await fresh_web.ask("operator", "GET", f"/api/v1{path}")).text, path
 
 
