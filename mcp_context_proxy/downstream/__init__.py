@@ -78,6 +78,8 @@ class Outgoing(Sender):
     sent any more."""
     link: Link | None = None
     """The connection that is kept for it and those that belong to it; None if it goes over any."""
+    lacked: str | None = None
+    """Capability that its client lacks, for want of which the server was answered with an error meanwhile."""
 
 
 PLAIN = Outgoing()

@@ -219,8 +219,12 @@ class DownstreamClient(ServerLifecycle):
                 result = await self._without_secrets(method, result)
             if not may_fail:
                 return result
-            return await in_thread_if(len(result) >= REDACTED_IN_LOOP_BYTES, self._shown_failure, result)
+            shown = await in_thread_if(len(result) >= REDACTED_IN_LOOP_BYTES, self._shown_failure, result)
+            if shown is not result:
+                self._dedicated.note_failed(outgoing)
+            return shown
         except DownstreamError as error:
+            self._dedicated.note_failed(outgoing)
             if isinstance(error, RemoteError) and error.code == eras.URL_ELICITATION_REQUIRED:
                 self._admission.expect_completions(error.data, outgoing.party)
             raise await self._shown_error(error) from None
@@ -507,7 +511,7 @@ class DownstreamClient(ServerLifecycle):
             return await answer(peer, method, params, None)
         except RequestError as error:
             # Its server may hand this on to the model.
-            more = ". Call again: the server is told so beforehand now" if in_vain else ""
+            more = ". If it fails for that, call again: the server knows beforehand then" if in_vain else ""
             raise RequestError(error.code, error.message + more, error.data) from error
 
 

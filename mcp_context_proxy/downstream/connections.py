@@ -7,7 +7,7 @@ session or when idle.
 
 With ``isolation = "auto"`` all sessions share one connection until the server makes a request of a client.
 From then on, the session it asked keeps the shared connection, and the others that can be asked the same get
-dedicated ones. So do those that it asked in vain, because their clients cannot be asked: the shared
+dedicated ones. Once a call has failed because its client could not be asked, so do such clients: the shared
 connection declares every capability, and a server may well do without one that a client lacks.
 """
 
@@ -362,7 +362,7 @@ class DedicatedConnections:
         self._asked: set[str] = set()
         """Capabilities that the server has made use of."""
         self._in_vain: set[str] = set()
-        """Those of them that the client which it asked lacked."""
+        """Those of them for want of which a call has failed."""
         self._told = False
         """True once the log has said that there are many."""
         self.keeper: Party | None = None
@@ -378,9 +378,7 @@ class DedicatedConnections:
 
     def _note_need(self) -> None:
         isolation = self._config.isolation
-        self.may_be_needed = isolation == "session" or (
-            isolation == "auto" and (bool(self._asked) or self.keeper is not None)
-        )
+        self.may_be_needed = isolation == "session" or (isolation == "auto" and bool(self._asked))
         """False while every request goes over the shared connection."""
 
     async def run(self) -> None:
@@ -401,20 +399,26 @@ class DedicatedConnections:
         """Note that the server made a request over the shared connection, on behalf of `party` if known.
 
         A session that is identified this way keeps the connection, and with it the state that the server
-        holds for the session; the others get connections of their own. Returns True if that changes the next
-        calls of the clients whose `calls` are under way, none of which can be asked.
+        holds for the session; the others get connections of their own. Returns True if none of the clients
+        whose `calls` are under way can be asked.
         """
         if self._config.isolation != "auto":
             return False
         capability = CAPABILITY_OF[method]
         in_vain = bool(calls) and all(capability not in capabilities_to_ask(call) for call in calls)
         if in_vain:
-            self._in_vain.add(capability)
+            for call in calls:
+                call.lacked = capability
         elif self.keeper is None and party is not None and party.lasting:
             self.keeper = party
         self._asked.add(capability)
         self._note_need()
         return in_vain
+
+    def note_failed(self, outgoing: Outgoing) -> None:
+        """Note that a request has failed: for want of a capability, if its client was asked in vain."""
+        if outgoing.lacked is not None:
+            self._in_vain.add(outgoing.lacked)
 
     def needed_by(self, outgoing: Outgoing) -> bool:
         """Return whether a request must not go over the shared connection."""
@@ -566,7 +570,6 @@ class DedicatedConnections:
         """Close the connections of a session that has ended."""
         if self.keeper is party:
             self.keeper = None
-            self._note_need()
         for each in self._connections:
             if each.key is party:
                 each.ending.set()

@@ -115,6 +115,8 @@ class Fleet:
         """Clients with a changed configuration that have not replaced their predecessors yet."""
         self._retiring: set[DownstreamClient] = set()
         """Clients no longer in use that still have pending requests."""
+        self._following: set[DownstreamClient] = set()
+        """Clients that are started once their predecessors are gone."""
         self.unlisted: tuple[DownstreamClient, ...] = ()
         """Clients of servers that have never been connected."""
         self.stale: tuple[str, ...] = ()
@@ -352,12 +354,14 @@ class Fleet:
     def restart(self, name: str) -> None:
         """Stop a server, after its pending calls and no later than those may take, and start it again.
 
-        Calls that come meanwhile wait for it, and its items stay listed as they are known. Raises
-        `ServerUnavailableError` if it is not in use.
+        Calls that come meanwhile wait for it, and its items stay listed as they are known. One that is just
+        started again, or with new settings, is left to that. Raises `ServerUnavailableError` if not in use.
         """
         running = self.clients[name]
-        self._retire(self._successors.pop(name, None))
+        if running in self._following or name in self._successors:
+            return
         following = self._client(running.config)
+        self._following.add(following)
         following.restore(running.known)
         following.subscriptions.take_over(running.subscriptions)
         self.clients = Clients({**self.clients, name: following})
@@ -369,6 +373,7 @@ class Fleet:
         self._retiring.add(running)
         await self._drain(running)
         await running.stopped()
+        self._following.discard(following)
         if self.clients.get(following.name) is following:
             self._start(following)
 
@@ -570,12 +575,8 @@ def server_facts(
         state = client.standing
     else:
         state = "asleep" if client.state is ServerState.ASLEEP else "ready"
-    facts: dict[str, Any] = {
-        "name": client.name,
-        "state": state,
-        "address": address(client.config),
-        "findings": findings,
-    }
+    facts: dict[str, Any] = {"name": client.name, "state": state, "address": address(client.config)}
+    facts["findings"] = findings
     if folder := working_folder(client.config):
         facts["folder"] = folder
     if introduction is not None:

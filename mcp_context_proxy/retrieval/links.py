@@ -73,7 +73,7 @@ PATTERNS_TRIED: Final = 100
 """Alternatives in the patterns of one document."""
 
 COMPARED: Final = 1_000
-"""Folders of paths that are compared with the patterns of one document, for one request: a cloned repository
+"""Names and folders that are compared with the patterns of one document, for one request: a cloned repository
 may have thousands of documents, each with a hundred patterns that may begin anywhere."""
 
 _BRACES = pattern(r"\{([^{}]*)\}")
@@ -161,7 +161,10 @@ def file_for(patterns: Iterable[str], files: Iterable[str]) -> str | None:
     for file in files:
         parts, fits = file.split("/"), False
         for counts, wanted in tried:
-            # Folder by folder, from each where it may begin; ``**`` stands for any number of them.
+            # The name first, which few patterns fit; then folder by folder, from each where it may begin.
+            left -= 1
+            if wanted[-1:] != ["**"] and not fnmatchcase(parts[-1], "".join(wanted[-1:])):
+                continue
             reached = {len(parts) - 1} if len(wanted) == 1 and wanted != ["**"] else {*range(len(parts))}
             for one in wanted:
                 left -= len(reached)

@@ -303,15 +303,17 @@ _ENDINGS: Final = ("ies", "es", "s", "y", "e")
 def is_distinctive(name: str) -> bool:
     """Return whether nobody writes the name of a tool in a sentence without meaning the tool.
 
-    It says what is done, unlike other compounds, such as ``html_url``; and it is no constant, no title that a
-    library gives to arguments, and no two words that sentences join, such as ``read-only`` or ``force-push``.
-    A server with tools of such names would have those of others withheld.
+    It says what is done, unlike other compounds, such as ``html_url``. It is no constant (``SLA_START``, but
+    not ``GMAIL_SEND_EMAIL``), no title that a library gives to arguments, and no two words that people join,
+    such as ``read-only`` or ``force-push``: a server with tools of such names would have those of others
+    withheld.
     """
     if _NAME.fullmatch(name) is None or _COMPOUND.fullmatch(name) is None or verb_of(name) is None:
         return False
     first, *others = re.split("[_-]", name)
     is_joined = "-" in name and len(others) == 1 and verb_of(first) is None
-    return not (is_joined or name.isupper() or name.endswith(("Arguments", "-only")))
+    is_constant = name.isupper() and (len(others) == 1 or verb_of(others[-1]) is not None)
+    return not (is_joined or is_constant or name.endswith(("Arguments", "-only")))
 
 
 def foreign(owners: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:
@@ -377,7 +379,8 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
     if (sign := sign_in(text)) is not None:
         return sign
     named = owners.keys() & set(_NAME.findall(text)) if owners else ()
-    return f"it names {min(named)!r}, a tool of server {owners[min(named)]!r}" if named else None
+    # Not which server: whoever reads this may not reach it.
+    return f"it names {min(named)!r}, a tool of another server" if named else None
 
 
 def sign_in_definition(definition: bytes) -> str | None:

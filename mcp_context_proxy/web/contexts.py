@@ -355,7 +355,7 @@ class ContextsApi(Api):
 
     @Operation("GET", "/presets", answer=PresetsResponse, role=Role.VIEW)
     async def _list_presets(self, given: Given) -> dict[str, Any]:
-        """The saved presets, by name. They name tools of any server."""
+        """The saved presets, by name."""
         return self._presets()
 
     @Operation(
@@ -389,7 +389,10 @@ class ContextsApi(Api):
         return self._presets()
 
     def _presets(self) -> dict[str, Any]:
-        return {"presets": [{"name": name, **one} for name, one in self._contexts.presets.as_data().items()]}
+        saved = self._contexts.presets.as_data()
+        return {
+            "presets": [self._known({"name": name, **one}, "added", "removed") for name, one in saved.items()]
+        }
 
     def _session(self, given: Given, session_id: str, role: Role = Role.ADMIN) -> SessionContext:
         """Return a session, of another principal only to those with a role: by default to work in it."""
@@ -409,7 +412,18 @@ class ContextsApi(Api):
     async def _session_data(self, session: SessionContext, describe: bool = False) -> dict[str, Any]:
         with assigned(ACTING, session.rights):
             data: dict[str, Any] = msgspec.to_builtins(await self._contexts.state(session))
+        data = self._known(data, "removed", "by_person")
         return self._described(data, "items") if describe else data
+
+    def _known(self, data: dict[str, Any], *names: str) -> dict[str, Any]:
+        """Leave out the choices of items that somebody with limits does not know: they may not be told."""
+        if ACTING.get().limited:
+            snapshot = self._catalog.snapshot
+            for name in names:
+                data[name] = [
+                    one for one in data[name] if item_by(snapshot, (Kind(one["type"]), one["name"]))
+                ]
+        return data
 
     def _described(self, data: dict[str, Any], *names: str) -> dict[str, Any]:
         """Add facts from the catalog; an item that is not in it any more stays a name."""

@@ -326,7 +326,9 @@ def test_no_patterns_of_a_repository_delay_a_request_that_names_files() -> None:
     braces = "{" + ",".join(map(str, range(40))) + "}"
     patterns = [f"{braces}{'**/*/' * 9}{number}" for number in range(100)]
     files = [f"a/b/c/d/e/{number}.py" for number in range(20)]
-    plain = [f"{folder}/**/*.{ending}" for folder in ("src", "lib") for ending in ("py", "ts", "js")]
+    plain = [
+        f"{folder}/**/*.{end}" for folder in ("src", "lib", "apps", "web") for end in ("ts", "js", "sql")
+    ]
 
     assert not costs_more(25, partial(file_for, files=files), patterns, plain)
     assert file_for(plain, [*files, "src/a/b/c/d/e.js"]) == "src/a/b/c/d/e.js"

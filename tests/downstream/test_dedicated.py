@@ -164,10 +164,31 @@ async def test_a_server_that_asks_in_vain_is_told_so_before_the_next_call(worksh
         refused = await mute.call("work__ask")
         pids = [await pid(mute), await pid(modern), await pid(mute), await pid(person(proxy, "able"))]
 
-    assert "does not support elicitation/create. Call again" in str(refused)
+    assert "does not support elicitation/create. If it fails for that, call again" in str(refused)
     lanes = [message["params"]["capabilities"] for message in made.ledger.messages("initialize")[1:]]
     assert lanes == [{}, {}, {"elicitation": {}, "roots": {"listChanged": True}}]
     assert (pids[0] == pids[2], len(set(pids))) == (True, 3)
+
+
+async def test_a_session_that_a_server_asks_in_vain_without_failing_keeps_what_the_server_knows_of_it(
+    workshop: Workshop,
+) -> None:
+    """So do others that cannot be asked: there is one process, and not one for each."""
+    made = server(workshop, calls={"try": [{"ask_then": ELICIT}, {"pid": True}]})
+    async with inside(workshop.config()) as proxy:
+        mute, modern, able = (
+            person(proxy, "mute", {}),
+            person(proxy, "modern", {}, era="modern"),
+            person(proxy, "a"),
+        )
+        before = await pid(mute)
+        tried = text(await mute.call("work__try"))
+        pids = [await pid(mute), await pid(modern), await pid(person(proxy, "other", {}))]
+        apart = await pid(able)
+
+    assert [int(tried), *pids] == [before] * 4
+    assert apart != before
+    assert len(made.ledger.entries("start")) == 2
 
 
 async def test_a_dedicated_connection_is_closed_with_its_session(workshop: Workshop) -> None:

@@ -13,6 +13,7 @@ from support.proxies import Host, host_of, inside
 from support.raw_client import text_of
 from support.servers import Server, Workshop, tool
 
+from mcp_context_proxy.config.load import load
 from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.downstream.lifecycle import ServerState
 
@@ -237,6 +238,37 @@ async def test_a_server_that_is_started_again_stays_listed_whatever_the_store_re
         assert not (await host.call("frail__live")).get("isError")
 
     assert len(server.ledger.entries("start")) == 2
+
+
+async def test_a_server_that_is_started_again_twice_at_once_is_ready_for_the_next_call(
+    workshop: Workshop, era: str
+) -> None:
+    gate = workshop.flag("gate")
+    server = workshop.server("frail", tools=LISTED_TOOLS, calls={"die": [{"wait": str(gate)}]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        async with anyio.create_task_group() as group:
+            group.start_soon(host.call, "frail__die")
+            await server.ledger.until(lambda ledger: ledger.calls("die"))
+            proxy.fleet.restart("frail")
+            proxy.fleet.restart("frail")
+            gate.touch()
+        assert not (await host.call("frail__live")).get("isError")
+
+    assert len(server.ledger.entries("start")) == 2
+
+
+async def test_a_server_that_is_started_again_while_its_settings_change_has_the_new_ones(
+    workshop: Workshop,
+) -> None:
+    server = workshop.server("frail", tools=LISTED_TOOLS)
+    async with inside(workshop.config()) as proxy:
+        await proxy.fleet.wait_first_connect()
+        workshop.server("frail", tools=LISTED_TOOLS, settings={"env": {"WORD": "new"}})
+        await proxy.apply(load(workshop.config(), environ={}))
+        proxy.fleet.restart("frail")
+        await server.ledger.until(lambda ledger: len(ledger.entries("end of input")) == 1)
+        assert proxy.fleet.clients["frail"].config.env == {"WORD": "new"}
 
 
 async def test_a_server_that_is_killed_repeatedly_is_ready_for_the_next_call(workshop: Workshop) -> None:

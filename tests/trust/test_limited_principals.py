@@ -1,7 +1,8 @@
 """A principal with limits sees its part of everything, by every way, and nothing of another principal."""
 
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +26,8 @@ from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.store.tables import LATEST_BYTES, RequestRow
 from mcp_context_proxy.trust import Principal, Reach, Role
 from mcp_context_proxy.trust.tokens import TokenBook, TokenFile
+from mcp_context_proxy.web import Api, Given, Operation, routes
+from mcp_context_proxy.web.inventory import Done
 
 READS = {"annotations": {"readOnlyHint": True}}
 ANNA = Principal("anna", Role.USE, (Reach(frozenset({"open"}), frozenset({ToolClass.READ})),))
@@ -257,7 +260,7 @@ async def test_log_messages_reach_those_whose_calls_they_are_about_and_those_who
 class Web:
     """The REST API of a proxy in this process, and principals that ask it."""
 
-    def __init__(self, proxy: Proxy, workshop: Workshop) -> None:
+    def __init__(self, proxy: Proxy, workshop: Workshop, *only: Operation) -> None:
         file = TokenFile(workshop.folder / "tokens.json")
         self.tokens = {name: file.add(name) for name in ("anna", "ben")} | {"owner": OWN_TOKEN}
         self.tokens["limited"] = file.add("limited", servers=["open"], classes=[ToolClass.READ])
@@ -266,7 +269,8 @@ class Web:
         book.load()
         allowed = policy("127.0.0.1", 80, (), OWN_TOKEN)
         allowed = type(allowed)(allowed.hosts, allowed.token, book)
-        self.app: Starlette = guarded(web_routes(proxy), allowed, proxy.health, proxy.config.limits)
+        served = routes(only) if only else web_routes(proxy)
+        self.app: Starlette = guarded(served, allowed, proxy.health, proxy.config.limits)
 
     async def ask(self, who: str, method: str, path: str, **more: Any) -> httpx2.Response:
         headers = {"authorization": f"Bearer {self.tokens[who]}", "host": "localhost:80"}
@@ -358,6 +362,12 @@ async def expect_nothing_of_others(fresh: Proxy, fresh_web: Web) -> None:
     await fresh_web.ask("owner", "GET", "/api/v1/statistics/tools")
     requests = (await fresh_web.ask("owner", "GET", "/api/v1/requests")).json()["requests"]
     assert owner.session is not None
+    chosen = f"/api/v1/sessions/{owner.session.id}/context"
+    for word in ("closed__read_ledgers", "open__read_maps"):
+        await fresh_web.ask("owner", "PATCH", chosen, json={"add": [{"type": "tool", "name": word}]})
+    await fresh_web.ask(
+        "owner", "POST", "/api/v1/presets", json={"name": "zinc", "session": owner.session.id}
+    )
     ids = [*(one["id"] for one in requests), owner.session.id, "closed", "down", "closed__read_ledgers"]
     described = (await fresh_web.ask("owner", "GET", "/api/v1/openapi.json")).json()
     made = [*requests_of(described, ids), ("GET", "/api/v1/logs?server=closed", None)]
@@ -374,8 +384,29 @@ async def expect_nothing_of_others(fresh: Proxy, fresh_web: Web) -> None:
 
     assert not shown
     assert [one["name"] for one in listed.json()["servers"]] == ["open"]
-    for path in ("/audit", "/statistics/tools", "/requests", "/status"):
+    for path in ("/audit", "/statistics/tools", "/requests", "/status", "/presets", "/sessions"):
         assert "open" in (await fresh_web.ask("operator", "GET", f"/api/v1{path}")).text, path
+
+
+async def test_an_answer_is_looked_through_for_somebody_with_limits_in_a_thread(
+    proxy: Proxy, workshop: Workshop
+) -> None:
+    lookers = []
+
+    class Looked(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            lookers.append(threading.current_thread())
+            return super().__iter__()
+
+    class Looking(Api):
+        @Operation("GET", "/looked", answer=Done)
+        async def _look(self, given: Given) -> dict[str, Any]:
+            return {"all": Looked([{"server": name} for name in ("open", "closed")])}
+
+    told = await Web(proxy, workshop, *Looking().operations()).ask("operator", "GET", "/api/v1/looked")
+
+    assert told.json() == {"all": [{"server": "open"}]}
+    assert threading.main_thread() not in lookers
 
 
 @each(
