@@ -9,6 +9,7 @@ from support.proxies import Host, host_of, inside
 from support.questions import as_shown
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
+from support.skills import entry, manifest_file
 
 URI = "note://work/1"
 RESOURCES = [{"uri": URI, "name": "one"}]
@@ -158,3 +159,30 @@ async def test_a_model_reads_a_long_resource_by_pages_and_gets_an_image_as_one(w
     assert end["text"] == "[page 2 of 2]"
     assert odd["isError"]
     assert "no contents" in odd["content"][0]["text"]
+
+
+async def test_a_search_names_no_resource_that_is_not_for_models_or_not_asked_for(workshop: Workshop) -> None:
+    said = {"name": "one", "description": "Lunch menu of the canteen"}
+    raw = "skill://menu/SKILL.md"
+    fit = {"uri": "menu://today"} | said
+    unfit = [
+        {"uri": "ui://work/menu"} | said,
+        {"uri": "menu:today"} | said,
+        {"uri": "menu://people", "annotations": {"audience": ["user"]}} | said,
+        {"uri": f"menu://{'long' * 100}"} | said,
+        {"uri": "menu://any", "name": "any", "description": "word " * 200 + said["description"]},
+        {"uri": raw} | said,
+    ]
+    files = {"SKILL.md": manifest_file("menu", "Teaches menu")}
+    skills = {"skills": [entry("skill://menu", files)], "files": {raw: files["SKILL.md"]}}
+    workshop.server("work", tools=[tool("cook", "Cook a soup")], resources=[fit, *unfit], **skills)
+    workshop.server("other", tools=[tool("eat", "Eat a soup")])
+    query = {"query": "lunch menu of the canteen"}
+    async with host_of(workshop.config(), "modern") as host:
+        told, of_other, of_tools = [
+            (await host.call("search_available_tools", query | more))["content"][0]["text"]
+            for more in ({}, {"filters": {"server": "other"}}, {"kinds": ["tool"]})
+        ]
+
+    assert "A resource that fits: menu://today (Lunch menu of the canteen). Read it" in told
+    assert "menu://today" not in of_other + of_tools
