@@ -268,12 +268,14 @@ def sections_with(text: str, piece: str) -> list[str]:
 
     All of the text is none of them.
     """
-    known, found = headings(text), dict[Heading, None]()
-    for paragraph in piece.strip().split("\n\n"):
+    known, found, begin = headings(text), dict[Heading, None](), 0
+    for paragraph in filter(str.strip, piece.strip().split("\n\n")):
         said = paragraph
         # Before what a search has found there may be the name with a colon.
-        while (place := text.find(said)) < 0 and ": " in said:
+        while (place := text.find(said, begin)) < 0 and ": " in said:
             said = said.partition(": ")[2]
+        # The same paragraph, such as "Example:", may stand in other sections as well.
+        begin = max(begin, place)
         around = [one for one in known if one.start <= place < one.end]
         found.update(dict.fromkeys(around[-1:]))
     # One section begins after another that has it.

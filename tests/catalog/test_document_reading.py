@@ -97,12 +97,14 @@ def test_a_line_that_is_underlined_is_a_heading() -> None:
         ("team: guide: By train.", ["## Travel"]),
         ("team: guide: # Guide\n\nNote: 30 days a year.\n\nBy train.", ["## Days off", "## Travel"]),
         ("team: guide: By plane.", []),
+        ("team: guide: ## Travel\n\n\n\nAsk early.", ["## Travel"]),
     ],
 )
 def test_the_sections_of_a_piece_are_found_whose_name_stands_before_it(
     piece: str, sections: list[str]
 ) -> None:
-    text = "# Guide\n\n## Days off\n\nAsk early.\n\nNote: 30 days a year.\n\n## Travel\n\nBy train."
+    days_off = "## Days off\n\nAsk early.\n\nNote: 30 days a year."
+    text = f"# Guide\n\n{days_off}\n\n## Travel\n\nBy train.\n\nAsk early."
 
     assert [one.partition("\n")[0] for one in sections_with(text, piece)] == sections
 
