@@ -441,6 +441,14 @@ async def test_a_question_about_servers_finds_the_tools_that_are_for_servers(wor
     assert "cloud__list_machines(" in text
 
 
+async def test_an_overview_shortens_no_name_to_one_that_means_another_tool(workshop: Workshop) -> None:
+    workshop.server("notes", tools=[*map(tool, ("add", "edit", "recall", "bank__pay"))])
+    async with host_of(workshop.config(), "modern") as host:
+        text = (await host.call(SEARCH, {"query": "*"}))["content"][0]["text"]
+
+    assert "- notes (4): notes__add, notes__bank__pay, edit, notes__recall" in text
+
+
 @pytest.mark.parametrize(
     ("query", "answer"),
     [
