@@ -40,7 +40,7 @@ from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Prompt, Resource
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
-from mcp_context_proxy.protocol.strangers import one_line, quoted, stranger_json, unmarked
+from mcp_context_proxy.protocol.strangers import bounded, one_line, quoted, stranger_json, unmarked
 from mcp_context_proxy.results import ResourceLinks, failure, mark_untrusted
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.text import terms
@@ -168,7 +168,7 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             if server not in (OWN_SKILLS, *self.fleet.clients):
                 server = "" if is_own(uri) else self.owner(uri, caller.era, caller.owner).name
         except RequestError as error:
-            return failure(str(error))
+            return failure(bounded(str(error)))
         client = self.fleet.clients.get(server)
         spotlit = server if client is not None and client.config.spotlight else ""
         return await in_thread_if(len(body) > envelope.TAKEN_APART_BYTES, _as_result, body, page, spotlit)

@@ -126,6 +126,7 @@ async def test_a_model_is_told_of_a_resource_and_reads_it_by_its_uri(workshop: W
         read = await host.call("call_read_only_tool", {"name": "game://rules"})
         beyond = await host.call("call_read_only_tool", {"name": "game://rules", "arguments": {"page": 9}})
         unknown = await host.call("call_tool", {"name": "game://none"})
+        long = await host.call("call_tool", {"name": "skill://own.folders/" + "x" * 100_000})
 
     told = "A resource that fits: game://rules (House rules of the game). Read it through call_read_only_tool"
     assert told in found["content"][0]["text"]
@@ -136,6 +137,7 @@ async def test_a_model_is_told_of_a_resource_and_reads_it_by_its_uri(workshop: W
     assert "no page 9" in beyond["content"][0]["text"]
     assert unknown["isError"]
     assert "unknown resource 'game://none'" in unknown["content"][0]["text"]
+    assert len(long["content"][0]["text"]) < 11_000
 
 
 async def test_a_model_reads_a_long_resource_by_pages_and_gets_an_image_as_one(workshop: Workshop) -> None:
