@@ -82,6 +82,9 @@ RESOURCES_NAMED, URI_NAMED, DESCRIBED = 3, 200, 100
 LEAST_SHARED, SHARED = 2, 0.6
 """Words of a query that a resource has at least, and their share: a tool is nearer to any other query."""
 
+SHOWN_IMAGES = frozenset(f"image/{kind}" for kind in ("gif", "jpeg", "png", "webp"))
+"""Images that models see; one of another kind, such as a drawing in SVG, would end a conversation."""
+
 PRIORITY_SCALE = 999
 """Number of the last priority of a document, which is 0 in the protocol; the first is 1 there."""
 
@@ -368,7 +371,8 @@ def _as_result(body: bytes, page: int, spotlit: str) -> bytes:
     if page > len(pages):
         return failure(f"there is no page {page:,}; the last one is {len(pages):,}")
     blocks = [{"type": "text", "text": pages[page - 1]}] if texts else []
-    blocks += [_block(one) for one in contents if "blob" in one and page == 1]
+    blobs = [one for one in contents if page == 1 and envelope.text(one.get("blob")) is not None]
+    blocks += map(_block, blobs)
     result = envelope.encode({"content": blocks})
     result = mark_untrusted(spotlit, result) if spotlit else result
     return with_note(result, f"[page {page} of {len(pages)}]") if len(pages) > 1 else result
@@ -377,7 +381,8 @@ def _as_result(body: bytes, page: int, spotlit: str) -> bytes:
 def _block(content: Members) -> dict[str, Any]:
     """Return binary content of a resource as a block of a result."""
     media = envelope.text(content.get("mimeType")) or ""
-    if (kind := media.partition("/")[0]) in ("image", "audio"):
+    if media in SHOWN_IMAGES or media.startswith("audio/"):
+        kind = media.partition("/")[0]
         return {"type": kind, "data": content["blob"], "mimeType": media}
     return {"type": "resource", "resource": content}
 

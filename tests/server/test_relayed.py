@@ -143,7 +143,9 @@ async def test_a_model_is_told_of_a_resource_and_reads_it_by_its_uri(workshop: W
 async def test_a_model_reads_a_long_resource_by_pages_and_gets_an_image_as_one(workshop: Workshop) -> None:
     long = {"uri": URI, "text": "".join(f"line {number}\n" for number in range(3_000))}
     image = {"uri": URI, "mimeType": "image/png", "blob": "iVBO"}
-    answers = {"resources/read": [{"result": {"contents": [long, image]}}]}
+    drawing = {"uri": URI, "mimeType": "image/svg+xml", "blob": "PHN2"}
+    contents = [long, image, drawing, {"uri": URI, "blob": None}]
+    answers = {"resources/read": [{"result": {"contents": contents}}]}
     workshop.server("work", resources=RESOURCES, on=answers)
     workshop.server(
         "odd", resources=[{"uri": "odd://1", "name": "one"}], on={"resources/read": [{"result": {}}]}
@@ -153,7 +155,8 @@ async def test_a_model_reads_a_long_resource_by_pages_and_gets_an_image_as_one(w
         second = await host.call("call_tool", {"name": URI, "arguments": {"page": 2}})
         odd = await host.call("call_tool", {"name": "odd://1"})
 
-    text, shown, note = first["content"]
+    text, shown, other, note = first["content"]
+    assert other == {"type": "resource", "resource": drawing}
     assert shown == {"type": "image", "data": "iVBO", "mimeType": "image/png"}
     assert note["text"] == "[page 1 of 2]"
     rest, end = second["content"]
