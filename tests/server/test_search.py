@@ -432,13 +432,22 @@ async def test_a_question_for_what_runs_at_a_server_finds_its_tools(workshop: Wo
     assert "cloud__list_machines(" in text
 
 
-async def test_a_question_about_servers_finds_the_tools_that_are_for_servers(workshop: Workshop) -> None:
+@pytest.mark.parametrize(
+    ("name", "description"),
+    [
+        ("list_machines", "List servers that you rent, with their state"),
+        ("server_list", "Show each server of the account, with its state"),
+    ],
+)
+async def test_a_question_about_servers_finds_the_tools_that_are_for_servers(
+    workshop: Workshop, name: str, description: str
+) -> None:
     workshop.server("good", tools=[tool("echo", "Say something again")])
-    workshop.server("cloud", tools=[tool("list_machines", "List servers that you rent, with their state")])
+    workshop.server("cloud", tools=[tool(name, description)])
     async with host_of(workshop.config(), "modern") as host:
         text = (await host.call(SEARCH, {"query": "which servers are running"}))["content"][0]["text"]
 
-    assert "cloud__list_machines(" in text
+    assert f"cloud__{name}(" in text
 
 
 async def test_an_overview_shortens_no_name_to_one_that_means_another_tool(workshop: Workshop) -> None:
