@@ -36,7 +36,7 @@ from mcp_context_proxy.downstream import Outgoing
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError, WithheldError
-from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Prompt, Resource
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Prompt, Resource, SearchFilters
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
@@ -176,15 +176,17 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         spotlit = server if client is not None and client.config.spotlight else ""
         return await in_thread_if(len(body) > envelope.TAKEN_APART_BYTES, _as_result, body, page, spotlit)
 
-    def fitting(self, query: str, server: str | None) -> str:
+    def fitting(self, query: str, wanted: SearchFilters) -> str:
         """Return a sentence that names the resources with most words of a query; empty if there are none.
 
-        Those of one `server` alone, unless it is None.
+        They are of the server that is `wanted`, and have no category or tag.
         """
+        if wanted.category or wanted.tags or wanted.any_tags or wanted.language:
+            return ""
         snapshot, found = self.catalog.snapshot, list[tuple[float, str]]()
         asked, hidden = frozenset(terms(query)) - {"server", "resourc"}, self.skills.sources(snapshot)
         for uri, one in islice(snapshot.resources.items(), RESOURCES_COMPARED):
-            if not one.listed or one.withheld or server not in (None, one.server):
+            if not one.listed or one.withheld or wanted.server not in (None, one.server):
                 continue
             told, has = _told(one)
             is_fit = len(asked & has) >= max(LEAST_SHARED, SHARED * len(asked))

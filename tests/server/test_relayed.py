@@ -181,13 +181,18 @@ async def test_a_search_names_no_resource_that_is_not_for_models_or_not_asked_fo
     files = {"SKILL.md": manifest_file("menu", "Teaches menu")}
     skills = {"skills": [entry("skill://menu", files)], "files": {raw: files["SKILL.md"]}}
     workshop.server("work", tools=[tool("cook", "Cook a soup")], resources=[fit, *unfit], **skills)
-    workshop.server("other", tools=[tool("eat", "Eat a soup")])
+    workshop.server("other", tools=[tool("eat", "Eat a soup")], settings={"category": "food"})
     query = {"query": "lunch menu of the canteen"}
     async with host_of(workshop.config(), "modern") as host:
-        told, of_other, of_tools = [
+        told, *others = [
             (await host.call("search_available_tools", query | more))["content"][0]["text"]
-            for more in ({}, {"filters": {"server": "other"}}, {"kinds": ["tool"]})
+            for more in (
+                {"filters": {"server": "work", "read_only": True}},
+                {"filters": {"server": "other"}},
+                {"filters": {"category": "food"}},
+                {"kinds": ["tool"]},
+            )
         ]
 
     assert "A resource that fits: menu://today (Lunch menu of the canteen). Read it" in told
-    assert "menu://today" not in of_other + of_tools
+    assert "menu://today" not in str(others)
