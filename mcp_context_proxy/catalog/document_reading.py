@@ -31,6 +31,9 @@ from mcp_context_proxy.system.later import pattern
 PAGE_CHARACTERS: Final = 20_000
 """Length of a page: some 5,000 tokens, half of where hosts begin to warn of a large result."""
 
+HEADED_CHARACTERS: Final = 1024 * 1024
+"""Length of a text whose pages end at headings: that of a document. A server may give longer ones."""
+
 HEADINGS_LIMIT: Final = 500
 """Headings of a document that begin a section; the text below others belongs to the last one."""
 
@@ -493,7 +496,8 @@ def paged(text: str) -> list[str]:
     and all of them together are the text.
     """
     pages, start = [], 0
-    begun = [one.start for one in headings(text)] if len(text) > PAGE_CHARACTERS else []
+    has_headings = PAGE_CHARACTERS < len(text) <= HEADED_CHARACTERS
+    begun = [one.start for one in headings(text)] if has_headings else []
     while len(text) - start > PAGE_CHARACTERS:
         half, most = start + PAGE_CHARACTERS // 2, start + PAGE_CHARACTERS
         end = (

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.documents import Write, by_both_ways
+from support.growth import costs_more
 
 from mcp_context_proxy.catalog.document_reading import (
     OUTLINED,
@@ -147,6 +148,7 @@ def test_a_page_ends_before_a_heading_or_with_a_paragraph() -> None:
 
     assert [page.partition("\n")[0] for page in paged(f"# A\n\n{rows}\n# B\n\n{rows}")] == ["# A", "# B"]
     assert paged(f"{rows}\nB\n{rows}")[1].lstrip("\n").startswith("B\n")
+    assert not costs_more(20, paged, "\n" * 2_000_000, "x" * 2_000_000)
 
 
 @no_windows
