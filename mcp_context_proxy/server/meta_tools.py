@@ -274,7 +274,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 of_all = partial(asks_for_all, query, snapshot.servers, self.fleet.failed)
                 if of_all() and await in_thread(of_all, snapshot.tools.values()):
                     known = self._noted(handle or caller.session, caller)
-                    scope = overviewed(scope, query, snapshot.servers, self.fleet.failed)
+                    scope = overviewed(scope, query, self.fleet.clients, self.fleet.failed)
                     return await self._overview(scope, caller, known, partial(tell_waiting, params, notify))
             if not query.strip():
                 raise _UnusableArgumentsError("query must not be empty")
