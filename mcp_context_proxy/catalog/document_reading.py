@@ -31,6 +31,9 @@ from mcp_context_proxy.system.later import pattern
 PAGE_CHARACTERS: Final = 20_000
 """Length of a page: some 5,000 tokens, half of where hosts begin to warn of a large result."""
 
+HEADED_CHARACTERS: Final = 1024 * 1024
+"""Length of a text whose pages end at headings: that of a document. A server may give longer ones."""
+
 HEADINGS_LIMIT: Final = 500
 """Headings of a document that begin a section; the text below others belongs to the last one."""
 
@@ -268,12 +271,14 @@ def sections_with(text: str, piece: str) -> list[str]:
 
     All of the text is none of them.
     """
-    known, found = headings(text), dict[Heading, None]()
-    for paragraph in piece.strip().split("\n\n"):
+    known, found, begin = headings(text), dict[Heading, None](), 0
+    for paragraph in filter(str.strip, piece.strip().split("\n\n")):
         said = paragraph
         # Before what a search has found there may be the name with a colon.
-        while (place := text.find(said)) < 0 and ": " in said:
+        while (place := text.find(said, begin)) < 0 and ": " in said:
             said = said.partition(": ")[2]
+        # The same paragraph, such as "Example:", may stand in other sections as well.
+        begin = max(begin, place)
         around = [one for one in known if one.start <= place < one.end]
         found.update(dict.fromkeys(around[-1:]))
     # One section begins after another that has it.
@@ -491,7 +496,8 @@ def paged(text: str) -> list[str]:
     and all of them together are the text.
     """
     pages, start = [], 0
-    begun = [one.start for one in headings(text)] if len(text) > PAGE_CHARACTERS else []
+    has_headings = PAGE_CHARACTERS < len(text) <= HEADED_CHARACTERS
+    begun = [one.start for one in headings(text)] if has_headings else []
     while len(text) - start > PAGE_CHARACTERS:
         half, most = start + PAGE_CHARACTERS // 2, start + PAGE_CHARACTERS
         end = (

@@ -366,11 +366,12 @@ def tool_named(
 def _respelt(snapshot: Snapshot, name: str) -> Tool | None:
     """Return the one tool whose full name reads the same, as ``getSum`` does as ``get-sum``."""
     server, own = _parted(name, snapshot.servers)
-    known = (snapshot.tools, snapshot.turned_off, snapshot.withheld)
+    if len(own) > COMPARED or _HAS_DIGEST.search(name):
+        return None
+    read, known = folded(own).replace("_", ""), (snapshot.tools, snapshot.turned_off, snapshot.withheld)
     every = (one for items in known for one in items.values() if one.server == server)
-    same = [one for one in every if folded(one.name).replace("_", "") == folded(own).replace("_", "")]
-    is_plain = len(same) == 1 and not _HAS_DIGEST.search(name)
-    return same[0] if is_plain and isinstance(same[0], Tool) else None
+    same = [one for one in every if folded(one.name).replace("_", "") == read]
+    return same[0] if len(same) == 1 and isinstance(same[0], Tool) else None
 
 
 def raise_if_withheld(

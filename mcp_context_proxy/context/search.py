@@ -480,7 +480,7 @@ def asks_for_all(
         name = set(identifier_words(tool.name).split())
         # "The servers" are not the one machine of a tool, nor is a named server that of another one's tools.
         about = "servers" in tool.description.casefold() or "servers" in name
-        about |= "server" in name and "servers" not in asked
+        about |= "server" in name and ("servers" not in asked or "list" in name)
         spelled = name <= asked and (len(name) > 1 or name == asked)
         return named in (None, tool.server) and ((of_any and about) or spelled)
 

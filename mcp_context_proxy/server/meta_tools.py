@@ -174,15 +174,15 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             sent = {**params, "arguments": arguments}
             if wanted.name in RESERVED:
                 return await self._own_through(through, wanted.name, sent, caller)
-            if "://" in wanted.name:
-                page = _decoded(arguments, PageArguments).page
-                result = await self.resources.read_by_model(wanted.name, page, caller)
-                return eras.fit_result_to_client("tools/call", result, caller.era)
             if wanted.context_id is not None:
                 # In the _meta, where every call has its context; no server sees it.
                 self._handle(wanted.context_id, caller)
                 meta = eras.Meta({**caller.meta, eras.CONTEXT_KEY: envelope.raw(wanted.context_id)})
                 sent["_meta"], caller = envelope.raw(meta), replace(caller, meta=meta)
+            if "://" in wanted.name:
+                page = _decoded(arguments, PageArguments).page
+                result = await self.resources.read_by_model(wanted.name, page, caller)
+                return eras.fit_result_to_client("tools/call", result, caller.era)
         except _UnusableArgumentsError as error:
             return eras.fit_result_to_client("tools/call", failure(f"{through}: {error}"), caller.era)
         try:
@@ -274,7 +274,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 of_all = partial(asks_for_all, query, snapshot.servers, self.fleet.failed)
                 if of_all() and await in_thread(of_all, snapshot.tools.values()):
                     known = self._noted(handle or caller.session, caller)
-                    scope = overviewed(scope, query, snapshot.servers, self.fleet.failed)
+                    scope = overviewed(scope, query, self.fleet.clients, self.fleet.failed)
                     return await self._overview(scope, caller, known, partial(tell_waiting, params, notify))
             if not query.strip():
                 raise _UnusableArgumentsError("query must not be empty")
@@ -311,8 +311,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 self.changes.context_changed(caller.session)
         noted = None if _wants_data(caller) else self._noted(handle or caller.session, caller)
         notes, context_id = self._notes(answer, noted, caller, best), None
-        if answer.found.snapshot.resources and (fit := await in_thread(self.resources.fitting, query)):
-            notes.append(Note(fit, brief=fit))
+        if answer.found.snapshot.resources and (scope is None or scope.kinds is None):
+            fit = await in_thread(self.resources.fitting, query, answer.found.wanted)
+            notes += [Note(fit, brief=fit)] if fit else []
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.document_reading import DocumentPart
-from mcp_context_proxy.catalog.names import EXPOSED, SEPARATOR
+from mcp_context_proxy.catalog.names import EXPOSED, SEPARATOR, is_plain_name
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext
 from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
 from mcp_context_proxy.context.engine import ContextEngine, age
@@ -47,7 +47,7 @@ from mcp_context_proxy.retrieval import Ranking, Result
 from mcp_context_proxy.retrieval.item_metadata import title_of
 from mcp_context_proxy.retrieval.text import name_key
 from mcp_context_proxy.server import Profiles
-from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
+from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, RESERVED
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
     CHARACTERS_PER_TOKEN,
@@ -293,7 +293,8 @@ def overview_text(
         names = by_server.setdefault(tool.server, [])
         # The first one shows how a full name begins, so that there is room for more of them.
         name = shown_name(tool, name_of)
-        names.append(name.removeprefix(f"{tool.server}{SEPARATOR}") if names else name)
+        own = name.removeprefix(f"{tool.server}{SEPARATOR}")
+        names.append(own if names and is_plain_name(own) and own not in RESERVED else name)
     documents = [
         one.name
         for one in filter(filters.allow, snapshot.documents.values())

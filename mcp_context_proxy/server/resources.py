@@ -26,7 +26,7 @@ from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.definitions import is_page
 from mcp_context_proxy.catalog.document_reading import paged, uris_meant
-from mcp_context_proxy.catalog.uri_owners import OF_TWO, URI_BYTES, is_own
+from mcp_context_proxy.catalog.uri_owners import OF_TWO, OWN_SKILLS, URI_BYTES, is_own
 from mcp_context_proxy.context import as_data
 from mcp_context_proxy.context.delivery import ToldDocument
 from mcp_context_proxy.context.engine import ContextEngine
@@ -36,11 +36,11 @@ from mcp_context_proxy.downstream import Outgoing
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError, WithheldError
-from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Prompt, Resource
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Prompt, Resource, SearchFilters
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
-from mcp_context_proxy.protocol.strangers import one_line, quoted, stranger_json, unmarked
+from mcp_context_proxy.protocol.strangers import bounded, one_line, quoted, stranger_json, unmarked
 from mcp_context_proxy.results import ResourceLinks, failure, mark_untrusted
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.text import terms
@@ -49,7 +49,7 @@ from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, te
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
 from mcp_context_proxy.server.notifications import LIVE, Watches
 from mcp_context_proxy.server.questions import check_prompt
-from mcp_context_proxy.server.skills import Skills
+from mcp_context_proxy.server.skills import Skills, skill_owner
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread, in_thread_if
 from mcp_context_proxy.trust import reaches
@@ -72,13 +72,18 @@ SUBSCRIPTIONS, SUBSCRIPTIONS_BYTES = 1000, 256 * 1024
 
 TOO_MANY = f"more than {SUBSCRIPTIONS:,} resources, or {SUBSCRIPTIONS_BYTES:,} bytes of URIs, at once"
 
-RESOURCES_COMPARED = 1_000
-RESOURCES_NAMED = 3
-DESCRIBED = 100
-"""Resources that a query is compared with, those that an answer names, and the characters of each."""
+RESOURCES_COMPARED, COMPARED_CHARACTERS = 1_000, 300
+"""Resources that a query is compared with, and the characters of each text of them: one of thousands of words
+would have those of any query."""
+
+RESOURCES_NAMED, URI_NAMED, DESCRIBED = 3, 200, 100
+"""Resources that an answer names, the characters of their URIs at most, and of what is said about them."""
 
 LEAST_SHARED, SHARED = 2, 0.6
 """Words of a query that a resource has at least, and their share: a tool is nearer to any other query."""
+
+SHOWN_IMAGES = frozenset(f"image/{kind}" for kind in ("gif", "jpeg", "png", "webp"))
+"""Images that models see; one of another kind, such as a drawing in SVG, would end a conversation."""
 
 PRIORITY_SCALE = 999
 """Number of the last priority of a document, which is 0 in the protocol; the first is 1 there."""
@@ -162,20 +167,30 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
     async def read_by_model(self, uri: str, page: int, caller: Caller) -> bytes:
         """Return a page of a resource as the result of a tool: its text, images, and other data as it is."""
         try:
-            body = await self.read({"uri": envelope.raw(uri)}, caller)
-            server = "" if is_own(uri) else self.owner(uri, caller.era, caller.owner).name
+            body, server = await self.read({"uri": envelope.raw(uri)}, caller), skill_owner(uri)
+            if server not in (OWN_SKILLS, *self.fleet.clients):
+                server = "" if is_own(uri) else self.owner(uri, caller.era, caller.owner).name
         except RequestError as error:
-            return failure(str(error))
+            return failure(bounded(str(error)))
         client = self.fleet.clients.get(server)
         spotlit = server if client is not None and client.config.spotlight else ""
         return await in_thread_if(len(body) > envelope.TAKEN_APART_BYTES, _as_result, body, page, spotlit)
 
-    def fitting(self, query: str) -> str:
-        """Return a sentence that names the resources with most words of a query; empty if there are none."""
-        asked, found = frozenset(terms(query)) - {"server", "resourc"}, list[tuple[float, str]]()
-        for uri, one in islice(self.catalog.snapshot.resources.items(), RESOURCES_COMPARED):
+    def fitting(self, query: str, wanted: SearchFilters) -> str:
+        """Return a sentence that names the resources with most words of a query; empty if there are none.
+
+        They are of the server that is `wanted`, and have no category or tag.
+        """
+        if wanted.category or wanted.tags or wanted.any_tags or wanted.language:
+            return ""
+        snapshot, found = self.catalog.snapshot, list[tuple[float, str]]()
+        asked, hidden = frozenset(terms(query)) - {"server", "resourc"}, self.skills.sources(snapshot)
+        for uri, one in islice(snapshot.resources.items(), RESOURCES_COMPARED):
+            if not one.listed or one.withheld or wanted.server not in (None, one.server):
+                continue
             told, has = _told(one)
-            if one.listed and not one.withheld and len(asked & has) >= max(LEAST_SHARED, SHARED * len(asked)):
+            is_fit = len(asked & has) >= max(LEAST_SHARED, SHARED * len(asked))
+            if is_fit and (one.server, uri) not in hidden:
                 found.append((-len(asked & has), f"{uri} ({told})" if told else uri))
         names = [name for _, name in sorted(found)[:RESOURCES_NAMED]]
         fit, one_of = ("Resources that fit", "one") if len(names) > 1 else ("A resource that fits", "it")
@@ -329,12 +344,21 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
 
 @lru_cache(maxsize=RESOURCES_COMPARED)
 def _told(resource: Resource) -> tuple[str, frozenset[str]]:
-    """Return what a resource says about itself, on a line, and the terms of all that is known of it."""
-    members = envelope.members(resource.definition)
+    """Return what a resource says about itself, on a line, and the terms of all that is known of it.
+
+    It has none if it is no resource for models: a page, one for people alone, or one whose URI could be the
+    name of a tool or is as long as a text.
+    """
+    members, uri = envelope.members(resource.definition), resource.uri
+    annotations = envelope.value_or_none(members.get("annotations", b"null"))
+    for_people = isinstance(annotations, dict) and annotations.get("audience") == ["user"]
+    if for_people or is_page(uri) or "://" not in uri or len(uri) > URI_NAMED:
+        return "", frozenset()
     name, title, described = (
-        envelope.text(members.get(key)) or "" for key in ("name", "title", "description")
+        (envelope.text(members.get(key)) or "")[:COMPARED_CHARACTERS]
+        for key in ("name", "title", "description")
     )
-    known = f"{resource.server} {resource.uri} {name} {title} {described}"
+    known = f"{resource.server} {uri} {name} {title} {described}"
     return one_line(described or title or name, DESCRIBED).rstrip("."), frozenset(terms(known))
 
 
@@ -349,7 +373,8 @@ def _as_result(body: bytes, page: int, spotlit: str) -> bytes:
     if page > len(pages):
         return failure(f"there is no page {page:,}; the last one is {len(pages):,}")
     blocks = [{"type": "text", "text": pages[page - 1]}] if texts else []
-    blocks += [_block(one) for one in contents if "blob" in one and page == 1]
+    blobs = [one for one in contents if page == 1 and envelope.text(one.get("blob")) is not None]
+    blocks += map(_block, blobs)
     result = envelope.encode({"content": blocks})
     result = mark_untrusted(spotlit, result) if spotlit else result
     return with_note(result, f"[page {page} of {len(pages)}]") if len(pages) > 1 else result
@@ -358,7 +383,8 @@ def _as_result(body: bytes, page: int, spotlit: str) -> bytes:
 def _block(content: Members) -> dict[str, Any]:
     """Return binary content of a resource as a block of a result."""
     media = envelope.text(content.get("mimeType")) or ""
-    if (kind := media.partition("/")[0]) in ("image", "audio"):
+    if media in SHOWN_IMAGES or media.startswith("audio/"):
+        kind = media.partition("/")[0]
         return {"type": kind, "data": content["blob"], "mimeType": media}
     return {"type": "resource", "resource": content}
 

@@ -82,7 +82,7 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
     async def get(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``skills/get``; a server is asked anew, also for a skill it does not list."""
         uri = envelope.text(params["uri"]) or ""
-        owner = _owner_of(uri)
+        owner = skill_owner(uri)
         if owner == OWN_SKILLS:
             skill = await self._own(uri.removesuffix(f"/{MANIFEST}"))
             if skill is None or skill.uri != uri:
@@ -116,7 +116,7 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
     async def directory(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``resources/directory/read``: the entries directly in a folder of a skill."""
         uri = envelope.text(params["uri"]) or ""
-        skills = [await self._own_around(uri)] if _owner_of(uri) == OWN_SKILLS else [*self._around(uri)]
+        skills = [await self._own_around(uri)] if skill_owner(uri) == OWN_SKILLS else [*self._around(uri)]
         children: dict[str, dict[str, Any]] = {}
         for skill in skills:
             if skill is None:
@@ -173,7 +173,7 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
 
         Raises `RequestError` if the file does not exist, or does not match the manifest of its skill.
         """
-        owner = _owner_of(uri)
+        owner = skill_owner(uri)
         if owner == OWN_SKILLS:
             return await self._read_own(uri, caller)
         around = list(self._around(uri)) if self._serving(owner) is not None else []
@@ -311,12 +311,12 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
         if not reaches(server):
             return iter(())
         uris = dict.fromkeys((*self.catalog.snapshot.skills, *self._held))
-        current = (self._current(uri) for uri in uris if _owner_of(uri) == server)
+        current = (self._current(uri) for uri in uris if skill_owner(uri) == server)
         return (skill for skill in current if skill is not None)
 
     def _around(self, uri: str) -> Iterator[Skill]:
         """Yield the skills of servers whose folder this is, or in whose folder it is."""
-        return (skill for skill in self._of(_owner_of(uri)) if f"{uri}/".startswith(f"{skill.root}/"))
+        return (skill for skill in self._of(skill_owner(uri)) if f"{uri}/".startswith(f"{skill.root}/"))
 
 
 def _folder_of(root: Path) -> Path:
@@ -324,7 +324,7 @@ def _folder_of(root: Path) -> Path:
     return root.absolute().parent if root.suffix.lower() in SUFFIXES else root.absolute()
 
 
-def _owner_of(uri: str) -> str:
+def skill_owner(uri: str) -> str:
     """Return the first part of a skill's URI: a server, or the word for the user's own folders."""
     return uri.removeprefix(SKILL_SCHEME).partition("/")[0] if uri.startswith(SKILL_SCHEME) else ""
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.documents import Write, by_both_ways
+from support.growth import costs_more
 
 from mcp_context_proxy.catalog.document_reading import (
     OUTLINED,
@@ -97,12 +98,14 @@ def test_a_line_that_is_underlined_is_a_heading() -> None:
         ("team: guide: By train.", ["## Travel"]),
         ("team: guide: # Guide\n\nNote: 30 days a year.\n\nBy train.", ["## Days off", "## Travel"]),
         ("team: guide: By plane.", []),
+        ("team: guide: ## Travel\n\n\n\nAsk early.", ["## Travel"]),
     ],
 )
 def test_the_sections_of_a_piece_are_found_whose_name_stands_before_it(
     piece: str, sections: list[str]
 ) -> None:
-    text = "# Guide\n\n## Days off\n\nAsk early.\n\nNote: 30 days a year.\n\n## Travel\n\nBy train."
+    days_off = "## Days off\n\nAsk early.\n\nNote: 30 days a year."
+    text = f"# Guide\n\n{days_off}\n\n## Travel\n\nBy train.\n\nAsk early."
 
     assert [one.partition("\n")[0] for one in sections_with(text, piece)] == sections
 
@@ -145,6 +148,7 @@ def test_a_page_ends_before_a_heading_or_with_a_paragraph() -> None:
 
     assert [page.partition("\n")[0] for page in paged(f"# A\n\n{rows}\n# B\n\n{rows}")] == ["# A", "# B"]
     assert paged(f"{rows}\nB\n{rows}")[1].lstrip("\n").startswith("B\n")
+    assert not costs_more(20, paged, "\n" * 2_000_000, "x" * 2_000_000)
 
 
 @no_windows

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.growth import costs_more
 from support.listings import INTRODUCED
 
 from mcp_context_proxy.catalog import names
@@ -239,6 +240,16 @@ def test_another_spelling_leads_nowhere_where_two_tools_differ_in_nothing_else()
 
     with pytest.raises(UnknownItemError, match="did you mean every__get"):
         names.tool_named(snapshot, "every__get_sum")
+
+
+def test_a_name_of_any_length_is_looked_for_once_in_all_spellings() -> None:
+    snapshot = world_of({"fleet": [f"op_{number}" for number in range(1_000)]}).catalog.snapshot
+
+    def ask(name: str) -> None:
+        with pytest.raises(UnknownItemError):
+            names.tool_named(snapshot, name)
+
+    assert not costs_more(20, ask, "fleet__" + "a" * 1_000_000, "fleet__" + "a" * 200)
 
 
 def test_the_word_of_a_server_makes_no_name_similar() -> None:

@@ -58,6 +58,8 @@ async def test_a_context_id_works_as_an_argument_and_in_meta(proxy: Proxy) -> No
     host = Host(proxy, "modern")
     context_id = await made(host)
 
+    current = {"name": "context://current", "context_id": context_id}
+    assert "say why" in (await host.call("call_read_only_tool", current))["content"][0]["text"]
     await host.call("search_available_tools", {"query": "one", "context_id": context_id})
     await host.call("search_available_tools", {"query": "two"}, **{OWN + "context": context_id})
     again = await host.data("set_context", {"query": "three", "context_id": context_id})

@@ -38,7 +38,9 @@ async def test_skills_of_the_users_folders_are_served_with_all_their_files(
         got = (await host.request("skills/get", {"uri": f"{OWN}/SKILL.md"}))["skill"]
         contents = {path: await read(host, f"{OWN}/{path.replace(' ', '%20')}") for path in files}
         inner = (await host.request("resources/directory/read", {"uri": OWN}))["resources"]
+        by_model = await host.call("call_read_only_tool", {"name": f"{OWN}/SKILL.md"})
 
+    assert by_model["content"] == [{"type": "text", "text": REVIEW}]
     assert skill == got
     assert skill["frontmatter"] == {
         "name": "review",

@@ -9,6 +9,7 @@ from support.proxies import Host, host_of, inside
 from support.questions import as_shown
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
+from support.skills import entry, manifest_file
 
 URI = "note://work/1"
 RESOURCES = [{"uri": URI, "name": "one"}]
@@ -125,6 +126,7 @@ async def test_a_model_is_told_of_a_resource_and_reads_it_by_its_uri(workshop: W
         read = await host.call("call_read_only_tool", {"name": "game://rules"})
         beyond = await host.call("call_read_only_tool", {"name": "game://rules", "arguments": {"page": 9}})
         unknown = await host.call("call_tool", {"name": "game://none"})
+        long = await host.call("call_tool", {"name": "skill://own.folders/" + "x" * 100_000})
 
     told = "A resource that fits: game://rules (House rules of the game). Read it through call_read_only_tool"
     assert told in found["content"][0]["text"]
@@ -135,12 +137,15 @@ async def test_a_model_is_told_of_a_resource_and_reads_it_by_its_uri(workshop: W
     assert "no page 9" in beyond["content"][0]["text"]
     assert unknown["isError"]
     assert "unknown resource 'game://none'" in unknown["content"][0]["text"]
+    assert len(long["content"][0]["text"]) < 11_000
 
 
 async def test_a_model_reads_a_long_resource_by_pages_and_gets_an_image_as_one(workshop: Workshop) -> None:
     long = {"uri": URI, "text": "".join(f"line {number}\n" for number in range(3_000))}
     image = {"uri": URI, "mimeType": "image/png", "blob": "iVBO"}
-    answers = {"resources/read": [{"result": {"contents": [long, image]}}]}
+    drawing = {"uri": URI, "mimeType": "image/svg+xml", "blob": "PHN2"}
+    contents = [long, image, drawing, {"uri": URI, "blob": None}]
+    answers = {"resources/read": [{"result": {"contents": contents}}]}
     workshop.server("work", resources=RESOURCES, on=answers)
     workshop.server(
         "odd", resources=[{"uri": "odd://1", "name": "one"}], on={"resources/read": [{"result": {}}]}
@@ -150,7 +155,8 @@ async def test_a_model_reads_a_long_resource_by_pages_and_gets_an_image_as_one(w
         second = await host.call("call_tool", {"name": URI, "arguments": {"page": 2}})
         odd = await host.call("call_tool", {"name": "odd://1"})
 
-    text, shown, note = first["content"]
+    text, shown, other, note = first["content"]
+    assert other == {"type": "resource", "resource": drawing}
     assert shown == {"type": "image", "data": "iVBO", "mimeType": "image/png"}
     assert note["text"] == "[page 1 of 2]"
     rest, end = second["content"]
@@ -158,3 +164,35 @@ async def test_a_model_reads_a_long_resource_by_pages_and_gets_an_image_as_one(w
     assert end["text"] == "[page 2 of 2]"
     assert odd["isError"]
     assert "no contents" in odd["content"][0]["text"]
+
+
+async def test_a_search_names_no_resource_that_is_not_for_models_or_not_asked_for(workshop: Workshop) -> None:
+    said = {"name": "one", "description": "Lunch menu of the canteen"}
+    raw = "skill://menu/SKILL.md"
+    fit = {"uri": "menu://today"} | said
+    unfit = [
+        {"uri": "ui://work/menu"} | said,
+        {"uri": "menu:today"} | said,
+        {"uri": "menu://people", "annotations": {"audience": ["user"]}} | said,
+        {"uri": f"menu://{'long' * 100}"} | said,
+        {"uri": "menu://any", "name": "any", "description": "word " * 200 + said["description"]},
+        {"uri": raw} | said,
+    ]
+    files = {"SKILL.md": manifest_file("menu", "Teaches menu")}
+    skills = {"skills": [entry("skill://menu", files)], "files": {raw: files["SKILL.md"]}}
+    workshop.server("work", tools=[tool("cook", "Cook a soup")], resources=[fit, *unfit], **skills)
+    workshop.server("other", tools=[tool("eat", "Eat a soup")], settings={"category": "food"})
+    query = {"query": "lunch menu of the canteen"}
+    async with host_of(workshop.config(), "modern") as host:
+        told, *others = [
+            (await host.call("search_available_tools", query | more))["content"][0]["text"]
+            for more in (
+                {"filters": {"server": "work", "read_only": True}},
+                {"filters": {"server": "other"}},
+                {"filters": {"category": "food"}},
+                {"kinds": ["tool"]},
+            )
+        ]
+
+    assert "A resource that fits: menu://today (Lunch menu of the canteen). Read it" in told
+    assert "menu://today" not in str(others)

@@ -432,13 +432,30 @@ async def test_a_question_for_what_runs_at_a_server_finds_its_tools(workshop: Wo
     assert "cloud__list_machines(" in text
 
 
-async def test_a_question_about_servers_finds_the_tools_that_are_for_servers(workshop: Workshop) -> None:
+@pytest.mark.parametrize(
+    ("name", "description"),
+    [
+        ("list_machines", "List servers that you rent, with their state"),
+        ("server_list", "Show each server of the account, with its state"),
+    ],
+)
+async def test_a_question_about_servers_finds_the_tools_that_are_for_servers(
+    workshop: Workshop, name: str, description: str
+) -> None:
     workshop.server("good", tools=[tool("echo", "Say something again")])
-    workshop.server("cloud", tools=[tool("list_machines", "List servers that you rent, with their state")])
+    workshop.server("cloud", tools=[tool(name, description)])
     async with host_of(workshop.config(), "modern") as host:
         text = (await host.call(SEARCH, {"query": "which servers are running"}))["content"][0]["text"]
 
-    assert "cloud__list_machines(" in text
+    assert f"cloud__{name}(" in text
+
+
+async def test_an_overview_shortens_no_name_to_one_that_means_another_tool(workshop: Workshop) -> None:
+    workshop.server("notes", tools=[*map(tool, ("add", "edit", "recall", "bank__pay"))])
+    async with host_of(workshop.config(), "modern") as host:
+        text = (await host.call(SEARCH, {"query": "*"}))["content"][0]["text"]
+
+    assert "- notes (4): notes__add, notes__bank__pay, edit, notes__recall" in text
 
 
 @pytest.mark.parametrize(
@@ -447,6 +464,7 @@ async def test_a_question_about_servers_finds_the_tools_that_are_for_servers(wor
         *((query, "Note: Not searched: chat (off: NOT_SET_ANYWHERE is not set") for query in OF_CHAT),
         ("weather server status", "1 tool of 1 server:\n\n- weather (1): weather__forecast"),
         ("is the broken server up", "Note: Not searched: chat (off: NOT_SET_ANYWHERE is not set"),
+        ("is the old server up", "Note: Not searched: chat (off: NOT_SET_ANYWHERE is not set"),
     ],
 )
 async def test_a_question_for_the_state_of_a_server_is_answered_with_the_state(
@@ -455,12 +473,13 @@ async def test_a_question_for_the_state_of_a_server_is_answered_with_the_state(
     workshop.server("weather", tools=[tool("forecast", "Forecast of the weather for a city")])
     workshop.server("game", tools=[tool("server_status", "Show whether the game is running")])
     workshop.server("chat").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
+    workshop.server("old", settings={"enabled": False})
     async with host_of(workshop.config(), "modern") as host:
         text = (await host.call(SEARCH, {"query": query}))["content"][0]["text"]
 
     assert text.startswith(answer)
     assert "weather__forecast(" not in text
-    assert ("game" in text) == ("broken" in query)
+    assert ("game" in text) == ("broken" in query or "old" in query)
 
 
 @pytest.mark.parametrize("query", ["which servers are down?", "are all servers running", "list all servers"])

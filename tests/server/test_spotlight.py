@@ -6,8 +6,9 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.proxies import Host, inside
+from support.proxies import Host, host_of, inside
 from support.servers import Server, Workshop, tool
+from support.skills import entry, manifest_file
 from support.tables import each
 
 from mcp_context_proxy.config import load
@@ -57,10 +58,13 @@ async def test_results_of_call_tool_are_marked_as_well(workshop: Workshop) -> No
 
 async def test_a_resource_that_a_model_reads_is_marked_as_well(workshop: Workshop) -> None:
     listed = [{"uri": "note://1", "name": "one"}]
-    workshop.server("hostile", tools=[tool("read")], resources=listed, settings={"spotlight": True})
-    result = await answered(workshop, "modern", "call_tool", {"name": "note://1"})
-
-    assert inside_marks(result["content"][0]["text"]).startswith("hostile ")
+    files = {"SKILL.md": manifest_file("evil", "Teaches evil")}
+    skills = {"skills": [entry("skill://evil", files)], "files": {"skill://evil/SKILL.md": files["SKILL.md"]}}
+    workshop.server("hostile", resources=listed, settings={"spotlight": True}, **skills)
+    async with host_of(workshop.config(), "modern") as host:
+        for uri, text in (("note://1", "hostile "), ("skill://hostile/evil/SKILL.md", files["SKILL.md"])):
+            result = await host.call("call_tool", {"name": uri})
+            assert inside_marks(result["content"][0]["text"]).startswith(text)
 
 
 async def test_without_the_option_results_are_unchanged(workshop: Workshop, era: str) -> None:

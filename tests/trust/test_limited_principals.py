@@ -88,12 +88,13 @@ async def everything(host: Host) -> str:
     """Everything that a client is shown when it lists and searches all there is, as one text."""
     methods = ["tools/list", "resources/list", "resources/templates/list", "prompts/list", "skills/list"]
     seen = [await host.request(method) for method in methods]
-    for query in ("read the ledgers of zinc", "read the maps", "write_ledgers"):
+    for query in ("read the ledgers of zinc", "read the maps", "write_ledgers", "file ledgers"):
         arguments = {"query": query, "top_n": 50}
         seen.append(await host.call("search_available_tools", arguments))
         seen.append((await host.data("search_available_tools", arguments))["results"])
         seen.append(await host.request("tools/list", **{OWN + "query": query}))
-    return json.dumps(seen).replace("read the ledgers of zinc", "").replace('"write_ledgers"', "")
+    shown = json.dumps(seen).replace("read the ledgers of zinc", "").replace('"write_ledgers"', "")
+    return shown.replace('"file ledgers"', "")
 
 
 async def test_lists_and_searches_show_its_servers_and_classes_alone(proxy: Proxy, era: str) -> None:
@@ -151,10 +152,14 @@ async def test_nothing_of_another_server_is_read(
     proxy: Proxy, era: str, method: str, params: dict[str, Any]
 ) -> None:
     more = {"argument": {"name": "a", "value": ""}} if method.startswith("completion") else {}
+    host = Host(proxy, era, rights=ANNA)
     with pytest.raises(RpcError) as error:
-        await Host(proxy, era, rights=ANNA).request(method, params | more)
+        await host.request(method, params | more)
 
     assert "not connected" not in str(error.value)
+    if "uri" in params:
+        by_model = await host.call("call_read_only_tool", {"name": params["uri"]})
+        assert by_model["content"][0]["text"] == f"unknown resource {params['uri']!r}"
 
 
 async def test_a_handshake_client_cannot_subscribe_to_a_resource_of_another_server(proxy: Proxy) -> None:
