@@ -312,7 +312,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         noted = None if _wants_data(caller) else self._noted(handle or caller.session, caller)
         notes, context_id = self._notes(answer, noted, caller, best), None
         if answer.found.snapshot.resources and (scope is None or scope.kinds is None):
-            fit = await in_thread(self.resources.fitting, query, answer.found.wanted)
+            fit = await self.resources.fitting(query, answer.found.wanted)
             notes += [Note(fit, brief=fit)] if fit else []
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)

@@ -72,9 +72,9 @@ SUBSCRIPTIONS, SUBSCRIPTIONS_BYTES = 1000, 256 * 1024
 
 TOO_MANY = f"more than {SUBSCRIPTIONS:,} resources, or {SUBSCRIPTIONS_BYTES:,} bytes of URIs, at once"
 
-RESOURCES_COMPARED, COMPARED_CHARACTERS = 1_000, 300
-"""Resources that a query is compared with, and the characters of each text of them: one of thousands of words
-would have those of any query."""
+RESOURCES_COMPARED, COMPARED_IN_LOOP, COMPARED_CHARACTERS = 1_000, 50, 300
+"""Resources that a query is compared with, those on the event loop, and the characters of each text of them:
+one of thousands of words would have those of any query."""
 
 RESOURCES_NAMED, URI_NAMED, DESCRIBED = 3, 200, 100
 """Resources that an answer names, the characters of their URIs at most, and of what is said about them."""
@@ -176,11 +176,16 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         spotlit = server if client is not None and client.config.spotlight else ""
         return await in_thread_if(len(body) > envelope.TAKEN_APART_BYTES, _as_result, body, page, spotlit)
 
-    def fitting(self, query: str, wanted: SearchFilters) -> str:
+    async def fitting(self, query: str, wanted: SearchFilters) -> str:
         """Return a sentence that names the resources with most words of a query; empty if there are none.
 
         They are of the server that is `wanted`, and have no category or tag.
         """
+        # A thread costs more than to compare a few.
+        many = len(self.catalog.snapshot.resources) > COMPARED_IN_LOOP
+        return await in_thread_if(many, self._fitting, query, wanted)
+
+    def _fitting(self, query: str, wanted: SearchFilters) -> str:
         if wanted.category or wanted.tags or wanted.any_tags or wanted.language:
             return ""
         snapshot, found = self.catalog.snapshot, list[tuple[float, str]]()
