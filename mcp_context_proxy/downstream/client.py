@@ -501,18 +501,21 @@ class DownstreamClient(ServerLifecycle):
             self._on_event(self.name, method, shown, parties)
 
     async def _answer(self, peer: Peer, method: str, params: Members) -> bytes:
-        in_vain = False
+        unsupported = False
         if method in CAPABILITY_OF:
             party = party_of(peer.in_flight)
             calls = [sent for sent in peer.in_flight if sent.party is not None]
             # The shared connection is left to one session only if it is the one that was meant.
-            in_vain = self._dedicated.note_asked(method, None if others_before(peer, party) else party, calls)
+            meant = None if others_before(peer, party) else party
+            unsupported = self._dedicated.note_asked(method, meant, calls)
         try:
             return await answer(peer, method, params, None)
         except RequestError as error:
-            # Its server may hand this on to the model.
-            more = ". If it fails for that, call again: the server knows beforehand then" if in_vain else ""
-            raise RequestError(error.code, error.message + more, error.data) from error
+            if not unsupported:
+                raise
+            # The server may hand this on to the model.
+            hint = "If the call fails because of that, call again: the server knows it then"
+            raise RequestError(error.code, f"{error.message}. {hint}", error.data) from error
 
 
 def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:

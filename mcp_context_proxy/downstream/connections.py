@@ -361,8 +361,8 @@ class DedicatedConnections:
         self._group: TaskGroup | None = None
         self._asked: set[str] = set()
         """Capabilities that the server has made use of."""
-        self._in_vain: set[str] = set()
-        """Those of them for want of which a call has failed."""
+        self._unsupported: set[str] = set()
+        """Those of them that the client of a failed call did not support."""
         self._told = False
         """True once the log has said that there are many."""
         self.keeper: Party | None = None
@@ -405,20 +405,20 @@ class DedicatedConnections:
         if self._config.isolation != "auto":
             return False
         capability = CAPABILITY_OF[method]
-        in_vain = bool(calls) and all(capability not in capabilities_to_ask(call) for call in calls)
-        if in_vain:
+        unsupported = bool(calls) and all(capability not in capabilities_to_ask(call) for call in calls)
+        if unsupported:
             for call in calls:
                 call.lacked = capability
         elif self.keeper is None and party is not None and party.lasting:
             self.keeper = party
         self._asked.add(capability)
         self._note_need()
-        return in_vain
+        return unsupported
 
     def note_failed(self, outgoing: Outgoing) -> None:
         """Note that a request has failed: for want of a capability, if its client was asked in vain."""
         if outgoing.lacked is not None:
-            self._in_vain.add(outgoing.lacked)
+            self._unsupported.add(outgoing.lacked)
 
     def needed_by(self, outgoing: Outgoing) -> bool:
         """Return whether a request must not go over the shared connection."""
@@ -430,7 +430,7 @@ class DedicatedConnections:
         if party is self.keeper:
             return False
         able = capabilities_to_ask(outgoing)
-        return self.keeper is not None or not (self._asked.isdisjoint(able) and self._in_vain <= able)
+        return self.keeper is not None or not (self._asked.isdisjoint(able) and self._unsupported <= able)
 
     @asynccontextmanager
     async def acquire(self, outgoing: Outgoing) -> AsyncIterator[Link]:

@@ -164,7 +164,7 @@ async def test_a_server_that_asks_in_vain_is_told_so_before_the_next_call(worksh
         refused = await mute.call("work__ask")
         pids = [await pid(mute), await pid(modern), await pid(mute), await pid(person(proxy, "able"))]
 
-    assert "does not support elicitation/create. If it fails for that, call again" in str(refused)
+    assert "support elicitation/create. If the call fails because of that, call again" in str(refused)
     lanes = [message["params"]["capabilities"] for message in made.ledger.messages("initialize")[1:]]
     assert lanes == [{}, {}, {"elicitation": {}, "roots": {"listChanged": True}}]
     assert (pids[0] == pids[2], len(set(pids))) == (True, 3)
