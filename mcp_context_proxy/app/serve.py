@@ -534,12 +534,12 @@ def _within_profiles(proxy: Proxy) -> Callable[[ASGIApp], ASGIApp]:
 
 def operations(proxy: Proxy) -> list[Operation]:
     """Return the operations of the REST API, which pages, commands and hooks use as well."""
-    from mcp_context_proxy.web.approvals import ApprovalsApi, AuditApi  # noqa: PLC0415
     from mcp_context_proxy.web.contexts import ContextsApi  # noqa: PLC0415
-    from mcp_context_proxy.web.inventory import InventoryApi  # noqa: PLC0415
+    from mcp_context_proxy.web.inventory import ApprovalsApi, InventoryApi  # noqa: PLC0415
+    from mcp_context_proxy.web.records import AuditApi, InteractionsApi  # noqa: PLC0415
     from mcp_context_proxy.web.running import PromptsApi, RunningApi  # noqa: PLC0415
     from mcp_context_proxy.web.search import SearchApi  # noqa: PLC0415
-    from mcp_context_proxy.web.usage import InteractionsApi, UsageApi  # noqa: PLC0415
+    from mcp_context_proxy.web.usage import UsageApi  # noqa: PLC0415
 
     parts = proxy.interactions
     recorder, log = (None, None) if parts is None else (parts.recorder, parts.log)
