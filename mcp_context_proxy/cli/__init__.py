@@ -133,14 +133,6 @@ def expect_words(query: str) -> str:
 query_argument = click.argument("query", callback=lambda _ctx, _option, query: expect_words(query))
 
 
-def open_group(ctx: click.Context, config_path: Path | None, default: click.Command) -> None:
-    """Pass ``--config`` on to the subcommand of a group, or run the default without one."""
-    if config_path is not None:
-        ctx.find_root().obj = config_path
-    if ctx.invoked_subcommand is None:
-        ctx.invoke(default)
-
-
 def named_path(ctx: click.Context, config_path: Path | None) -> Path | None:
     """Return the configuration that the command line names; None if it names none."""
     root = ctx.find_root().obj
@@ -386,6 +378,25 @@ class CommandGroup(click.Group):
         visible = [(name, one) for name, one in sorted(self.commands.items()) if not one.hidden]
         with formatter.section("Commands"):
             formatter.write_dl([(name, one.get_short_help_str(SENTENCE)) for name, one in visible])
+
+
+def group(name: str, default: str) -> Callable[[Callable[[], None]], CommandGroup]:
+    """Make a group that takes ``--config`` for its subcommands, and runs a default one without any."""
+
+    def made(described: Callable[[], None]) -> CommandGroup:
+        @click.group(name, cls=CommandGroup, invoke_without_command=True)
+        @config_option
+        @click.pass_context
+        @functools.wraps(described)
+        def opened(ctx: click.Context, config_path: Path | None) -> None:
+            if config_path is not None:
+                ctx.find_root().obj = config_path
+            if ctx.invoked_subcommand is None:
+                ctx.invoke(opened.commands[default])
+
+        return opened
+
+    return made
 
 
 class LazyGroup(click.Group):

@@ -26,12 +26,11 @@ from rich.text import Text
 from mcp_context_proxy.cli import (
     CommandGroup,
     Period,
-    config_option,
     configuration_path,
     configured,
     echo_json,
+    group,
     json_option,
-    open_group,
     run,
     shown,
     written_config_option,
@@ -268,15 +267,12 @@ def remove_secrets(names: tuple[str, ...]) -> None:
     results().say(f"Removed {counted(len(names), 'secret')}.")
 
 
-@click.group("token", cls=CommandGroup, invoke_without_command=True)
-@config_option
-@click.pass_context
-def token_command(ctx: click.Context, config_path: Path | None) -> None:
+@group("token", default="list")
+def token_command() -> None:
     """Manage the named tokens of those who connect over HTTP.
 
     Without a subcommand, lists them. A running proxy applies a change within seconds.
     """
-    open_group(ctx, config_path, list_tokens)
 
 
 @contextmanager

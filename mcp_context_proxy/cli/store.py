@@ -19,14 +19,13 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from mcp_context_proxy.cli import (
-    CommandGroup,
     config_option,
     configured,
     echo_json,
+    group,
     json_option,
     load_config,
     open_configured_store,
-    open_group,
 )
 from mcp_context_proxy.cli.terminal import Terminal, counted, print_answer, results
 from mcp_context_proxy.config import Config, StoreConfig
@@ -53,15 +52,12 @@ EVERYONE: Final = "everyone"
 """Owner of the pairs that rank for all."""
 
 
-@click.group("learning", cls=CommandGroup, invoke_without_command=True)
-@config_option
-@click.pass_context
-def learning_command(ctx: click.Context, config_path: Path | None) -> None:
+@group("learning", default="stats")
+def learning_command() -> None:
     """Manage the pairs learned from use: which tools were called for which queries.
 
     Without a subcommand, shows stats. A running proxy with the same store applies a change within seconds.
     """
-    open_group(ctx, config_path, stats)
 
 
 @learning_command.command("stats")
@@ -188,15 +184,12 @@ def _is_meant(key: ToolKey, tool: str | None) -> bool:
     return tool in ("__".join(key), key[1])
 
 
-@click.group("store", cls=CommandGroup, invoke_without_command=True)
-@config_option
-@click.pass_context
-def store_command(ctx: click.Context, config_path: Path | None) -> None:
+@group("store", default="check")
+def store_command() -> None:
     """Look after the store: a file, or a PostgreSQL database for several replicas.
 
     Without a subcommand, checks it.
     """
-    open_group(ctx, config_path, check)
 
 
 @store_command.command("check")
@@ -352,15 +345,12 @@ def _counted(store: Store) -> dict[str, int]:
     return {name: store.database.number(f"SELECT COUNT(*) FROM {name}") for name in names}
 
 
-@click.group("cluster", cls=CommandGroup, invoke_without_command=True)
-@config_option
-@click.pass_context
-def cluster_command(ctx: click.Context, config_path: Path | None) -> None:
+@group("cluster", default="status")
+def cluster_command() -> None:
     """Look after the replicas that share a database.
 
     Without a subcommand, shows them.
     """
-    open_group(ctx, config_path, cluster_status)
 
 
 @cluster_command.command("status")
