@@ -22,9 +22,9 @@ from msgspec.structs import replace
 from mcp_context_proxy.app.build import build
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.programs import all_secrets_of, first_wave
+from mcp_context_proxy.config.programs import first_wave
 from mcp_context_proxy.config.reload import Load, Reloader
-from mcp_context_proxy.config.secrets import redact_logs
+from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
 from mcp_context_proxy.context.presets import no_preset
 from mcp_context_proxy.errors import ConfigError, ServeError
 from mcp_context_proxy.protocol.strangers import one_line, shown_json

@@ -161,8 +161,7 @@ def load_config(
     left out, which are logged otherwise.
     """
     from mcp_context_proxy.config import load
-    from mcp_context_proxy.config.programs import all_secrets_of
-    from mcp_context_proxy.config.secrets import Redactor
+    from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 
     path = named_path(ctx, config_path)
     if skipped is None:

@@ -380,8 +380,7 @@ def import_command(
 @contextmanager
 def _opened_memory(config: Config, *, tries_again: bool = False) -> Iterator[InteractionMemory]:
     """Open the memory of a configuration; its model may be tried again at once after a failure."""
-    from mcp_context_proxy.config.programs import all_secrets_of
-    from mcp_context_proxy.config.secrets import Redactor
+    from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
     from mcp_context_proxy.embedding.embeddings import RETRY_SECONDS, LazyModel, open_model
     from mcp_context_proxy.interactions import InteractionMemory
 

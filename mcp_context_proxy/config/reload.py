@@ -28,8 +28,8 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from mcp_context_proxy.config.forms import Reload, Table, marked
-from mcp_context_proxy.config.programs import folder_of, secrets_of
-from mcp_context_proxy.config.secrets import SHORTEST
+from mcp_context_proxy.config.programs import folder_of
+from mcp_context_proxy.config.secrets import SHORTEST, secrets_of
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, first_told
 from mcp_context_proxy.system import open_regular

@@ -22,7 +22,7 @@ from msgspec.structs import fields, replace
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import options_of
 from mcp_context_proxy.config import ServerConfig, default_path
-from mcp_context_proxy.config.forms import expand, read_value
+from mcp_context_proxy.config.forms import read_value
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import (
     DISABLED_SERVERS,
@@ -37,6 +37,7 @@ from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.programs import PROGRAM_ALONE
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, parts_of, plain
+from mcp_context_proxy.config.variables import expand
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HostPlace, about, read_text
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries, with_value

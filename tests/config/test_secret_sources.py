@@ -13,9 +13,9 @@ from support import fake_keyring
 from support.fake_keyring import FakeKeyring
 from support.tables import each
 
-from mcp_context_proxy.config import Config, load, secrets
-from mcp_context_proxy.config.programs import all_secrets_of
-from mcp_context_proxy.config.secrets import store_secret
+from mcp_context_proxy.config import Config, load, variables
+from mcp_context_proxy.config.secrets import all_secrets_of
+from mcp_context_proxy.config.variables import store_secret
 
 ENVIRON = {"PATH": "/nowhere", "KNOWN": "from-the-environment"}
 
@@ -87,7 +87,7 @@ def test_a_keyring_that_waits_for_a_person_does_not_keep_the_proxy_waiting(
 ) -> None:
     unlocked = threading.Event()
     monkeypatch.setattr(keyring, "get_password", lambda service, user: unlocked.wait())
-    monkeypatch.setattr(secrets, "KEYRING_SECONDS", 0.05)
+    monkeypatch.setattr(variables, "KEYRING_SECONDS", 0.05)
     problem = loaded(tmp_path, {"A": "${keyring:x}"}).off["s"].problems[0]
     unlocked.set()
 
@@ -231,7 +231,7 @@ def test_a_command_that_gives_no_value_is_told_with_its_reason(
 
 
 def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(secrets, "COMMAND_SECONDS", 0.2)
+    monkeypatch.setattr(variables, "COMMAND_SECONDS", 0.2)
     config = loaded(tmp_path, {"A": printing("input() if 0 else __import__('time').sleep(600)")}, ALLOWED)
 
     assert "did not end within 0.2 s" in str(config.off["s"])
