@@ -338,21 +338,17 @@ def _show_sessions(console: Terminal, data: Mapping[str, Any]) -> None:
 @session_command.command("add")
 @_of_one
 @_named
-def add_items(
-    session: ChosenSession, names: Sequence[str], kind: str, server: str | None, as_json: bool
-) -> None:
+def add_items(session: ChosenSession, **named: Any) -> None:
     """Add items to every context of a session, whatever their include mode."""
-    _change(session, "add", names, kind, server, as_json)
+    _change(session, "add", **named)
 
 
 @session_command.command("remove")
 @_of_one
 @_named
-def remove_items(
-    session: ChosenSession, names: Sequence[str], kind: str, server: str | None, as_json: bool
-) -> None:
+def remove_items(session: ChosenSession, **named: Any) -> None:
     """Remove items from all contexts of a session: no query finds them until they are added again."""
-    _change(session, "remove", names, kind, server, as_json)
+    _change(session, "remove", **named)
 
 
 @session_command.command("options")

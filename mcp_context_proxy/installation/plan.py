@@ -428,7 +428,8 @@ def plan(
         raise EditError(f"{entry_name} is the name of another server there; rename that one first")
     written = found.written
     entry = dict(written[entry_name]) if before else host.entry_for(command)
-    if before and own and _is_gone(str(found.ours[before].get("command"))):
+    program = Path(str(found.ours[before].get("command"))) if before and own else None
+    if program is not None and program.is_absolute() and not program.exists():
         # That of a version before, which a person has removed with its folder.
         entry = _with_program(entry, command[: command.index("serve")])
     entry = entry if host.named is None else host.named(entry, variables)
@@ -499,10 +500,6 @@ def _configuration_of(entry: Mapping[str, Any], environ: Mapping[str, str]) -> s
     given = next(reversed(options_of(words, "--config")), named)
     file = default_path(environ) if given is None else expand_home(str(given), environ)
     return os.path.realpath(file) if file.is_absolute() and "$" not in str(file) else None
-
-
-def _is_gone(program: str) -> bool:
-    return Path(program).is_absolute() and not Path(program).exists()
 
 
 def _with_program(entry: Mapping[str, Any], program: Sequence[str]) -> dict[str, Any]:

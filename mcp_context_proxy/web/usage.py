@@ -192,7 +192,7 @@ class UsageApi(Api):
             "unused": [one for one in unused if (one.kind, one.name) not in hidden],
         }
 
-    @Operation("GET", "/statistics/searches", answer=SearchesAnswer, problems=_PROBLEMS, role=Role.VIEW)
+    @_Report("/statistics/searches", answer=SearchesAnswer)
     async def _list_searches(self, given: Given, wanted: SearchesWanted) -> dict[str, Any]:
         """The latest searches and what was used of them, newest first."""
         searches = await self._read(partial(self._reports.latest, wanted.limit))
