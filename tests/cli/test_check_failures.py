@@ -6,8 +6,7 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import ThreadingHTTPServer
 
 import pytest
 from cryptography import x509
@@ -15,11 +14,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from support.commands import real_command
 from support.servers import Workshop
+from support.services import QuietHandler, serving
 
 from .conftest import Run, flat
 
 
-class Forbidding(BaseHTTPRequestHandler):
+class Forbidding(QuietHandler):
     """A web server that wants credentials."""
 
     def do_POST(self) -> None:
@@ -27,20 +27,13 @@ class Forbidding(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_GET = do_POST  # noqa: N815
-
-    def log_message(self, *args: object) -> None:
-        pass
+    do_GET = do_POST
 
 
 @pytest.fixture
 def forbidding_url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Forbidding) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/mcp"
-        server.shutdown()
-        thread.join()
+    with serving(Forbidding) as root:
+        yield f"{root}/mcp"
 
 
 def test_each_failure_of_a_server_comes_with_a_remedy(
@@ -207,12 +200,11 @@ def test_a_certificate_that_is_not_trusted_is_no_wrong_url(run: Run, workshop: W
     file, pem = workshop.folder / "server.pem", serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     file.write_bytes(private + certificate.public_bytes(pem))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Forbidding) as server:
-        secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        secured.load_cert_chain(file)
-        server.socket = secured.wrap_socket(server.socket, server_side=True)
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Forbidding)
+    secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    secured.load_cert_chain(file)
+    server.socket = secured.wrap_socket(server.socket, server_side=True)
+    with serving(server):
         workshop.server("old").settings = {"url": f"https://localhost:{server.server_port}/mcp"}
         told = flat(run("check", "--config", workshop.config()).stdout)
         # Tests that are forked have read all certificates.
@@ -223,8 +215,6 @@ def test_a_certificate_that_is_not_trusted_is_no_wrong_url(run: Run, workshop: W
             env={**os.environ, "SSL_CERT_FILE": "/nowhere.pem"},
             check=False,
         ).stdout
-        server.shutdown()
-        thread.join()
 
     assert "certificate verify failed" in told
     assert "-> have its certificate renewed" in told

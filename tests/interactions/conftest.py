@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from support.clocks import Clock
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor
@@ -71,16 +72,6 @@ QUERY = "anything"
 """To which a text that is a number has that cosine."""
 
 
-class Clock:
-    """Seconds since 1970, as a test sets them."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def said(content: str, days: float = 0.0, agent: str = "planner", kind: str = MESSAGE) -> Interaction:
     """An interaction of some days ago."""
     return Interaction(agent, kind, content, NOW - days * DAY)
@@ -100,7 +91,7 @@ def words() -> Words:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(NOW)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.clocks import Clock
 
 from mcp_context_proxy.errors import ModelError
 
@@ -36,16 +37,6 @@ class Words:
         return np.random.default_rng(int.from_bytes(seed, "big")).standard_normal(self.dimensions)
 
 
-class Clock:
-    """Seconds since 1970, as a test sets them."""
-
-    def __init__(self) -> None:
-        self.now = 1_000 * DAY
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def words() -> Words:
     return Words()
@@ -53,4 +44,4 @@ def words() -> Words:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_000 * DAY)

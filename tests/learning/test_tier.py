@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.clocks import Clock
 from support.commands import forked_program
 
 from mcp_context_proxy.errors import ModelError
@@ -21,7 +22,7 @@ from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, Principal, Role
 
-from .conftest import Clock, Words
+from .conftest import Words
 
 MAIL, CHAT = ("office", "send_mail"), ("office", "send_chat")
 QUERY = "tell my colleague about the meeting"
