@@ -339,16 +339,23 @@ def _decoded(file: Path) -> dict[str, Any]:
 
 def _of_distribution(prefix: Path, named: str, listed_in: str) -> str:
     """Return name and version of the package of Python that names something in one of its files."""
-    for found in islice(prefix.glob("lib/python*/site-packages/*.dist-info"), _DISTRIBUTIONS):
+    for found, name, version in _installed(prefix):
         listing = found / listed_in
         if listing.is_file():
             with open_regular(listing) as stream:
                 lines = stream.read(_PACKAGE_BYTES).decode("utf-8", "replace").splitlines()
             begins = named if listed_in == "RECORD" else f"{named} "
             if any(line.startswith((begins, f"{named}=")) for line in lines):
-                name, _, version = found.name.removesuffix(".dist-info").partition("-")
-                return f"{name} {version}" if _VERSION.fullmatch(version) else ""
+                return f"{name} {version}"
     return ""
+
+
+def _installed(prefix: Path) -> Iterator[tuple[Path, str, str]]:
+    """Yield the folder, the name and the version of each package of Python in an installation."""
+    for found in islice(prefix.glob("lib/python*/site-packages/*.dist-info"), _DISTRIBUTIONS):
+        name, _, version = found.name.removesuffix(".dist-info").partition("-")
+        if _VERSION.fullmatch(version):
+            yield found, name, version
 
 
 def arguments_of_group(group: int) -> Iterator[str]:
@@ -385,15 +392,16 @@ def version_in_node(program: str, package: str) -> str | None:
 
 def version_in_python(program: str, package: str) -> str | None:
     """Return the version of a package of Python that is installed beside a program."""
-    wanted = re.sub(r"[-_.]+", "_", package.split("[", maxsplit=1)[0]).lower()
+    wanted = _folded(package.split("[", maxsplit=1)[0])
     place = Path(program)
     if place.parent.name != "bin":
         return None
-    for found in place.parent.parent.glob("lib/python*/site-packages/*.dist-info"):
-        name, _, version = found.name.removesuffix(".dist-info").partition("-")
-        if re.sub(r"[-_.]+", "_", name).lower() == wanted and _VERSION.fullmatch(version):
-            return version
-    return None
+    same = (version for _, name, version in _installed(place.parent.parent) if _folded(name) == wanted)
+    return next(same, None)
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
 
 
 _ahead: dict[str, tuple[ServerConfig, subprocess.Popen[bytes]]] = {}

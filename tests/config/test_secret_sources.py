@@ -192,31 +192,22 @@ def test_no_command_runs_for_the_file_of_a_host(tmp_path: Path) -> None:
     assert not written.exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "message"),
     [
-        pytest.param("${cmd:}", "${cmd:} names no program", id="empty"),
-        pytest.param("${cmd:'x}", "cannot be split into words", id="quotes"),
-        pytest.param(
-            "${cmd:/nowhere/x y}", "${cmd:/nowhere/x ...} cannot be run: No such file", id="missing"
-        ),
-        pytest.param(printing("pass"), "printed nothing", id="nothing"),
-        pytest.param(printing("print('x' * 70_000)"), "printed more than 65,536 bytes", id="too much"),
-        pytest.param(
-            printing("while True: print('x' * 1_000)"), "printed more than 65,536 bytes", id="without an end"
-        ),
-        pytest.param(
+        ("${cmd:}", "${cmd:} names no program"),
+        ("${cmd:'x}", "cannot be split into words"),
+        ("${cmd:/nowhere/x y}", "${cmd:/nowhere/x ...} cannot be run: No such file"),
+        (printing("pass"), "printed nothing"),
+        (printing("print('x' * 70_000)"), "printed more than 65,536 bytes"),
+        (printing("while True: print('x' * 1_000)"), "printed more than 65,536 bytes"),
+        (
             printing("import sys; sys.stderr.write('no' * 1_000_000); sys.exit(3)"),
             "ended with exit code 3: nono",
-            id="fails at length",
         ),
-        pytest.param(
-            printing("raise SystemExit('not\\nsigned in')"), "exit code 1: not signed in", id="fails"
-        ),
-        pytest.param(
-            printing("import sys; sys.stdout.buffer.write(bytes(range(256)))"), "that is no text", id="binary"
-        ),
-        pytest.param(printing("print('a;b', '$KNOWN', '`id`', '|cat')"), "", id="no shell"),
+        (printing("raise SystemExit('not\\nsigned in')"), "exit code 1: not signed in"),
+        (printing("import sys; sys.stdout.buffer.write(bytes(range(256)))"), "that is no text"),
+        (printing("print('a;b', '$KNOWN', '`id`', '|cat')"), ""),
     ],
 )
 def test_a_command_that_gives_no_value_is_told_with_its_reason(
