@@ -47,7 +47,7 @@ from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system import LONGEST_LINE
-from mcp_context_proxy.system.later import NDArray, np
+from mcp_context_proxy.system.later import np
 
 T = TypeVar("T")
 
@@ -467,15 +467,17 @@ def macro_estimate(groups: Sequence[Iterable[float]]) -> Estimate:
     random = np.random.default_rng(SEED)
     # Sorted, so that the order of the queries decides nothing.
     ordered = [np.sort(np.fromiter(group, np.float64)) for group in groups]
-    resampled = np.mean([_resampled_means(values, random) for values in ordered], axis=0)
+    resampled = np.mean(
+        [
+            [values[random.integers(values.size, size=values.size)].mean() for _ in range(RESAMPLES)]
+            for values in ordered
+        ],
+        axis=0,
+    )
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(resampled, [tail, 1 - tail])
     mean = float(np.mean([values.mean() for values in ordered]))
     return Estimate(mean, float(low), float(high), sum(values.size for values in ordered))
-
-
-def _resampled_means(values: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
-    return np.array([values[random.integers(values.size, size=values.size)].mean() for _ in range(RESAMPLES)])
 
 
 REVEALED: Final = (0.0, 0.1, 0.3)

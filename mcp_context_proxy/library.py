@@ -21,8 +21,7 @@ from mcp_context_proxy.catalog.definitions import class_of, fingerprint, tool_de
 from mcp_context_proxy.catalog.names import exposed_name
 from mcp_context_proxy.config import Config, DomainOptions
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
-from mcp_context_proxy.config.programs import all_secrets_of
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.context import (
     ContextItem,
     DomainOverrides,

@@ -61,8 +61,7 @@ def main(file: str | None, log_level: str, listen_on: str | None) -> int:
     path = None if file is None else Path(file)
     with importing():
         from mcp_context_proxy.config import load
-        from mcp_context_proxy.config.programs import all_secrets_of
-        from mcp_context_proxy.config.secrets import Redactor
+        from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 
     redact: Callable[[str], str] | None = None
     try:

@@ -182,6 +182,12 @@ def host(proxy: Proxy, era: str) -> Host:
 
 
 @pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of a store that is not there yet."""
+    return tmp_path / "store.sqlite3"
+
+
+@pytest.fixture
 def workshop(tmp_path: Path) -> Iterator[Workshop]:
     """Makes downstream servers and the configuration that names them."""
     made = Workshop(tmp_path)

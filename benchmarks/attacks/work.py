@@ -148,7 +148,7 @@ class Packed(BaseHTTPRequestHandler):
         """Refuse to stream."""
         self.say(405, b"", {})
 
-    do_DELETE = do_GET  # noqa: N815 - the name that the library calls
+    do_DELETE = do_GET
 
     def say(self, status: int, body: bytes, more: dict[str, str]) -> None:
         """Send an answer."""

@@ -10,8 +10,7 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.programs import all_secrets_of
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.engine import ContextEngine, Recollector
 from mcp_context_proxy.context.presets import FILE_NAME, PresetBook

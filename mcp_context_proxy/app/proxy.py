@@ -20,9 +20,8 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
-from mcp_context_proxy.config.programs import all_secrets_of
 from mcp_context_proxy.config.reload import Reloader, Standing
-from mcp_context_proxy.config.secrets import Redactor, redact_logs
+from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
 from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine

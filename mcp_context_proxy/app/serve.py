@@ -22,9 +22,9 @@ from msgspec.structs import replace
 from mcp_context_proxy.app.build import build
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.programs import all_secrets_of, first_wave
+from mcp_context_proxy.config.programs import first_wave
 from mcp_context_proxy.config.reload import Load, Reloader
-from mcp_context_proxy.config.secrets import redact_logs
+from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
 from mcp_context_proxy.context.presets import no_preset
 from mcp_context_proxy.errors import ConfigError, ServeError
 from mcp_context_proxy.protocol.strangers import one_line, shown_json
@@ -534,12 +534,12 @@ def _within_profiles(proxy: Proxy) -> Callable[[ASGIApp], ASGIApp]:
 
 def operations(proxy: Proxy) -> list[Operation]:
     """Return the operations of the REST API, which pages, commands and hooks use as well."""
-    from mcp_context_proxy.web.approvals import ApprovalsApi, AuditApi  # noqa: PLC0415
     from mcp_context_proxy.web.contexts import ContextsApi  # noqa: PLC0415
-    from mcp_context_proxy.web.inventory import InventoryApi  # noqa: PLC0415
+    from mcp_context_proxy.web.inventory import ApprovalsApi, InventoryApi  # noqa: PLC0415
+    from mcp_context_proxy.web.records import AuditApi, InteractionsApi  # noqa: PLC0415
     from mcp_context_proxy.web.running import PromptsApi, RunningApi  # noqa: PLC0415
     from mcp_context_proxy.web.search import SearchApi  # noqa: PLC0415
-    from mcp_context_proxy.web.usage import InteractionsApi, UsageApi  # noqa: PLC0415
+    from mcp_context_proxy.web.usage import UsageApi  # noqa: PLC0415
 
     parts = proxy.interactions
     recorder, log = (None, None) if parts is None else (parts.recorder, parts.log)

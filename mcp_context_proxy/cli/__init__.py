@@ -133,14 +133,6 @@ def expect_words(query: str) -> str:
 query_argument = click.argument("query", callback=lambda _ctx, _option, query: expect_words(query))
 
 
-def open_group(ctx: click.Context, config_path: Path | None, default: click.Command) -> None:
-    """Pass ``--config`` on to the subcommand of a group, or run the default without one."""
-    if config_path is not None:
-        ctx.find_root().obj = config_path
-    if ctx.invoked_subcommand is None:
-        ctx.invoke(default)
-
-
 def named_path(ctx: click.Context, config_path: Path | None) -> Path | None:
     """Return the configuration that the command line names; None if it names none."""
     root = ctx.find_root().obj
@@ -169,8 +161,7 @@ def load_config(
     left out, which are logged otherwise.
     """
     from mcp_context_proxy.config import load
-    from mcp_context_proxy.config.programs import all_secrets_of
-    from mcp_context_proxy.config.secrets import Redactor
+    from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 
     path = named_path(ctx, config_path)
     if skipped is None:
@@ -300,17 +291,17 @@ COMMANDS: Final = {
     "requests": ("Understand", "contexts", "Show the items selected for earlier requests, and why."),
     "stats": ("Understand", "stats", "Show how often tools and searches are used, and the saved tokens."),
     "eval": ("Understand", "demo", "Measure how well search finds the tools that queries need."),
-    "audit": ("Understand", "approval", "Show what was called, refused, asked and changed, and by whom."),
+    "audit": ("Understand", "store", "Show what was called, refused, asked and changed, and by whom."),
     "learning": ("Learn", "store", "Show, export, import or forget the pairs learned from use."),
     "recall": ("Learn", "search", "Search earlier searches, calls and messages of agents."),
     "interactions": ("Learn", "search", "Count the remembered interactions, or forget some."),
     "backfill": ("Learn", "search", "Embed the interactions that have no embedding."),
     "check": ("Maintain", "check", "Check the configuration and start each server once; name all problems."),
-    "changes": ("Maintain", "approval", "Show what servers have changed, and what waits for approval."),
-    "approve": ("Maintain", "approval", "Approve changed definitions of a server."),
-    "reject": ("Maintain", "approval", "Withhold definitions of a server until they are approved."),
+    "changes": ("Maintain", "store", "Show what servers have changed, and what waits for approval."),
+    "approve": ("Maintain", "store", "Approve changed definitions of a server."),
+    "reject": ("Maintain", "store", "Withhold definitions of a server until they are approved."),
     "store": ("Maintain", "store", "Check, migrate, copy or prune the store."),
-    "cluster": ("Maintain", "store", "Show the replicas that share a database, or drain one."),
+    "cluster": ("Maintain", "servers", "Show the replicas that share a database, or drain one."),
     "index": ("Maintain", "servers", "Index everything ahead of the first search."),
     "login": ("Maintain", "configure", "Log in to a server that requires it (OAuth)."),
     "logout": ("Maintain", "configure", "Forget the login to a server."),
@@ -386,6 +377,25 @@ class CommandGroup(click.Group):
         visible = [(name, one) for name, one in sorted(self.commands.items()) if not one.hidden]
         with formatter.section("Commands"):
             formatter.write_dl([(name, one.get_short_help_str(SENTENCE)) for name, one in visible])
+
+
+def group(name: str, default: str) -> Callable[[Callable[[], None]], CommandGroup]:
+    """Make a group that takes ``--config`` for its subcommands, and runs a default one without any."""
+
+    def made(described: Callable[[], None]) -> CommandGroup:
+        @click.group(name, cls=CommandGroup, invoke_without_command=True)
+        @config_option
+        @click.pass_context
+        @functools.wraps(described)
+        def opened(ctx: click.Context, config_path: Path | None) -> None:
+            if config_path is not None:
+                ctx.find_root().obj = config_path
+            if ctx.invoked_subcommand is None:
+                ctx.invoke(opened.commands[default])
+
+        return opened
+
+    return made
 
 
 class LazyGroup(click.Group):

@@ -291,7 +291,9 @@ async def _check_proxy(config: Config, host: HostProfile | None, versions: Versi
             offered = [tool for tool in snapshot.tools.values() if tool.server == name]
             off = [tool for tool in snapshot.turned_off.values() if tool.server == name]
             verdicts.append(await _server(client, offered, len(off), seconds[name]))
-            if verdicts[-1].level is Level.PROBLEM and _may_miss_variables(client):
+            # A variable may explain why a program does not work where nothing that it said does.
+            silent = client.fault in {Fault.EXITED, Fault.SILENT, Fault.REFUSED} and not client.remedy
+            if verdicts[-1].level is Level.PROBLEM and silent and server.command is not None:
                 failed.append(client)
             verdicts += (Verdict(Level.OK, name, remark) for remark in server.remarks)
             verdicts += _turned_off(name, off)
@@ -496,12 +498,6 @@ def _summary(console: Terminal, verdicts: list[Verdict], config: Config, strict:
 def _counts(problems: int, warnings: int) -> str:
     found = f"{counted(problems, 'problem')} to fix"
     return f"{found}, {counted(warnings, 'warning')}" if warnings else found
-
-
-def _may_miss_variables(client: DownstreamClient) -> bool:
-    """Return whether a variable may explain why a program does not work: nothing that it said does."""
-    silent = client.fault in {Fault.EXITED, Fault.SILENT, Fault.REFUSED}
-    return silent and client.config.command is not None and not client.remedy
 
 
 def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:

@@ -26,12 +26,11 @@ from rich.text import Text
 from mcp_context_proxy.cli import (
     CommandGroup,
     Period,
-    config_option,
     configuration_path,
     configured,
     echo_json,
+    group,
     json_option,
-    open_group,
     run,
     shown,
     written_config_option,
@@ -229,7 +228,7 @@ def secret_command() -> None:
 @click.argument("name")
 def set_secret(name: str) -> None:
     """Store a secret as NAME: typed at the prompt, or read from the standard input."""
-    from mcp_context_proxy.config.secrets import store_secret
+    from mcp_context_proxy.config.variables import store_secret
 
     if sys.stdin.isatty():
         value = click.prompt(f"Value of {name}", hide_input=True, confirmation_prompt=True)
@@ -245,7 +244,7 @@ def set_secret(name: str) -> None:
 @json_option
 def list_secrets(as_json: bool) -> None:
     """List the names of the stored secrets."""
-    from mcp_context_proxy.config.secrets import stored_names
+    from mcp_context_proxy.config.variables import stored_names
 
     names = stored_names()
     if as_json:
@@ -261,22 +260,19 @@ def list_secrets(as_json: bool) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def remove_secrets(names: tuple[str, ...]) -> None:
     """Remove secrets from the keyring of the system."""
-    from mcp_context_proxy.config.secrets import remove_secret
+    from mcp_context_proxy.config.variables import remove_secret
 
     for name in names:
         remove_secret(name)
     results().say(f"Removed {counted(len(names), 'secret')}.")
 
 
-@click.group("token", cls=CommandGroup, invoke_without_command=True)
-@config_option
-@click.pass_context
-def token_command(ctx: click.Context, config_path: Path | None) -> None:
+@group("token", default="list")
+def token_command() -> None:
     """Manage the named tokens of those who connect over HTTP.
 
     Without a subcommand, lists them. A running proxy applies a change within seconds.
     """
-    open_group(ctx, config_path, list_tokens)
 
 
 @contextmanager

@@ -78,16 +78,6 @@ STATES: Final = {"ready": "green", "asleep": "cyan", "failed": "bold red", "off"
 """Colours of states."""
 
 
-class NotRunningError(click.ClickException):
-    """No proxy runs for a configuration."""
-
-    def __init__(self, config: Path) -> None:
-        super().__init__(
-            f"no proxy runs for {config}: a host starts it with its session, and it ends some minutes "
-            "after the last one; 'mcp-context-proxy serve --http' starts one that stays"
-        )
-
-
 class AskedProxy(ABC):
     """A proxy whose REST API a command asks."""
 
@@ -225,7 +215,10 @@ class AnswerSource:
     def expect_running(self) -> RunningProxy:
         """Return the proxy that runs; fail if none does."""
         if self.running is None:
-            raise NotRunningError(self.file)
+            raise click.ClickException(
+                f"no proxy runs for {self.file}: a host starts it with its session, and it ends some minutes "
+                "after the last one; 'mcp-context-proxy serve --http' starts one that stays"
+            )
         return self.running
 
     def every(self) -> list[RunningProxy]:

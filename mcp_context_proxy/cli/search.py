@@ -21,15 +21,13 @@ from msgspec import inspect, to_builtins
 from rich.text import Text
 
 from mcp_context_proxy.cli import (
-    CommandGroup,
     Number,
     WholeNumber,
-    config_option,
     configured,
     echo_json,
+    group,
     json_option,
     open_configured_store,
-    open_group,
     query_argument,
     shown,
     terminal,
@@ -242,15 +240,12 @@ RECALLED_INDENT: Final = 6
 """Spaces before the text of an interaction, under its score."""
 
 
-@click.group("interactions", cls=CommandGroup, invoke_without_command=True)
-@config_option
-@click.pass_context
-def interactions_command(ctx: click.Context, config_path: Path | None) -> None:
+@group("interactions", default="stats")
+def interactions_command() -> None:
     """Manage the remembered searches, calls and messages of agents.
 
     Without a subcommand, shows stats. A running proxy with the same store notices a change at once.
     """
-    open_group(ctx, config_path, stats)
 
 
 @interactions_command.command("stats")
@@ -385,8 +380,7 @@ def import_command(
 @contextmanager
 def _opened_memory(config: Config, *, tries_again: bool = False) -> Iterator[InteractionMemory]:
     """Open the memory of a configuration; its model may be tried again at once after a failure."""
-    from mcp_context_proxy.config.programs import all_secrets_of
-    from mcp_context_proxy.config.secrets import Redactor
+    from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
     from mcp_context_proxy.embedding.embeddings import RETRY_SECONDS, LazyModel, open_model
     from mcp_context_proxy.interactions import InteractionMemory
 

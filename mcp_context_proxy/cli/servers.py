@@ -1,14 +1,16 @@
-"""``servers``, ``tools``, ``index``, ``session``: servers, their tools, and what a host's session has.
+"""``servers``, ``tools``, ``index``, ``session``, ``cluster``: servers, their tools, sessions, and replicas.
 
 ``session`` asks the proxies that run; a model may change nothing that a person has chosen by it. ``index``
-starts the servers, and so do the other two where no proxy runs. Servers are shown without their secrets.
+starts the servers, and so do the first two where no proxy runs. Servers are shown without their secrets.
+``cluster`` reads the database that replicas share.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -16,14 +18,33 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import CommandGroup, WholeNumber, configured, json_option, run, terminal
+from mcp_context_proxy.cli import (
+    CommandGroup,
+    WholeNumber,
+    configured,
+    group,
+    json_option,
+    open_configured_store,
+    run,
+    terminal,
+)
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, kind_option, of_running
-from mcp_context_proxy.cli.terminal import Terminal, counted, duration, headings, marked, moment, print_answer
+from mcp_context_proxy.cli.terminal import (
+    Terminal,
+    counted,
+    duration,
+    headings,
+    marked,
+    moment,
+    print_answer,
+    results,
+)
 from mcp_context_proxy.config.settings import PRESETS
 from mcp_context_proxy.items import IncludeMode, ToolClass
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
+    from mcp_context_proxy.cluster import ContextTable, ReplicaTable
     from mcp_context_proxy.config import Config
 
 
@@ -121,8 +142,8 @@ def _show_related(console: Terminal, data: dict[str, Any]) -> None:
 
 
 def _show_tools(console: Terminal, data: dict[str, Any]) -> None:
-    for server, group in groupby(data["tools"], key=lambda tool: tool["server"]):
-        tools = list(group)
+    for server, of_server in groupby(data["tools"], key=lambda tool: tool["server"]):
+        tools = list(of_server)
         facts = f"  {counted(len(tools), 'tool')}, {sum(tool['tokens'] for tool in tools):,} tokens"
         console.say(Text(server, style="bold"), Text(facts, style="dim"))
         # Most are selected by requests, and a line of a terminal has no room to say so of each.
@@ -317,21 +338,17 @@ def _show_sessions(console: Terminal, data: Mapping[str, Any]) -> None:
 @session_command.command("add")
 @_of_one
 @_named
-def add_items(
-    session: ChosenSession, names: Sequence[str], kind: str, server: str | None, as_json: bool
-) -> None:
+def add_items(session: ChosenSession, **named: Any) -> None:
     """Add items to every context of a session, whatever their include mode."""
-    _change(session, "add", names, kind, server, as_json)
+    _change(session, "add", **named)
 
 
 @session_command.command("remove")
 @_of_one
 @_named
-def remove_items(
-    session: ChosenSession, names: Sequence[str], kind: str, server: str | None, as_json: bool
-) -> None:
+def remove_items(session: ChosenSession, **named: Any) -> None:
     """Remove items from all contexts of a session: no query finds them until they are added again."""
-    _change(session, "remove", names, kind, server, as_json)
+    _change(session, "remove", **named)
 
 
 @session_command.command("options")
@@ -457,3 +474,74 @@ def _summary(preset: Mapping[str, Any]) -> str:
     )
     told = [f"{counted(len(preset['added']), 'item')} added", f"{len(preset['removed'])} removed"]
     return ", ".join([*told, *([counted(options, "option")] if options else [])])
+
+
+@group("cluster", default="status")
+def cluster_command() -> None:
+    """Look after the replicas that share a database.
+
+    Without a subcommand, shows them.
+    """
+
+
+@cluster_command.command("status")
+@configured
+@json_option
+def cluster_status(config: Config, as_json: bool) -> None:
+    """Show the replicas, when each gave its last sign of life, and the sessions that it is the home of."""
+    with _cluster_tables(config) as (replicas, contexts):
+        now, rows, homes = replicas.now(), replicas.all(), contexts.by_home()
+    found = [
+        {
+            "replica": row.replica,
+            "address": row.address,
+            "version": row.version,
+            "seconds_ago": round(now - row.seen, 1),
+            "draining": bool(row.draining),
+            "same_key": row.key_mark == rows[0].key_mark,
+            "sessions": homes.get((row.replica, "session"), 0),
+        }
+        for row in rows
+    ]
+    handles = sum(number for (_, kind), number in homes.items() if kind == "handle")
+    print_answer(as_json, {"replicas": found, "contexts": handles}, _show_replicas)
+
+
+def _show_replicas(console: Terminal, data: Mapping[str, Any]) -> None:
+    if not data["replicas"]:
+        console.say("No replica uses this database.")
+        return
+    lines = [["replica", "address", "version", "seen", "sessions", ""]]
+    for each in data["replicas"]:
+        notes = ["draining"] * each["draining"] + ["another key"] * (not each["same_key"])
+        facts = [str(each[key]) for key in ("replica", "address", "version")]
+        lines.append([*facts, f"{each['seconds_ago']} s ago", str(each["sessions"]), ", ".join(notes)])
+    console.columns(lines, right=(4,))
+    console.say(f"Contexts that clients carry (context_id): {data['contexts']:,}.")
+
+
+@cluster_command.command("drain")
+@configured
+@click.argument("replica")
+def drain(config: Config, replica: str) -> None:
+    """Have balancers send new clients elsewhere: the REPLICA says that it is not ready, and serves on.
+
+    Sessions move to the other replicas once nothing of them is under way.
+
+    It takes new clients again when it is started again.
+    """
+    with _cluster_tables(config) as (replicas, _):
+        if not replicas.drain(replica, wanted=True):
+            raise click.ClickException(f"there is no replica {replica}; see mcp-context-proxy cluster status")
+    results().say(f"{replica} is not ready from its next sign of life on.")
+
+
+@contextmanager
+def _cluster_tables(config: Config) -> Iterator[tuple[ReplicaTable, ContextTable]]:
+    from mcp_context_proxy.cluster import tables_of
+
+    if config.store.url is None:
+        raise click.ClickException("replicas share a database; there is no store.url in the configuration")
+    with open_configured_store(config) as store:
+        replicas, contexts, _ = tables_of(store.database)
+        yield replicas, contexts

@@ -1,14 +1,16 @@
-"""Commands on the data in the store: ``learning``, ``store``, and ``cluster`` on the replicas that share it.
+"""Commands on what the proxy keeps: learned pairs, decisions on definitions, the audit, the store itself.
 
-``learning`` shows, exports, imports and forgets pairs of queries and tools. ``store`` checks the store,
-copies it into another one, prunes it, erases a person, and brings the schema of a database up to date.
-``cluster`` shows the replicas, and has one drained.
+``learning`` shows, exports, imports and forgets pairs of queries and tools. ``changes`` shows the definitions
+that servers have changed, and ``approve`` and ``reject`` decide on them; a running proxy takes a decision
+within a second. ``audit`` shows the record of it all. ``store`` checks the store, copies it into another one,
+prunes it, erases a person, and brings the schema of a database up to date. None of them starts a server.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,30 +19,36 @@ import click
 from msgspec import Raw
 from msgspec.json import encode
 from msgspec.structs import replace
+from rich.text import Text
 
 from mcp_context_proxy.cli import (
-    CommandGroup,
+    Period,
     config_option,
     configured,
     echo_json,
+    group,
     json_option,
     load_config,
     open_configured_store,
-    open_group,
+    shown,
+    unknown_server,
 )
-from mcp_context_proxy.cli.terminal import Terminal, counted, print_answer, results
+from mcp_context_proxy.cli.terminal import Terminal, counted, moment, print_answer, results
 from mcp_context_proxy.config import Config, StoreConfig
 from mcp_context_proxy.errors import DataFileError, StoreError
-from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.system import write_private
+from mcp_context_proxy.trust.audit import KINDS, audit_file
+from mcp_context_proxy.trust.audit_file import selecting, summary
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.cluster import ContextTable, ReplicaTable
     from mcp_context_proxy.embedding.embeddings import QueryEmbedder
     from mcp_context_proxy.items import ToolKey
     from mcp_context_proxy.learning.tier import LearnedTier
     from mcp_context_proxy.store.opening import Store
     from mcp_context_proxy.store.tables import ToolSessionStore
+    from mcp_context_proxy.trust.audit_file import AuditFile
+    from mcp_context_proxy.trust.decisions import Change
 
 
 FILE = click.Path(path_type=Path)
@@ -53,15 +61,12 @@ EVERYONE: Final = "everyone"
 """Owner of the pairs that rank for all."""
 
 
-@click.group("learning", cls=CommandGroup, invoke_without_command=True)
-@config_option
-@click.pass_context
-def learning_command(ctx: click.Context, config_path: Path | None) -> None:
+@group("learning", default="stats")
+def learning_command() -> None:
     """Manage the pairs learned from use: which tools were called for which queries.
 
     Without a subcommand, shows stats. A running proxy with the same store applies a change within seconds.
     """
-    open_group(ctx, config_path, stats)
 
 
 @learning_command.command("stats")
@@ -72,7 +77,7 @@ def stats(config: Config, as_json: bool) -> None:
     with _opened(config) as (tier, _, _, enabled):
         pairs, now = tier.pairs, time.time()
     best = sorted(pairs, key=lambda pair: -pair.confidence_at(now))
-    shown = [
+    best_shown = [
         {
             "owner": pair.owner,
             "query": pair.query,
@@ -85,7 +90,7 @@ def stats(config: Config, as_json: bool) -> None:
         for pair in best[:SHOWN]
     ]
     tools, uses = len({pair.tool for pair in best}), sum(pair.uses for pair in best)
-    data = {"enabled": enabled, "pairs": len(best), "tools": tools, "uses": uses, "best": shown}
+    data = {"enabled": enabled, "pairs": len(best), "tools": tools, "uses": uses, "best": best_shown}
     print_answer(as_json, data, _show_pairs)
 
 
@@ -188,15 +193,230 @@ def _is_meant(key: ToolKey, tool: str | None) -> bool:
     return tool in ("__".join(key), key[1])
 
 
-@click.group("store", cls=CommandGroup, invoke_without_command=True)
-@config_option
-@click.pass_context
-def store_command(ctx: click.Context, config_path: Path | None) -> None:
+CHANGES_DAYS: Final = 30
+"""Days for which a change that was taken is shown."""
+
+BY: Final = "command"
+"""The way in which these commands decide, as it is recorded."""
+
+ROW_FACTS: Final = ("kind", "name", "state", "event", "reason", "version", "decided", "time")
+"""Facts of a recorded definition that ``changes --json`` has."""
+
+
+@click.command("changes")
+@configured
+@click.argument("server", required=False)
+@click.option("--diff", "with_differences", is_flag=True, help="Show what differs, new sentences first.")
+@click.option("--whole", is_flag=True, help="Show long differences whole; --diff shortens them.")
+@json_option
+def changes_command(
+    config: Config, server: str | None, with_differences: bool, whole: bool, as_json: bool
+) -> None:
+    """Show the definitions that wait for approval, and those that have changed lately.
+
+    With SERVER, those of one server, with the differences. What is shortened has no hash to approve it with.
+    """
+    from mcp_context_proxy.trust.decisions import changes, hash_of
+
+    with _opened_approvals(config) as store:
+        known = store.approvals.servers()
+        if server is not None and server not in {*known, *config.servers, *config.off}:
+            raise unknown_server(server, config)
+        servers = [server] if server is not None else known
+        whole = whole or as_json
+        found = {name: changes(store, name, days=CHANGES_DAYS, whole=whole) for name in servers}
+    if as_json:
+        changed = [_change_data(name, of_server) for name, of_server in found.items() if of_server]
+        echo_json({"servers": changed})
+        return
+    console = results()
+    if not any(found.values()):
+        console.say("Nothing waits for approval, and nothing has changed lately.")
+    for name, of_server in found.items():
+        waiting = [change for change in of_server if change.waits]
+        for change in of_server:
+            _show_change(console, name, change, with_differences or whole or server is not None)
+        if waiting and all(change.is_whole for change in waiting):
+            digest = hash_of(change.row for change in waiting)
+            console.say(f"To approve all {len(waiting)}: mcp-context-proxy approve {name} --hash {digest}")
+            console.say()
+
+
+def _show_change(console: Terminal, server: str, change: Change, with_differences: bool) -> None:
+    from mcp_context_proxy.trust.decisions import hash_of
+
+    row = change.row
+    name = f"{server}: {row.kind} {one_line(row.name, NAME_CHARACTERS)}"
+    style = "bold red" if change.waits else "bold"
+    console.say(Text(name, style=style), f"  {change.standing}, {moment(row.time)}")
+    if row.version:
+        console.say(f"version: {one_line(row.version, NAME_CHARACTERS)}", indent=2)
+    for line in change.lines if with_differences else ():
+        console.prose(line, indent=2, hanging=4)
+    if change.waits and change.is_whole:
+        console.say(f"hash: {hash_of([row])}", indent=2)
+    elif change.waits:
+        console.say(f"longer than what is shown, and its hash: changes {server} --whole", indent=2)
+
+
+def _change_data(server: str, found: list[Change]) -> dict[str, Any]:
+    from mcp_context_proxy.trust.decisions import hash_of
+
+    waiting = [change.row for change in found if change.waits]
+    return {
+        "server": server,
+        "hash": hash_of(waiting) if waiting else None,
+        "definitions": [
+            {
+                **{fact: getattr(change.row, fact) for fact in ROW_FACTS},
+                "hash": hash_of([change.row]),
+                "waits": change.waits,
+                "differences": list(change.lines),
+            }
+            for change in found
+        ],
+    }
+
+
+@click.command("approve")
+@configured
+@click.argument("server")
+@click.argument("tools", nargs=-1)
+@click.option("--hash", "expected", metavar="HASH", help="The hash that `changes` has shown; required.")
+def approve_command(config: Config, server: str, tools: tuple[str, ...], expected: str | None) -> None:
+    """Approve the definitions of SERVER that wait, or those of TOOLS, as `changes` has shown them."""
+    if expected is None:
+        raise click.UsageError(
+            f"--hash is missing: 'mcp-context-proxy changes {server}' shows what waits, with its hash"
+        )
+    _decide(config, server, tools, "approved", expected)
+
+
+@click.command("reject")
+@configured
+@click.argument("server")
+@click.argument("tools", nargs=-1, required=True)
+def reject_command(config: Config, server: str, tools: tuple[str, ...]) -> None:
+    """Reject the present definitions of TOOLS of SERVER: they are withheld until they are approved."""
+    _decide(config, server, tools, "rejected")
+
+
+def _decide(
+    config: Config, server: str, tools: tuple[str, ...], state: str, expected: str | None = None
+) -> None:
+    from mcp_context_proxy.trust.approval import event_for
+    from mcp_context_proxy.trust.audit import note_now
+    from mcp_context_proxy.trust.decisions import decide
+    from mcp_context_proxy.trust.fingerprints import State
+
+    with _opened_approvals(config) as store:
+        decided = decide(store, server, tools, State(state), by=BY, expected=expected)
+    for row in decided:
+        note_now(config, "approval", **event_for(row).facts)
+    names = ", ".join(one_line(row.name, NAME_CHARACTERS) for row in decided)
+    results().say(f"{state.capitalize()} {counted(len(decided), 'definition')} of {server}: {names}.")
+
+
+@contextmanager
+def _opened_approvals(config: Config) -> Iterator[Store]:
+    with open_configured_store(config) as store:
+        if store.place is None:
+            raise click.UsageError(
+                'nothing is kept with store.path = "memory", so there is nothing to approve'
+            )
+        yield store
+
+
+LOOK_SECONDS: Final = 0.5
+"""Time between two looks for further entries with ``--follow``."""
+
+JSON_MOST: Final = 100_000
+"""Entries that ``--json`` prints at most, the latest: more would take gigabytes of memory."""
+
+
+@click.command("audit")
+@configured
+@click.option(
+    "--since", type=Period(), default="1d", show_default=True, help="Hours or days, such as 12h or 7d."
+)
+@click.option("--server", help="Only entries about this server.")
+@click.option("--tool", help="Only calls of this tool, by its own name.")
+@click.option("--kind", type=click.Choice(KINDS), help="Only entries of this kind.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --follow one object on each line.")
+@click.option("--follow", is_flag=True, help="Print further entries as they are written, until Ctrl-C.")
+def audit_command(
+    config: Config,
+    since: float,
+    server: str | None,
+    tool: str | None,
+    kind: str | None,
+    as_json: bool,
+    follow: bool,
+) -> None:
+    """Show what was called, refused, asked and changed, and by whom.
+
+    Of arguments it has the shape, size and a hash, of results the size; values and queries are not recorded.
+    """
+    file = audit_file(config)
+    if file is None:
+        raise click.ClickException(
+            'nothing is recorded: [audit] enabled is false, or [store] keeps nothing (path = "memory")'
+        )
+    try:
+        if server is not None and server not in config.servers:
+            # One that has left the configuration still has its entries.
+            of_server = selecting(0, server, None, None)
+            if not any(map(of_server, file.entries())):
+                raise unknown_server(server, config)
+        wanted = selecting(time.time() - since, server, tool, kind)
+        _show_entries(file, wanted, as_json=as_json, follow=follow)
+    except OSError as error:
+        if error.filename is None:  # of the output
+            raise
+        raise click.ClickException(f"{file.path} cannot be read: {error.strerror or error}") from None
+
+
+def _show_entries(
+    file: AuditFile, wanted: Callable[[dict[str, Any]], bool], *, as_json: bool, follow: bool
+) -> None:
+    # Before the files are read, so that no entry falls between the two.
+    further = file.follow()
+    next(further)
+    found = filter(wanted, file.entries())
+    if as_json and not follow:
+        echo_json({"path": str(file.path), "entries": list(deque(found, maxlen=JSON_MOST))})
+        return
+    console, count = results(), 0
+
+    def write(entry: dict[str, Any]) -> None:
+        if as_json:
+            click.echo(shown(encode(entry).decode()))
+        else:
+            kind = f"{one_line(entry['kind']):<13}"
+            console.say(f"{moment(entry['time'])}  {kind}  {one_line(summary(entry))}")
+
+    for entry in found:
+        write(entry)
+        count += 1
+    if not follow:
+        if not count:
+            console.say("Nothing was recorded in this time.")
+        else:
+            console.note(f"{count:,} {'entry' if count == 1 else 'entries'} of {file.folder}")
+        return
+    for later in further:
+        if later is None:
+            time.sleep(LOOK_SECONDS)
+        elif wanted(later):
+            write(later)
+
+
+@group("store", default="check")
+def store_command() -> None:
     """Look after the store: a file, or a PostgreSQL database for several replicas.
 
     Without a subcommand, checks it.
     """
-    open_group(ctx, config_path, check)
 
 
 @store_command.command("check")
@@ -350,77 +570,3 @@ def _counted(store: Store) -> dict[str, int]:
 
     names = [table.name for table in tables() if table.name not in OF_PROCESSES]
     return {name: store.database.number(f"SELECT COUNT(*) FROM {name}") for name in names}
-
-
-@click.group("cluster", cls=CommandGroup, invoke_without_command=True)
-@config_option
-@click.pass_context
-def cluster_command(ctx: click.Context, config_path: Path | None) -> None:
-    """Look after the replicas that share a database.
-
-    Without a subcommand, shows them.
-    """
-    open_group(ctx, config_path, cluster_status)
-
-
-@cluster_command.command("status")
-@configured
-@json_option
-def cluster_status(config: Config, as_json: bool) -> None:
-    """Show the replicas, when each gave its last sign of life, and the sessions that it is the home of."""
-    with _cluster_tables(config) as (replicas, contexts):
-        now, rows, homes = replicas.now(), replicas.all(), contexts.by_home()
-    found = [
-        {
-            "replica": row.replica,
-            "address": row.address,
-            "version": row.version,
-            "seconds_ago": round(now - row.seen, 1),
-            "draining": bool(row.draining),
-            "same_key": row.key_mark == rows[0].key_mark,
-            "sessions": homes.get((row.replica, "session"), 0),
-        }
-        for row in rows
-    ]
-    handles = sum(number for (_, kind), number in homes.items() if kind == "handle")
-    print_answer(as_json, {"replicas": found, "contexts": handles}, _show_replicas)
-
-
-def _show_replicas(console: Terminal, data: Mapping[str, Any]) -> None:
-    if not data["replicas"]:
-        console.say("No replica uses this database.")
-        return
-    lines = [["replica", "address", "version", "seen", "sessions", ""]]
-    for each in data["replicas"]:
-        notes = ["draining"] * each["draining"] + ["another key"] * (not each["same_key"])
-        facts = [str(each[key]) for key in ("replica", "address", "version")]
-        lines.append([*facts, f"{each['seconds_ago']} s ago", str(each["sessions"]), ", ".join(notes)])
-    console.columns(lines, right=(4,))
-    console.say(f"Contexts that clients carry (context_id): {data['contexts']:,}.")
-
-
-@cluster_command.command("drain")
-@configured
-@click.argument("replica")
-def drain(config: Config, replica: str) -> None:
-    """Have balancers send new clients elsewhere: the REPLICA says that it is not ready, and serves on.
-
-    Sessions move to the other replicas once nothing of them is under way.
-
-    It takes new clients again when it is started again.
-    """
-    with _cluster_tables(config) as (replicas, _):
-        if not replicas.drain(replica, wanted=True):
-            raise click.ClickException(f"there is no replica {replica}; see mcp-context-proxy cluster status")
-    results().say(f"{replica} is not ready from its next sign of life on.")
-
-
-@contextmanager
-def _cluster_tables(config: Config) -> Iterator[tuple[ReplicaTable, ContextTable]]:
-    from mcp_context_proxy.cluster import tables_of
-
-    if config.store.url is None:
-        raise click.ClickException("replicas share a database; there is no store.url in the configuration")
-    with open_configured_store(config) as store:
-        replicas, contexts, _ = tables_of(store.database)
-        yield replicas, contexts

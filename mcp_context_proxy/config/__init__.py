@@ -3,9 +3,7 @@
 from mcp_context_proxy.config.load import find, load
 from mcp_context_proxy.config.settings import (
     PACKAGED_MODELS,
-    AuditConfig,
     Config,
-    ContextConfig,
     DocumentsConfig,
     DomainConfig,
     DomainOptions,
@@ -13,14 +11,11 @@ from mcp_context_proxy.config.settings import (
     ExposeConfig,
     HttpConfig,
     InteractionsConfig,
-    LearningConfig,
     OAuthConfig,
     RerankConfig,
     ResultsConfig,
     SearchConfig,
     ServerConfig,
-    SharedConfig,
-    StatisticsConfig,
     StoreConfig,
 )
 from mcp_context_proxy.config.tables import AuthConfig, ClassesConfig, ClusterConfig, Limits, ToolConfig
@@ -28,12 +23,10 @@ from mcp_context_proxy.system import default_path
 
 __all__ = [
     "PACKAGED_MODELS",
-    "AuditConfig",
     "AuthConfig",
     "ClassesConfig",
     "ClusterConfig",
     "Config",
-    "ContextConfig",
     "DocumentsConfig",
     "DomainConfig",
     "DomainOptions",
@@ -41,15 +34,12 @@ __all__ = [
     "ExposeConfig",
     "HttpConfig",
     "InteractionsConfig",
-    "LearningConfig",
     "Limits",
     "OAuthConfig",
     "RerankConfig",
     "ResultsConfig",
     "SearchConfig",
     "ServerConfig",
-    "SharedConfig",
-    "StatisticsConfig",
     "StoreConfig",
     "ToolConfig",
     "default_path",

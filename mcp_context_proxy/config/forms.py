@@ -1,18 +1,13 @@
-"""Forms of the configuration: tables with the type of each key, the reading of values, and their variables.
+"""Forms of the configuration: tables with the type of each key, and the reading of values.
 
 All values are read even where some have a mistake, so that every mistake is told at once, in the words of a
 person who edits the file. Values are never repeated in a message, because they may be secrets, except where
 only listed words are allowed.
-
-Variables are written ``${VAR}``, ``${VAR:-default}``, or ``${env:VAR}`` as in VS Code. ``$${`` stands for a
-literal ``${``; any other ``$`` stays, since passwords contain them. As in a shell, the default is used when
-the variable is unset or empty. `secrets` has other places for values.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,17 +16,15 @@ from functools import cache
 from itertools import islice
 from math import inf
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeGuard, get_args, get_origin
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mcp_context_proxy.config.secrets import SecretSource, SecretSourceError, names_secret
 from mcp_context_proxy.config.source import KeyPath, Mistake, dotted
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, nearest_names
-from mcp_context_proxy.system import OPEN, matches
 from mcp_context_proxy.system.later import pattern
 
 
@@ -301,100 +294,3 @@ def meant_keys(key: str, allowed: Sequence[str]) -> list[str]:
     asked = (word for word in key.lower().split("_") if len(word) >= _WORD)
     same = {near for word in asked for near in nearest_names(word, words, 1)}
     return [name for name in allowed if same & set(name.split("_"))][:_MEANT]
-
-
-REFERENCE: Final = "${"
-"""Beginning of every reference. A text without one stands for itself."""
-
-_REFERENCE: Final = pattern(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
-_VARIABLE: Final = pattern(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
-_EVERYWHERE: Final[Mapping[str, Callable[[], str]]] = {
-    "userHome": lambda: str(Path.home()),
-    "pathSeparator": lambda: os.sep,
-    "/": lambda: os.sep,
-}
-"""Variables of editors that mean the same in every program of a user, with their values."""
-
-_HOST_VARIABLE: Final = pattern(r"workspaceFolder\w*|cwd|file([A-Z]\w*)?|config:.*|command:.*")
-"""References that only the editor of a host can replace."""
-
-
-class Unexpanded(Struct, frozen=True):
-    """A reference that cannot be replaced."""
-
-    message: str
-    remedy: str = ""
-    variable: str = ""
-    """Name of the variable, if it is not set."""
-
-
-class ExpandedValue(Struct, frozen=True):
-    """A text with expanded variables, or the problems in it."""
-
-    text: str
-    variables: tuple[tuple[str, str], ...]
-    """Name and value of each variable that was used."""
-    problems: tuple[Unexpanded, ...]
-
-
-def expand(
-    text: str, environ: Mapping[str, str], sources: Mapping[str, SecretSource] = MappingProxyType({})
-) -> ExpandedValue:
-    """Expand every variable in a text; ``sources`` has other places for values, by prefix."""
-    variables: list[tuple[str, str]] = []
-    problems: list[Unexpanded] = []
-
-    def value_of(match: re.Match[str]) -> str:
-        if match["escape"]:
-            return "${"
-        if match["open"]:
-            if text.startswith("${{", match.start()):
-                whole = text[match.start() :].partition("}}")[0] + "}}"
-                problems.append(Unexpanded(f"only its host knows {whole}; write the value, or ${{VARIABLE}}"))
-            else:
-                problems.append(Unexpanded("'${' has no matching '}'; write '$${' for a literal '${'"))
-            return ""
-        prefix, colon, rest = match["body"].partition(":")
-        if colon and prefix in sources:
-            try:
-                found = sources[prefix](rest)
-            except SecretSourceError as error:
-                problems.append(Unexpanded(error.message, error.remedy, match["body"]))
-                return ""
-            variables.append((match["body"], found))
-            return found
-        return _lookup(match["body"], environ, variables, problems)
-
-    return ExpandedValue(_REFERENCE.sub(value_of, text), tuple(variables), tuple(problems))
-
-
-def _lookup(
-    body: str, environ: Mapping[str, str], variables: list[tuple[str, str]], problems: list[Unexpanded]
-) -> str:
-    if body in _EVERYWHERE and body not in environ:
-        return _EVERYWHERE[body]()
-    found = _VARIABLE.fullmatch(body)
-    if found is None or (_HOST_VARIABLE.fullmatch(body) and body not in environ):
-        problems.append(Unexpanded(_foreign(body)))
-        return ""
-    name, default = found["name"], found["default"]
-    value = environ.get(name)
-    if value or (value is not None and default is None):
-        if not matches(name, OPEN) or names_secret(name):
-            variables.append((name, value))
-        return value
-    if default is None:
-        remedy = f"set this environment variable, or write ${{{name}:-default}}"
-        problems.append(Unexpanded(f"{name} is not set", remedy, name))
-    return default or ""
-
-
-def _foreign(body: str) -> str:
-    if body.startswith("input:"):
-        return (
-            f"${{{body}}} asks the user in VS Code, which is not possible here; "
-            f"put the value in an environment variable and write ${{env:NAME}}"
-        )
-    if _HOST_VARIABLE.fullmatch(body):
-        return f"only the editor knows ${{{body}}}; write the value, or use an environment variable"
-    return "'${...}' must hold the name of an environment variable; write '$${' for a literal '${'"

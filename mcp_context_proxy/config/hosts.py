@@ -310,13 +310,14 @@ def from_host(
 def servers_place(tables: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Return the keys under which a host's file has its servers; None if it has none."""
     for place, _ in PLACES:
-        if isinstance(found := _at(tables, place), dict | list) and (place != ("mcp",) or _all_tables(found)):
+        found = _at(tables, place)
+        if place == ("mcp",):  # settings of other hosts have a table of that name as well
+            entries = found.values() if isinstance(found, dict) else (None,)
+            if all(isinstance(entry, dict) for entry in entries):
+                return place
+        elif isinstance(found, dict | list):
             return place
     return None
-
-
-def _all_tables(entries: Any) -> bool:
-    return isinstance(entries, dict) and all(isinstance(entry, dict) for entry in entries.values())
 
 
 def name_in_list(entry: Any, at: int) -> str:

@@ -26,10 +26,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
-from mcp_context_proxy.config.forms import REFERENCE, any_means, expand, read_value
+from mcp_context_proxy.config.forms import any_means, read_value
 from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.programs import downloads, inherited_secrets
-from mcp_context_proxy.config.secrets import SecretSource, sources
 from mcp_context_proxy.config.settings import (
     LAUNCH,
     PACKAGED_MODELS,
@@ -40,6 +39,7 @@ from mcp_context_proxy.config.settings import (
 )
 from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, changeable_by_others, dotted, read
 from mcp_context_proxy.config.tables import ASKED, CONFIRM
+from mcp_context_proxy.config.variables import REFERENCE, SecretSource, expand, sources
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
 from mcp_context_proxy.system import TO_BEGIN, default_path
 from mcp_context_proxy.system.later import pattern

@@ -1,8 +1,7 @@
 """Programs of local servers: their environment, the runners that download them, the packages that they are.
 
 A server inherits the variables that programs need to work on this machine and in its network, and nothing
-that is likely to be a secret: anything else is named in ``inherit``, or given in ``env``. The secrets that it
-is given are known by their place in the configuration.
+that is likely to be a secret: anything else is named in ``inherit``, or given in ``env``.
 
 Package runners such as ``npx`` download a server, at its first start at least, which takes as long as the
 download. One that is interrupted can leave the cache of npm so that every later start fails: npm takes the
@@ -32,9 +31,8 @@ from functools import lru_cache
 from itertools import islice, pairwise
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any, Final
-from urllib.parse import unquote
 
-from mcp_context_proxy.config.secrets import Secret, names_secret, secret_arguments, secrets_in_url
+from mcp_context_proxy.config.secrets import Secret, names_secret, secrets_in_url
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import Fault, StartError
 from mcp_context_proxy.system import INHERITED, matches, open_regular
@@ -341,16 +339,23 @@ def _decoded(file: Path) -> dict[str, Any]:
 
 def _of_distribution(prefix: Path, named: str, listed_in: str) -> str:
     """Return name and version of the package of Python that names something in one of its files."""
-    for found in islice(prefix.glob("lib/python*/site-packages/*.dist-info"), _DISTRIBUTIONS):
+    for found, name, version in _installed(prefix):
         listing = found / listed_in
         if listing.is_file():
             with open_regular(listing) as stream:
                 lines = stream.read(_PACKAGE_BYTES).decode("utf-8", "replace").splitlines()
             begins = named if listed_in == "RECORD" else f"{named} "
             if any(line.startswith((begins, f"{named}=")) for line in lines):
-                name, _, version = found.name.removesuffix(".dist-info").partition("-")
-                return f"{name} {version}" if _VERSION.fullmatch(version) else ""
+                return f"{name} {version}"
     return ""
+
+
+def _installed(prefix: Path) -> Iterator[tuple[Path, str, str]]:
+    """Yield the folder, the name and the version of each package of Python in an installation."""
+    for found in islice(prefix.glob("lib/python*/site-packages/*.dist-info"), _DISTRIBUTIONS):
+        name, _, version = found.name.removesuffix(".dist-info").partition("-")
+        if _VERSION.fullmatch(version):
+            yield found, name, version
 
 
 def arguments_of_group(group: int) -> Iterator[str]:
@@ -387,15 +392,16 @@ def version_in_node(program: str, package: str) -> str | None:
 
 def version_in_python(program: str, package: str) -> str | None:
     """Return the version of a package of Python that is installed beside a program."""
-    wanted = re.sub(r"[-_.]+", "_", package.split("[", maxsplit=1)[0]).lower()
+    wanted = _folded(package.split("[", maxsplit=1)[0])
     place = Path(program)
     if place.parent.name != "bin":
         return None
-    for found in place.parent.parent.glob("lib/python*/site-packages/*.dist-info"):
-        name, _, version = found.name.removesuffix(".dist-info").partition("-")
-        if re.sub(r"[-_.]+", "_", name).lower() == wanted and _VERSION.fullmatch(version):
-            return version
-    return None
+    same = (version for _, name, version in _installed(place.parent.parent) if _folded(name) == wanted)
+    return next(same, None)
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
 
 
 _ahead: dict[str, tuple[ServerConfig, subprocess.Popen[bytes]]] = {}
@@ -548,46 +554,3 @@ def _program(command: str, path: str | None, folder: Path) -> str | None:
     entries = places.split(os.pathsep) if Path(command).name == command else [""]
     tried = (shutil.which(str(folder / entry / f"{command}{end}")) for entry in entries for end in _ENDS)
     return next(filter(None, tried), None)
-
-
-def all_secrets_of(config: Config) -> list[tuple[str, str]]:
-    """Return name and value of every secret in a configuration."""
-    return [
-        *(secret for server in config.servers.values() for secret in secrets_of(server)),
-        *own_secrets_of(config),
-    ]
-
-
-def own_secrets_of(config: Config) -> list[tuple[str, str]]:
-    """Return name and value of every secret of the proxy itself, which is that of no server."""
-    given = (
-        ("embedding.api_key", config.embedding.api_key),
-        ("rerank.api_key", config.rerank.api_key),
-        ("cluster.key", config.cluster.key),
-        *(("cluster.other_keys", key) for key in config.cluster.other_keys),
-    )
-    secrets = [(name, value) for name, value in given if value is not None]
-    for url in (config.store.url or "", config.store.listen_url or ""):
-        # The user of a database is no secret, and often has the same name as the database.
-        user = url.partition("://")[2].partition("@")[0].partition(":")[0]
-        secrets += [each for each in secrets_in_url(url) if each[1] not in (user, unquote(user))]
-    return secrets
-
-
-def secrets_of(server: ServerConfig) -> Iterable[tuple[str, str]]:
-    """Yield name and value of every secret in a server's configuration."""
-    yield from server.secrets
-    if server.oauth is not None and server.oauth.client_secret is not None:
-        yield "oauth.client_secret", server.oauth.client_secret
-    for name, value in (*server.env.items(), *server.headers.items()):
-        if names_secret(name):
-            yield name, value
-            yield name, _SCHEME.sub("", value)
-    for position, name, value in secret_arguments(server.args):
-        del position
-        yield name, value
-    for text in (server.url or "", *server.args, *server.env.values()):
-        yield from secrets_in_url(text)
-
-
-_SCHEME: Final = pattern(r"^(?:bearer|basic|token)\s+", re.IGNORECASE)

@@ -28,8 +28,8 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from mcp_context_proxy.config.forms import Reload, Table, marked
-from mcp_context_proxy.config.programs import folder_of, secrets_of
-from mcp_context_proxy.config.secrets import SHORTEST
+from mcp_context_proxy.config.programs import folder_of
+from mcp_context_proxy.config.secrets import SHORTEST, secrets_of
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, first_told
 from mcp_context_proxy.system import open_regular
@@ -173,12 +173,11 @@ def connection_key(server: ServerConfig, *, of_0_1_0: bool = False) -> str:
         # What a server lists in one repository is nothing to go by in another. 0.1.0 did not tell them apart.
         with suppress(OSError):
             facts["cwd"] = None if of_0_1_0 else [LAUNCH, folder_of(server)]
-    return hashlib.sha256(msgspec.json.encode(facts, order="sorted", enc_hook=_path_text)).hexdigest()
 
+    def path_text(path: Path) -> str:  # the name of a folder need not be UTF-8
+        return os.fsencode(path).decode(errors="backslashreplace")
 
-def _path_text(path: Path) -> str:
-    # A name of a folder need not be UTF-8.
-    return os.fsencode(path).decode(errors="backslashreplace")
+    return hashlib.sha256(msgspec.json.encode(facts, order="sorted", enc_hook=path_text)).hexdigest()
 
 
 def connection_identity(server: ServerConfig) -> str:

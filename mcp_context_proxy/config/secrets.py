@@ -1,9 +1,4 @@
-"""Secrets: places that values may come from, and their redaction in logs, errors and what servers write.
-
-``${keyring:NAME}`` is a secret that ``mcp-context-proxy secret set NAME`` has stored. ``${cmd:PROGRAM ...}``
-is the output of a program, which runs only if the user's own configuration allows it. ``${file:PATH}`` is
-the content of a file. Keyrings and programs block no longer than the constants below say: a keyring may ask a
-person to unlock it, who is not there when a host starts the proxy.
+"""Secrets: where they stand in a configuration, and their redaction in logs, errors and what servers write.
 
 A known value is replaced wherever it stands, also encoded, by the name of the variable that it came from.
 Text that only looks like a credential is replaced, too.
@@ -15,24 +10,19 @@ import base64
 import json
 import logging
 import re
-import shlex
 import string
-import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
-from pathlib import Path
-from subprocess import DEVNULL, PIPE
-from typing import IO, Any, AnyStr, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, AnyStr, Final, Generic, TypeVar
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-from mcp_context_proxy.errors import ContextProxyError
-from mcp_context_proxy.system import drop_of_largest, open_regular
+from mcp_context_proxy.system import drop_of_largest
 from mcp_context_proxy.system.later import html, pattern
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.config.settings import Config, ServerConfig
 
 SHORTEST: Final = 6
 """Shortest value that is redacted; shorter ones occur in innocent text."""
@@ -346,6 +336,7 @@ _SECRET_WORD: Final = pattern(
 _FLAG: Final = pattern(r"-[\w-]+")
 _FLAG_AND_VALUE: Final = pattern(r"([\w-]+)[=:]\s*(.+)", re.DOTALL)
 
+_SCHEME: Final = pattern(r"^(?:bearer|basic|token)\s+", re.IGNORECASE)
 _USER_INFO: Final = pattern(r"(?<=://)([^/?#\s@:]*)(?::([^/?#\s]*))?@")
 _PARAMETER: Final = pattern(r"[?&]([^=&#\s]+)=([^&#\s]+)")
 
@@ -378,221 +369,41 @@ def secrets_in_url(text: str) -> Iterator[Secret]:
             yield name, unquote_plus(value)
 
 
-SERVICE: Final = "mcp-context-proxy"
-"""Name under which the keyring has the secrets."""
-
-INDEX: Final = ":names"
-"""Entry with the names of all others, because keyrings list nothing. No secret can have this name."""
-
-NAME: Final = pattern(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
-
-KEYRING_SECONDS, COMMAND_SECONDS = 10.0, 5.0
-
-OUTPUT_BYTES: Final = 64 * 1024
-"""Longest output of a command, or content of a file, that is taken for a value."""
-
-CAUSE_CHARACTERS: Final = 200
-"""Length to which the message of a keyring or a command is cut."""
-
-SecretSource: TypeAlias = Callable[[str], str]
-"""Returns the value for the text after the colon; raises `SecretSourceError` if there is none."""
+def all_secrets_of(config: Config) -> list[Secret]:
+    """Return name and value of every secret in a configuration."""
+    return [
+        *(secret for server in config.servers.values() for secret in secrets_of(server)),
+        *own_secrets_of(config),
+    ]
 
 
-class SecretSourceError(ContextProxyError):
-    """A secret cannot be read or written; ``remedy`` is the thing to do about it."""
-
-    def __init__(self, message: str, remedy: str = "") -> None:
-        self.message, self.remedy = message, remedy
-        super().__init__(f"{message}; {remedy}" if remedy else message)
-
-
-def sources(
-    *, commands: bool, is_host_file: bool, folder: Path, environ: Mapping[str, str]
-) -> dict[str, SecretSource]:
-    """Return the sources of one configuration by prefix; each value is fetched once.
-
-    `is_host_file` is true for a host's file, which may come with a repository. Paths begin in `folder`.
-    """
-
-    def run(text: str) -> str:
-        if not commands:
-            raise SecretSourceError("${cmd:...} is off", "commands = true under [secrets] allows it")
-        return output_of(text, folder, environ)
-
-    def read(text: str) -> str:
-        path = folder / text
-        try:
-            path = folder / Path(text).expanduser()
-            with open_regular(path) as file:
-                return _value(file.read(OUTPUT_BYTES + 1), f"{path} has")
-        except (OSError, RuntimeError, ValueError) as error:
-            raise SecretSourceError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
-
-    def refuse(_text: str) -> str:
-        raise SecretSourceError("nothing is read or run for the file of a host; use a config.toml")
-
-    by_prefix = {"keyring": read_secret, "cmd": run, "file": read}
-    return {prefix: _once(refuse if is_host_file else source) for prefix, source in by_prefix.items()}
+def own_secrets_of(config: Config) -> list[Secret]:
+    """Return name and value of every secret of the proxy itself, which is that of no server."""
+    given = (
+        ("embedding.api_key", config.embedding.api_key),
+        ("rerank.api_key", config.rerank.api_key),
+        ("cluster.key", config.cluster.key),
+        *(("cluster.other_keys", key) for key in config.cluster.other_keys),
+    )
+    secrets = [(name, value) for name, value in given if value is not None]
+    for url in (config.store.url or "", config.store.listen_url or ""):
+        # The user of a database is no secret, and often has the same name as the database.
+        user = url.partition("://")[2].partition("@")[0].partition(":")[0]
+        secrets += [each for each in secrets_in_url(url) if each[1] not in (user, unquote(user))]
+    return secrets
 
 
-def _once(source: SecretSource) -> SecretSource:
-    """Return a source that is asked once for each value, also for one that it cannot give."""
-
-    @cache
-    def outcome(text: str) -> str | SecretSourceError:
-        try:
-            return source(text)
-        except SecretSourceError as error:
-            return error
-
-    def found(text: str) -> str:
-        value = outcome(text)
-        if isinstance(value, SecretSourceError):
-            raise value
-        return value
-
-    return found
-
-
-def read_secret(name: str) -> str:
-    value = _ask_keyring("get_password", SERVICE, _checked(name))
-    if value is None:
-        raise SecretSourceError(f"the keyring has no secret {name}", f"run: {SERVICE} secret set {name}")
-    return str(value)
-
-
-def store_secret(name: str, value: str) -> None:
-    names = {*stored_names(), _checked(name)}
-    _ask_keyring("set_password", SERVICE, name, value)
-    _ask_keyring("set_password", SERVICE, INDEX, json.dumps(sorted(names)))
-
-
-def remove_secret(name: str) -> None:
-    names = set(stored_names())
-    if _checked(name) not in names:
-        raise SecretSourceError(f"the keyring has no secret {name}")
-    if _ask_keyring("get_password", SERVICE, name) is not None:
-        _ask_keyring("delete_password", SERVICE, name)
-    _ask_keyring("set_password", SERVICE, INDEX, json.dumps(sorted(names - {name})))
-
-
-def stored_names() -> list[str]:
-    """Return the names of all secrets that were stored, without their values."""
-    found = _ask_keyring("get_password", SERVICE, INDEX)
-    try:
-        names = json.loads(found or "[]")
-    except ValueError:
-        names = []
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-
-def _checked(name: str) -> str:
-    if NAME.fullmatch(name):
-        return name
-    raise SecretSourceError("the name of a secret is 1 to 64 of A-Z a-z 0-9 _ . -")
-
-
-def _ask_keyring(function: str, *arguments: str) -> Any:
-    """Call a function of the package keyring, in a thread that can be left behind."""
-    try:
-        keyring = import_module("keyring")
-    except ImportError:
-        remedy = f"run: pip install '{SERVICE}[keyring]'"
-        raise SecretSourceError("the package keyring is not installed", remedy) from None
-    outcome: list[Any] = []
-
-    def ask() -> None:
-        try:
-            outcome.append(getattr(keyring, function)(*arguments))
-        except Exception as error:  # boundary: the keyring, whose backends raise what they like
-            cause = _cause(str(error) or type(error).__name__)
-            outcome.append(SecretSourceError(f"the keyring cannot be used: {cause}"))
-
-    thread = threading.Thread(target=ask, daemon=True, name="keyring")
-    thread.start()
-    thread.join(KEYRING_SECONDS)
-    if not outcome:
-        waited = f"the keyring did not answer within {KEYRING_SECONDS:g} s"
-        raise SecretSourceError(waited, "it may be locked: unlock it and try again")
-    if isinstance(outcome[0], SecretSourceError):
-        raise outcome[0]
-    return outcome[0]
-
-
-def output_of(text: str, folder: Path, environ: Mapping[str, str]) -> str:
-    """Return the output of a command, without the line break at its end. No shell takes part."""
-    try:
-        command = shlex.split(text)
-    except ValueError as error:
-        raise SecretSourceError(f"${{cmd:...}} cannot be split into words: {error}") from None
-    if not command:
-        raise SecretSourceError("${cmd:} names no program")
-    name = f"${{cmd:{command[0]} ...}}"
-    try:
-        process = subprocess.Popen(
-            command, cwd=folder, env=dict(environ), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, bufsize=0
-        )
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SecretSourceError(f"{name} cannot be run: {_cause(reason)}") from None
-    until = time.monotonic() + COMMAND_SECONDS
-    assert process.stdout is not None
-    assert process.stderr is not None
-    printed, said = _Beginning(process.stdout, ends=True), _Beginning(process.stderr)
-    try:
-        printed.wait(until)
-        if len(printed.kept) <= OUTPUT_BYTES:
-            said.wait(until)
-            process.wait(max(0.0, until - time.monotonic()))
-    except (TimeoutError, subprocess.TimeoutExpired):
-        raise SecretSourceError(f"{name} did not end within {COMMAND_SECONDS:g} s") from None
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode and len(printed.kept) <= OUTPUT_BYTES:
-        reason = _cause(said.kept.decode("utf-8", "replace"))
-        raise SecretSourceError(f"{name} ended with exit code {process.returncode}{reason and ': '}{reason}")
-    return _value(printed.kept, f"{name} printed")
-
-
-def _value(content: bytes | bytearray, has: str) -> str:
-    """Return the text of a file or output without the line break at its end; `has` begins a complaint."""
-    if len(content) > OUTPUT_BYTES:
-        raise SecretSourceError(f"{has} more than {OUTPUT_BYTES:,} bytes")
-    try:
-        value = content.decode().rstrip("\r\n")
-    except UnicodeDecodeError:
-        raise SecretSourceError(f"{has} something that is no text") from None
-    if not value:
-        raise SecretSourceError(f"{has} nothing")
-    return value
-
-
-class _Beginning:
-    """The beginning of all that comes through a pipe, read in a thread that can be left behind."""
-
-    def __init__(self, pipe: IO[bytes], *, ends: bool = False) -> None:
-        """Keep a byte more than `OUTPUT_BYTES`; the rest is not even read if it ``ends`` there."""
-        self.kept = bytearray()
-        self._pipe, self._ends = pipe, ends
-        self._thread = threading.Thread(target=self._read, daemon=True, name="output of a command")
-        self._thread.start()
-
-    def wait(self, until: float) -> None:
-        """Wait for the end; raises `TimeoutError` if it has not come by that time."""
-        self._thread.join(max(0.0, until - time.monotonic()))
-        if self._thread.is_alive():
-            raise TimeoutError
-
-    def _read(self) -> None:
-        with self._pipe:
-            while block := self._pipe.read(OUTPUT_BYTES):
-                self.kept += block[: OUTPUT_BYTES + 1 - len(self.kept)]
-                if self._ends and len(self.kept) > OUTPUT_BYTES:
-                    return
-
-
-def _cause(text: str) -> str:
-    """Return the beginning of a message on one line, without characters that a person cannot see."""
-    shown = "".join(char if char.isprintable() else " " for char in text[: 10 * CAUSE_CHARACTERS])
-    return " ".join(shown.split())[:CAUSE_CHARACTERS]
+def secrets_of(server: ServerConfig) -> Iterator[Secret]:
+    """Yield name and value of every secret in a server's configuration."""
+    yield from server.secrets
+    if server.oauth is not None and server.oauth.client_secret is not None:
+        yield "oauth.client_secret", server.oauth.client_secret
+    for name, value in (*server.env.items(), *server.headers.items()):
+        if names_secret(name):
+            yield name, value
+            yield name, _SCHEME.sub("", value)
+    for position, name, value in secret_arguments(server.args):
+        del position
+        yield name, value
+    for text in (server.url or "", *server.args, *server.env.values()):
+        yield from secrets_in_url(text)

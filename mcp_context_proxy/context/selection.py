@@ -239,7 +239,9 @@ class Selector:
         selection.searched = len(found.snapshot.tools), len(found.snapshot.documents)
         selection.near_misses = tuple(self._selected(result) for result in found.near_misses)
         selection.add(self._selected(result) for result in found.results)
-        selection.add(self._item(*twin) for twin in _twins(found))
+        for result in found.results:  # an answer names the same tools of other servers beside it
+            score, why = round(result.score, 4), f"{SAME_TOOL}{key_of(result.item)[1]}"
+            selection.add(self._item(twin, Mode.AGENT, score, why) for twin in result.twins)
         companions: list[Companion] = []
         try:
             items, of_session = [result.item for result in found.results], selection.session
@@ -367,13 +369,6 @@ class Selector:
         server = item.server if isinstance(item, Tool) else None
         tokens = self._costs.of(item)
         return ContextItem(kind, name, server, mode, score, tokens, why, fingerprint=item.fingerprint)
-
-
-def _twins(found: Found) -> Iterator[tuple[Tool, Mode, float, str]]:
-    """Yield the same tools of other servers, which an answer names beside those found."""
-    for result in found.results:
-        for twin in result.twins:
-            yield twin, Mode.AGENT, round(result.score, 4), f"{SAME_TOOL}{key_of(result.item)[1]}"
 
 
 def _fills(options: ContextOptions) -> bool:

@@ -279,8 +279,6 @@ def result_text(result: bytes, characters: int) -> str | None:
 class Session(SessionContext, eq=False):
     """Session of a handshake-era connection; it ends with the connection."""
 
-    rights: Principal = THE_USER
-    """The rights of its client."""
     hello: Hello | None = None
     """The terms on which its client opened it."""
     folders: tuple[str, ...] | None = None

@@ -16,9 +16,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.programs import folder_of, secrets_of
+from mcp_context_proxy.config.programs import folder_of
 from mcp_context_proxy.config.reload import same_connection, with_live_settings
-from mcp_context_proxy.config.secrets import Redactor, secret_arguments
+from mcp_context_proxy.config.secrets import Redactor, secret_arguments, secrets_of
 from mcp_context_proxy.config.settings import LAUNCH, SERVER_NAME
 from mcp_context_proxy.downstream import HIDDEN, Party, without_credentials
 from mcp_context_proxy.downstream.client import DownstreamClient

@@ -24,8 +24,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.programs import broken_npx_cache, downloads, package_version, secrets_of
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.programs import broken_npx_cache, downloads, package_version
+from mcp_context_proxy.config.secrets import Redactor, secrets_of
 from mcp_context_proxy.downstream import without_credentials
 from mcp_context_proxy.downstream.connections import connect, describe, fault_of, remedy_for_output
 from mcp_context_proxy.downstream.era_negotiation import Connected, EraMemory, Introduction, ServerMemory

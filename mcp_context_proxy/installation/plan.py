@@ -22,7 +22,7 @@ from msgspec.structs import fields, replace
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import options_of
 from mcp_context_proxy.config import ServerConfig, default_path
-from mcp_context_proxy.config.forms import expand, read_value
+from mcp_context_proxy.config.forms import read_value
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import (
     DISABLED_SERVERS,
@@ -37,6 +37,7 @@ from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.programs import PROGRAM_ALONE
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, parts_of, plain
+from mcp_context_proxy.config.variables import expand
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HostPlace, about, read_text
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries, with_value
@@ -427,7 +428,8 @@ def plan(
         raise EditError(f"{entry_name} is the name of another server there; rename that one first")
     written = found.written
     entry = dict(written[entry_name]) if before else host.entry_for(command)
-    if before and own and _is_gone(str(found.ours[before].get("command"))):
+    program = Path(str(found.ours[before].get("command"))) if before and own else None
+    if program is not None and program.is_absolute() and not program.exists():
         # That of a version before, which a person has removed with its folder.
         entry = _with_program(entry, command[: command.index("serve")])
     entry = entry if host.named is None else host.named(entry, variables)
@@ -498,10 +500,6 @@ def _configuration_of(entry: Mapping[str, Any], environ: Mapping[str, str]) -> s
     given = next(reversed(options_of(words, "--config")), named)
     file = default_path(environ) if given is None else expand_home(str(given), environ)
     return os.path.realpath(file) if file.is_absolute() and "$" not in str(file) else None
-
-
-def _is_gone(program: str) -> bool:
-    return Path(program).is_absolute() and not Path(program).exists()
 
 
 def _with_program(entry: Mapping[str, Any], program: Sequence[str]) -> dict[str, Any]:

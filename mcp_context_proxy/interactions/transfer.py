@@ -23,8 +23,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.programs import all_secrets_of
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.errors import DataFileError, check_bounds
 from mcp_context_proxy.interactions import BATCH, MESSAGE, Backfilled, InteractionMemory, backfill, scope_of

@@ -156,12 +156,12 @@ async def load(name: str) -> None:
 
     The packages of the SDK import each other in a circle, so an import in two threads at once would fail.
     """
-    await in_thread(_load, name)
 
+    def imported() -> None:
+        with _lock:
+            importlib.import_module(name)
 
-def _load(name: str) -> None:
-    with _lock:
-        importlib.import_module(name)
+    await in_thread(imported)
 
 
 async def trusted_certificates() -> ssl.SSLContext:

@@ -25,7 +25,6 @@ from urllib.parse import unquote
 
 from msgspec import Raw, Struct
 
-from mcp_context_proxy.config.programs import own_secrets_of, secrets_of
 from mcp_context_proxy.config.secrets import (
     LatestSecrets,
     Redactor,
@@ -36,6 +35,8 @@ from mcp_context_proxy.config.secrets import (
     in_json,
     in_urls,
     names_secret,
+    own_secrets_of,
+    secrets_of,
 )
 from mcp_context_proxy.config.settings import Config, GuardsConfig
 from mcp_context_proxy.items import ToolClass

@@ -1,6 +1,7 @@
-"""REST operations on the servers and tools behind the proxy, and switching them on and off.
+"""REST operations on the servers and tools behind the proxy: lists, switches, and approval of definitions.
 
 An operation that changes something needs a proven administrator (`Operation.decides`), and is in the audit.
+A model must get neither the text of a definition that waits nor a way to approve it.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.definitions import tool_definition
@@ -29,10 +31,15 @@ from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.installation.journal import Switched, switch
 from mcp_context_proxy.items import Kind, Snapshot, ToolClass
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Role, reaches
-from mcp_context_proxy.web import Api, BadRequestError, Given, Operation, Order, answer_form, note_order
+from mcp_context_proxy.trust.approval import Approvals
+from mcp_context_proxy.trust.audit import AuditLog
+from mcp_context_proxy.trust.decisions import ApprovalError, changes, decide, hash_of
+from mcp_context_proxy.trust.fingerprints import State
+from mcp_context_proxy.web import Api, BadRequestError, Given, Name, Operation, Order, answer_form, note_order
 from mcp_context_proxy.web.search import Label, Served, described
 
 APPLIED_SECONDS: Final = 10.0
@@ -378,3 +385,138 @@ def all_tools(proxy: Served, counts: TokenCounts) -> dict[str, Any]:
         },
         "failed": [{"server": name, "cause": cause} for name, cause in proxy.fleet.failures().items()],
     }
+
+
+SHOWN_DAYS: Final = 30.0
+"""Days for which a change that was taken is shown."""
+
+SHOWN: Final = 500
+"""Definitions of all servers in one answer, those that wait first."""
+
+NAMES: Final = 1_000
+"""Definitions that are decided about at once."""
+
+BY: Final = "page"
+"""The way in which these operations decide, as it is recorded."""
+
+
+class ChangedDefinition(Struct, frozen=True):
+    """A definition that waits for a person, or that was taken lately without one."""
+
+    server: str
+    kind: str
+    name: str
+    state: str
+    standing: str
+    """The state and how it came about, in words."""
+    waits: bool
+    version: str
+    """Version of the server's package; empty where it is not known."""
+    time: float
+    hash: str
+    """The hash with which to approve it; empty if the differences are shortened."""
+    differences: list[str]
+    """Lines for a person: new sentences first."""
+
+
+class ApprovalsAnswer(Struct, frozen=True):
+    """Definitions that wait for a person, then those that changed lately."""
+
+    definitions: list[ChangedDefinition]
+
+
+class ToReject(Struct, forbid_unknown_fields=True, frozen=True):
+    """Definitions to reject."""
+
+    names: Annotated[list[Name], Meta(min_length=1, max_length=NAMES)]
+
+
+class ToApprove(ToReject, forbid_unknown_fields=True, frozen=True):
+    """Definitions to approve, with the hash of the text that was shown."""
+
+    hash: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class Decided(Struct, frozen=True):
+    """Number of definitions that were decided about."""
+
+    decided: int
+
+
+class ApprovalsApi(Api):
+    """Operations on the approval of definitions."""
+
+    def __init__(
+        self,
+        store: Store,
+        approvals: Approvals,
+        on_decided: Callable[[], None],
+        audit: AuditLog | None = None,
+    ) -> None:
+        """Connect the parts; ``on_decided`` has the catalog follow."""
+        self._store, self._approvals, self._on_decided = store, approvals, on_decided
+        self._audit = audit
+
+    @Operation(
+        "GET",
+        "/approvals",
+        role=Role.VIEW,
+        decides=True,
+        problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
+    )
+    async def _list_approvals(self, given: Given) -> ApprovalsAnswer:
+        """Definitions that wait for a person, and those that changed lately."""
+        return ApprovalsAnswer(await in_thread(self._changed))
+
+    @Order(
+        "/approvals/{server}/approve",
+        problems=(HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
+    )
+    async def _approve(self, given: Given, body: ToApprove) -> Decided:
+        """Approve definitions of a server as they were shown."""
+        return await self._decide(given, body.names, State.APPROVED, expected=body.hash)
+
+    @Order(
+        "/approvals/{server}/reject",
+        problems=(HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
+    )
+    async def _reject(self, given: Given, body: ToReject) -> Decided:
+        """Withhold the present definitions of a server until they are approved."""
+        return await self._decide(given, body.names, State.REJECTED)
+
+    def _changed(self) -> list[ChangedDefinition]:
+        found = [
+            (server, change)
+            for server in filter(reaches, self._store.approvals.servers())
+            for change in changes(self._store, server, days=SHOWN_DAYS, most=SHOWN)
+        ]
+        found.sort(key=lambda pair: not pair[1].waits)
+        return [
+            ChangedDefinition(
+                server=server,
+                kind=change.row.kind,
+                name=change.row.name,
+                state=change.row.state,
+                standing=change.standing,
+                waits=change.waits,
+                version=change.row.version,
+                time=change.row.time,
+                hash=hash_of([change.row]) if change.is_whole else "",
+                differences=list(change.lines),
+            )
+            for server, change in found[:SHOWN]
+        ]
+
+    async def _decide(self, given: Given, names: list[str], state: State, **more: Any) -> Decided:
+        server = given.path["server"]
+        decision = partial(decide, self._store, server, names, state, by=BY, **more)
+        try:
+            rows = await in_thread(self._approvals.take, decision)
+        except ApprovalError as error:
+            raise BadRequestError(HTTPStatus.CONFLICT, f"{error}.") from None
+        self._on_decided()
+        if self._audit is not None:
+            order = "approve" if state is State.APPROVED else "reject"
+            named = rows[0].name if len(rows) == 1 else None
+            note_order(self._audit, given, order, server=server, tool=named, definitions=str(len(rows)))
+        return Decided(len(rows))

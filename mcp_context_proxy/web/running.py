@@ -25,7 +25,6 @@ from msgspec import Meta, Raw, Struct
 from mcp_context_proxy import __version__
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context import DomainOverrides, Overrides
-from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import failure_and_remedy
@@ -416,8 +415,13 @@ class PromptsApi(Api):
         listed = proxy.tool_list.lists_all(found.snapshot)
         is_silent = listed or found.near_misses or not fits_a_prompt(found.tools)
         tools = [] if is_silent else near_the_best(found.tools.results)
-        # Of what was brought, only what the prompt itself means: all the rest came with earlier requests.
-        documents = [one for one in found.brought if _is_for_a_file(one, answer)]
+        # Of what was brought, only documents for a file that the prompt names: all the rest came with other
+        # items, or with earlier requests.
+        documents = [
+            one
+            for one in found.brought
+            if isinstance(one.item, Document) and key_of(one.item) not in answer.brought_by
+        ]
         documents += [] if found.documents is None else found.documents.results
         documents = documents[:DOCUMENTS]
         sources = {key_of(one.item) for one in documents}
@@ -453,11 +457,6 @@ def near_the_best(tools: Sequence[Result]) -> list[Result]:
     """Return the tools with a score near that of the best."""
     least = NEAR_THE_BEST * max((one.score for one in tools), default=0.0) - FITTING.leeway
     return [one for one in tools if one.exact or one.score >= least]
-
-
-def _is_for_a_file(one: Result, answer: SearchAnswer) -> bool:
-    """Return whether a document was brought by nothing but a file that the request names."""
-    return isinstance(one.item, Document) and key_of(one.item) not in answer.brought_by
 
 
 def host_of(wanted: PromptWanted, hosts: Callable[[], list[ConnectedHost]]) -> ConnectedHost | None:

@@ -1,4 +1,4 @@
-"""REST operations on usage statistics and on remembered interactions, and ``/metrics`` for Prometheus."""
+"""REST operations on usage statistics, and ``/metrics`` for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-import anyio
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -28,13 +27,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.auth import METRICS_PATH, rights_of
 from mcp_context_proxy.front.http import HEADERS
-from mcp_context_proxy.interactions import MESSAGE, PATIENCE_SECONDS, InteractionRecorder, Method, agent_named
 from mcp_context_proxy.items import IncludeMode, Snapshot
-from mcp_context_proxy.server.rendering import recall_data
 from mcp_context_proxy.statistics import DEFAULT_PERIOD, seconds_of
 from mcp_context_proxy.statistics.recorder import TIMING_BOUNDS, Counters, Timings
 from mcp_context_proxy.statistics.report import (
@@ -48,8 +44,6 @@ from mcp_context_proxy.statistics.report import (
     Trial,
     UnusedDocument,
 )
-from mcp_context_proxy.store.interactions import Interaction, InteractionScope
-from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import ACTING, Role
@@ -57,12 +51,9 @@ from mcp_context_proxy.web import (
     LISTED_MOST,
     Api,
     BadRequestError,
-    Count,
     Given,
-    Name,
     Operation,
     Period,
-    Words,
     answer_form,
     needs,
     refused,
@@ -201,7 +192,7 @@ class UsageApi(Api):
             "unused": [one for one in unused if (one.kind, one.name) not in hidden],
         }
 
-    @Operation("GET", "/statistics/searches", answer=SearchesAnswer, problems=_PROBLEMS, role=Role.VIEW)
+    @_Report("/statistics/searches", answer=SearchesAnswer)
     async def _list_searches(self, given: Given, wanted: SearchesWanted) -> dict[str, Any]:
         """The latest searches and what was used of them, newest first."""
         searches = await self._read(partial(self._reports.latest, wanted.limit))
@@ -263,185 +254,6 @@ class UsageApi(Api):
             listed=self._listed_whole(snapshot),
             tools=shown,
         )
-
-
-InteractionType = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=64,
-        pattern=r"^[A-Za-z0-9_.-]+$",
-        description="At most 64 letters, digits, '_', '.' and '-'.",
-    ),
-]
-Decay = Annotated[float, Meta(gt=0, le=1)]
-Moment = Annotated[float, Meta(ge=0)]
-"""Seconds since 1970."""
-
-
-class InteractionPosted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Something that was said or done."""
-
-    content: Words
-    agent_name: Name | None = None
-    """By default that of the header ``X-Agent-Name``."""
-    interaction_type: InteractionType = MESSAGE
-    time: Moment | None = None
-    """When it happened; by default now."""
-
-
-class InteractionsWanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Filters for a search of interactions."""
-
-    query: Words | None = None
-    """Text to search for; None for the latest interactions."""
-    agent_name: Name | None = None
-    interaction_type: InteractionType | None = None
-    top_k: Count | None = None
-    """By default ``interactions.top_k``: 10."""
-    time_decay_factor: Decay | None = None
-    """By default ``interactions.time_decay_factor``: 0.95, or that of each type."""
-
-
-class InteractionsUnwanted(Struct, frozen=True, forbid_unknown_fields=True):
-    """Filters for interactions to forget."""
-
-    older_than_days: Annotated[float, Meta(ge=0)]
-    """0 for all."""
-    agent_name: Name | None = None
-    interaction_type: InteractionType | None = None
-
-
-InteractionAnswer: Final = answer_form(
-    "InteractionAnswer", "An interaction as it is kept.", Interaction, without={"owner"}
-)
-
-InteractionFound: Final = answer_form(
-    "InteractionFound",
-    "An interaction that was found.",
-    Interaction,
-    without={"owner"},
-    score=float | None,
-    cosine=float | None,
-    times=int,
-)
-"""``score`` is as in `Recollection`; null in a list of the latest. ``times`` is the number of interactions of
-this type with the same text."""
-
-InteractionsAnswer: Final = answer_form(
-    "InteractionsAnswer",
-    "Interactions, best first; without a query, or where it has no embedding, the latest first.",
-    query=str | None,
-    method=Method,
-    results=list[InteractionFound],  # type: ignore[valid-type]
-    known=int,
-    without_embedding=int,
-    note=str | None,
-)
-"""``known`` is the number of interactions of that agent and type, ``without_embedding`` the number of those
-among them that could be compared with the query by words only."""
-
-
-class Forgotten(Struct, frozen=True):
-    """Number of interactions that were forgotten."""
-
-    forgotten: int
-
-
-LARGEST_ID: Final = 2**63 - 1
-"""Largest id of SQLite."""
-
-_OF_INTERACTIONS: Final = (HTTPStatus.FORBIDDEN, HTTPStatus.SERVICE_UNAVAILABLE)
-
-
-class InteractionsApi(Api):
-    """Operations on interactions."""
-
-    def __init__(self, recorder: InteractionRecorder | None) -> None:
-        """Connect the parts; without a recorder every operation is refused."""
-        self._recorder = recorder
-
-    @Operation(
-        "POST",
-        "/interactions",
-        answer=InteractionAnswer,
-        problems=_OF_INTERACTIONS,
-        role=Role.ADMIN,
-        own_of_profile=True,
-        names_agent=True,
-    )
-    async def _post_interaction(self, given: Given, body: InteractionPosted) -> dict[str, Any]:
-        """Remember something that was said or done."""
-        interaction = Interaction(
-            agent_name=agent_named(body.agent_name or given.agent),
-            interaction_type=body.interaction_type,
-            content=body.content,
-            time=time_of_day() if body.time is None else body.time,
-            owner=given.principal.owner,
-        )
-        kept: dict[str, Any] = msgspec.to_builtins(await self._remembering().post(interaction))
-        del kept["owner"]
-        return kept
-
-    @Operation(
-        "GET",
-        "/interactions",
-        answer=InteractionsAnswer,
-        problems=_OF_INTERACTIONS,
-        role=Role.VIEW,
-        own_of_profile=True,
-    )
-    async def _recall_interactions(self, given: Given, wanted: InteractionsWanted) -> dict[str, Any]:
-        """Interactions that a query means, those long past counting less; or the latest."""
-        owner = None if given.principal.sees_all else given.principal.owner
-        memory = self._remembering().memory
-        await self._remembering().wait_for_recent()
-        if wanted.query is None:
-            search = partial(memory.recent, wanted.agent_name, wanted.top_k, wanted.interaction_type, owner)
-        else:
-            search = partial(
-                memory.semantic_search_interactions,
-                wanted.query[:QUERY_CHARACTERS],
-                wanted.agent_name,
-                wanted.top_k,
-                wanted.time_decay_factor,
-                wanted.interaction_type,
-                owner,
-            )
-        return {"query": wanted.query, **recall_data(await in_thread(search, abandon_on_cancel=True))}
-
-    @Operation("DELETE", "/interactions", problems=_OF_INTERACTIONS, role=Role.ADMIN)
-    async def _forget_interactions(self, given: Given, wanted: InteractionsUnwanted) -> Forgotten:
-        """Forget interactions for good."""
-        agent = None if wanted.agent_name is None else agent_named(wanted.agent_name)
-        days = wanted.older_than_days
-        before = time_of_day() - days * DAY if days else None
-        scope = InteractionScope(agent, wanted.interaction_type, before)
-        # Interactions of a moment ago may still wait to be written: they are forgotten as well.
-        with anyio.move_on_after(PATIENCE_SECONDS):
-            await self._remembering().drain()
-        forget = self._remembering().memory.forget
-        return Forgotten(await in_thread(forget, scope, abandon_on_cancel=True))
-
-    @Operation(
-        "DELETE",
-        "/interactions/{interaction}",
-        problems=(*_OF_INTERACTIONS, HTTPStatus.NOT_FOUND),
-        role=Role.ADMIN,
-    )
-    async def _forget_interaction(self, given: Given) -> Forgotten:
-        """Forget one interaction for good."""
-        name, memory = given.path["interaction"], self._remembering().memory
-        known = name.isascii() and name.isdecimal() and int(name) <= LARGEST_ID
-        if not known or not await in_thread(memory.forget_one, int(name), abandon_on_cancel=True):
-            raise BadRequestError(HTTPStatus.NOT_FOUND, f"There is no interaction {name!r}, or not any more.")
-        return Forgotten(1)
-
-    def _remembering(self) -> InteractionRecorder:
-        if self._recorder is None:
-            off = "Interactions are not remembered; enabled = true under [interactions] switches that on."
-            raise BadRequestError(HTTPStatus.FORBIDDEN, off)
-        return self._recorder
 
 
 def metrics_route(

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from mcp_context_proxy.config.programs import all_secrets_of, differs_from_shell, environment_of, inherited
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.programs import differs_from_shell, environment_of, inherited
+from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 
 NEEDED = {
     **{name: f"/ca/{name}" for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS")},

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from support.tables import each
 
-from mcp_context_proxy.config.forms import expand
+from mcp_context_proxy.config.variables import expand
 
 ENVIRON = {"TOKEN": "t0ken", "EMPTY": "", "userHome": "mine", "NESTED": "${TOKEN}"}
 

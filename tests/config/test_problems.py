@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.tables import each
 
 from mcp_context_proxy.errors import MOST_TOLD, ConfigError
 
@@ -87,243 +88,161 @@ def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
-        pytest.param(
-            "[expose]\nprefix = 'no'", "2 expose.prefix: must be true or false, not text", id="bool"
-        ),
-        pytest.param(
-            "[expose]\nprefix = 1",
-            "2 expose.prefix: must be true or false, not a whole number",
-            id="bool-int",
-        ),
-        pytest.param("[http]\nport = '80'", "2 http.port: must be a whole number, not text", id="int-text"),
-        pytest.param(
-            "[http]\nport = 1.0", "2 http.port: must be a whole number, not a number", id="int-float"
-        ),
-        pytest.param("[http]\nport = true", "2 http.port: must be a whole number, not true", id="int-bool"),
-        pytest.param("[search]\ntop_n = 0", "2 search.top_n: must be at least 1", id="zero"),
-        pytest.param(
-            "[search]\ninclude_score = 1.5", "2 search.include_score: must be at most 1", id="above"
-        ),
-        pytest.param(
-            "[search]\ninclude_score = nan", "2 search.include_score: must be a finite number", id="nan"
-        ),
-        pytest.param(
-            "[limits]\ncall_seconds = inf", "2 limits.call_seconds: must be a finite number", id="inf"
-        ),
-        pytest.param(
-            "[search]\ntop_n = 1" + "0" * 22, f"2 search.top_n: must be at most {10**15}", id="huge"
-        ),
-        pytest.param(
-            "[limits]\ncall_seconds = 1e18", f"2 limits.call_seconds: must be at most {10**9}", id="ages"
-        ),
-        pytest.param(
-            "[limits]\ncall_seconds = -1", "2 limits.call_seconds: must be more than 0", id="negative"
-        ),
-        pytest.param(
-            "[limits]\ncall_second = 1",
-            "2 limits.call_second: unknown key; did you mean call_seconds?",
-            id="limit",
-        ),
-        pytest.param("search = 3", "1 search: must be a table, not a whole number", id="table"),
-        pytest.param("servers = []", "1 servers: must be a table, not a list", id="servers"),
-        pytest.param("[servers]\na = 'x'", "2 servers.a: must be a table, not text", id="server"),
-        pytest.param(
+        ("[expose]\nprefix = 'no'", "2 expose.prefix: must be true or false, not text"),
+        ("[expose]\nprefix = 1", "2 expose.prefix: must be true or false, not a whole number"),
+        ("[http]\nport = '80'", "2 http.port: must be a whole number, not text"),
+        ("[http]\nport = 1.0", "2 http.port: must be a whole number, not a number"),
+        ("[http]\nport = true", "2 http.port: must be a whole number, not true"),
+        ("[search]\ntop_n = 0", "2 search.top_n: must be at least 1"),
+        ("[search]\ninclude_score = 1.5", "2 search.include_score: must be at most 1"),
+        ("[search]\ninclude_score = nan", "2 search.include_score: must be a finite number"),
+        ("[limits]\ncall_seconds = inf", "2 limits.call_seconds: must be a finite number"),
+        ("[search]\ntop_n = 1" + "0" * 22, f"2 search.top_n: must be at most {10**15}"),
+        ("[limits]\ncall_seconds = 1e18", f"2 limits.call_seconds: must be at most {10**9}"),
+        ("[limits]\ncall_seconds = -1", "2 limits.call_seconds: must be more than 0"),
+        ("[limits]\ncall_second = 1", "2 limits.call_second: unknown key; did you mean call_seconds?"),
+        ("search = 3", "1 search: must be a table, not a whole number"),
+        ("servers = []", "1 servers: must be a table, not a list"),
+        ("[servers]\na = 'x'", "2 servers.a: must be a table, not text"),
+        (
             "[documents]\nkind = 'rule'",
             "1 documents: must be a list, not a table; write [[documents]] above each",
-            id="documents",
         ),
-        pytest.param("[[documents]]\nkind = 'rule'", "1 documents[0].path: is missing", id="missing"),
-        pytest.param("[store]\npath = ''", "2 store.path: must not be empty", id="empty"),
-        pytest.param("[http]\ntoken_file = ''", "2 http.token_file: must not be empty", id="empty-file"),
-        pytest.param(
+        ("[[documents]]\nkind = 'rule'", "1 documents[0].path: is missing"),
+        ("[store]\npath = ''", "2 store.path: must not be empty"),
+        ("[http]\ntoken_file = ''", "2 http.token_file: must not be empty"),
+        (
             '[store]\npath = "a\\u0000"',
             "2 store.path: has the character U+0000, which no program can be given",
-            id="nul",
         ),
-        pytest.param(
+        (
             "[http]\nresource_url = 'proxy.example.com'",
             "2 http.resource_url: must begin with http:// or https:// and name a host",
-            id="no-url",
         ),
-        pytest.param(
+        (
             "[http]\nallowed_hosts = ['https://proxy.example.com']",
             "2 http.allowed_hosts[0]: must be a name, or name:port, as in the header Host",
-            id="url-for-host",
         ),
-        pytest.param(
+        (
             "[servers.a]\ncommand = 'x'\nenv = { 'A=B' = 'c' }",
             '3 servers.a.env."A=B": cannot be the name of a variable',
-            id="variable",
         ),
-        pytest.param(
+        (
             "[servers.a]\nurl = 'https://a.example'\noauth = { issuer = 'x' }",
             "3 servers.a.oauth.issuer: must begin with http:// or https:// and name a host",
-            id="issuer",
         ),
-        pytest.param(
-            "[store]\npath = 1979-05-27", "2 store.path: must be text in quotes, not a date", id="date"
-        ),
-        pytest.param(
+        ("[store]\npath = 1979-05-27", "2 store.path: must be text in quotes, not a date"),
+        (
             "mistakes = 'x'",
             "1 mistakes: unknown key; allowed here: inherit, env, expose, search, context, results, "
             "approval, learning, statistics, interactions, audit, store, cluster, http, auth, shared, "
             "embedding, rerank, guards, secrets, limits, servers, documents, clients",
-            id="derived",
         ),
-        pytest.param(
+        (
             "[context]\nexpand_results = ['a', 1]",
             "2 context.expand_results[1]: must be text in quotes, not a whole number",
-            id="one of two forms",
         ),
-        pytest.param(
+        (
             "[servers.s]\ncommand = 'x'\nconfirm = 'all'",
             '3 servers.s.confirm: must be "destructive", "write" or "never"; allow and classes say more',
-            id="confirm",
         ),
-        pytest.param(
+        (
             "[servers.s]\ncommand = 'x'\ntools.t = { confirm = 'never', allow = 'ask' }",
             "3 servers.s.tools.t.confirm: has no effect beside allow; keep allow",
-            id="confirm beside allow",
         ),
-        pytest.param("[auth]\nalgorithms = []", "2 auth.algorithms: must not be empty", id="no algorithm"),
-        pytest.param(
+        ("[auth]\nalgorithms = []", "2 auth.algorithms: must not be empty"),
+        (
             "[auth]\nissuer = 'http://h'",
             "1 auth: issuer must begin with https://; http:// is for this machine only",
-            id="issuer",
         ),
-        pytest.param(
-            "[store]\nurl = 'mysql://h/d'", "2 store.url: must begin with postgresql://", id="database"
-        ),
-        pytest.param("[learning]\nab_share = 1.0", "2 learning.ab_share: must be less than 1", id="share"),
-        pytest.param(
+        ("[store]\nurl = 'mysql://h/d'", "2 store.url: must begin with postgresql://"),
+        ("[learning]\nab_share = 1.0", "2 learning.ab_share: must be less than 1"),
+        (
             "[servers.s]\ncommand = 'x'\ntimeout_seconds = 3",
             "3 servers.s.timeout_seconds: unknown key; did you mean connect_timeout or call_timeout or "
             "idle_timeout?",
-            id="word of a key",
         ),
-        pytest.param("[mcpServers]", "1 mcpServers: unknown key; did you mean servers?", id="hosts-word"),
+        ("[mcpServers]", "1 mcpServers: unknown key; did you mean servers?"),
     ],
 )
 def test_a_wrong_value_is_reported_with_the_allowed_ones(problems, text, expected):
     assert problems(text) == [expected]
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "expected"),
     [
-        pytest.param(
-            "", "1 servers.s: has neither command nor url; a server needs one of them", id="neither"
-        ),
-        pytest.param("command = ''", "2 servers.s.command: must not be empty", id="empty"),
-        pytest.param(
-            "command = ['npx']", "2 servers.s.command: must be text in quotes, not a list", id="list"
-        ),
-        pytest.param(
+        ("", "1 servers.s: has neither command nor url; a server needs one of them"),
+        ("command = ''", "2 servers.s.command: must not be empty"),
+        ("command = ['npx']", "2 servers.s.command: must be text in quotes, not a list"),
+        (
             "command = 'x'\nargs = [\n'a',\n1]",
             "5 servers.s.args[1]: must be text in quotes, not a whole number",
-            id="arg",
         ),
-        pytest.param(
-            "command = 'x'\nenv = {A = 1}",
-            "3 servers.s.env.A: must be text in quotes, not a whole number",
-            id="env",
-        ),
-        pytest.param(
+        ("command = 'x'\nenv = {A = 1}", "3 servers.s.env.A: must be text in quotes, not a whole number"),
+        (
             "command = 'x'\ntransport = 'http'",
             "3 servers.s.transport: http needs a url, but the server has a command",
-            id="http",
         ),
-        pytest.param(
+        (
             "url = 'http://h'\ntransport = 'stdio'",
             "3 servers.s.transport: stdio needs a command, but the server has a url",
-            id="stdio",
         ),
-        pytest.param(
+        (
             "url = 'http://h'\ntransport = 'ws'",
             '3 servers.s.transport: must be "stdio", "http" or "sse", not "ws"',
-            id="ws",
         ),
-        pytest.param(
-            "url = 'http://h'\nargs = ['x']",
-            "3 servers.s.args: has no effect on a server with a url",
-            id="url-args",
-        ),
-        pytest.param(
+        ("url = 'http://h'\nargs = ['x']", "3 servers.s.args: has no effect on a server with a url"),
+        (
             "command = 'x'\nheaders = {a = 'b'}",
             "3 servers.s.headers: has no effect on a server with a command",
-            id="headers",
         ),
-        pytest.param("url = 'example.com/mcp'", f"2 servers.s.url: {URL}", id="scheme"),
-        pytest.param("url = 'http:///mcp'", f"2 servers.s.url: {URL}", id="host"),
-        pytest.param("url = 'http://[::1'", f"2 servers.s.url: {URL}", id="bracket"),
-        pytest.param("url = 'http://h:99999'", f"2 servers.s.url: {URL}", id="port"),
-        pytest.param(
-            "command = 'x'\ninclude = 'allways'", f'3 servers.s.include: {MODES}, not "allways"', id="mode"
-        ),
-        pytest.param(
-            "command = 'x'\ndisabled = true",
-            "3 servers.s.disabled: unknown key; did you mean enabled?",
-            id="disabled",
-        ),
-        pytest.param(
-            "serverUrl = 'http://h'\nurl = 'http://h'",
-            "2 servers.s.serverUrl: unknown key; did you mean url?",
-            id="serverUrl",
-        ),
-        pytest.param(
+        ("url = 'example.com/mcp'", f"2 servers.s.url: {URL}"),
+        ("url = 'http:///mcp'", f"2 servers.s.url: {URL}"),
+        ("url = 'http://[::1'", f"2 servers.s.url: {URL}"),
+        ("url = 'http://h:99999'", f"2 servers.s.url: {URL}"),
+        ("command = 'x'\ninclude = 'allways'", f'3 servers.s.include: {MODES}, not "allways"'),
+        ("command = 'x'\ndisabled = true", "3 servers.s.disabled: unknown key; did you mean enabled?"),
+        ("serverUrl = 'http://h'\nurl = 'http://h'", "2 servers.s.serverUrl: unknown key; did you mean url?"),
+        (
             "command = 'x'\nsecrets = []",
             "3 servers.s.secrets: unknown key; allowed here: command, args, env, inherit, cwd, url, headers, "
             "transport, era, isolation, enabled, include, allow, deny, classes, approval, tools, tags, "
             "category, trusted, connect_timeout, call_timeout, start, idle_timeout, spotlight, results, "
             "oauth",
-            id="secrets",
         ),
-        pytest.param(
-            "command = 'x'\nconnect_timeout = 0",
-            "3 servers.s.connect_timeout: must be more than 0",
-            id="timeout",
-        ),
-        pytest.param(
+        ("command = 'x'\nconnect_timeout = 0", "3 servers.s.connect_timeout: must be more than 0"),
+        (
             "command = 'x'\n[servers.s.tools.t]\nincluded = 'agent'",
             "4 servers.s.tools.t.included: unknown key; did you mean include?",
-            id="tool",
         ),
-        pytest.param(
+        (
             "command = 'x'\n[servers.s.tools.t]\ntags = ['fine', 'a,b']",
             "4 servers.s.tools.t.tags[1]: must be 1 to 64 characters, without commas, and without spaces at "
             "its ends",
-            id="tag",
         ),
-        pytest.param(
+        (
             "command = 'x'\ncategory = ' '",
             "3 servers.s.category: must be 1 to 64 characters, without commas, and without spaces at "
             "its ends",
-            id="category",
         ),
-        pytest.param(
-            "command = 'x'\ntools.t.include = 'no'",
-            f'3 servers.s.tools.t.include: {MODES}, not "no"',
-            id="dotted",
-        ),
-        pytest.param(
+        ("command = 'x'\ntools.t.include = 'no'", f'3 servers.s.tools.t.include: {MODES}, not "no"'),
+        (
             "url = 'http://host/'\nheaders = { Key = 'secr\u00e9t' }",
             "3 servers.s.headers.Key: has a character that a header cannot carry; only ASCII without line "
             "breaks is allowed",
-            id="header",
         ),
-        pytest.param(
+        (
             "url = 'http://host/'\nheaders = { Key = \"from a file\\n\" }",
             "3 servers.s.headers.Key: begins or ends with a space or a line break, which a header cannot "
             "carry; remove it",
-            id="end of a header",
         ),
-        pytest.param(
+        (
             "url = 'http://host/'\nheaders = { 'a b' = 'x' }",
             '3 servers.s.headers."a b": cannot be the name of a header',
-            id="name of a header",
         ),
     ],
 )
@@ -343,99 +262,69 @@ def test_a_valid_server_name_is_kept(load_text, name):
     assert list(load_text(f"[servers.{name}]\ncommand = 'x'\n").servers) == [name]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
-        pytest.param(
+        (
             "[servers.s]\ncommand = npx\n",
             "2 : is not valid TOML: Invalid value (column 11); text stands in straight quotes, and true and "
             "false are small",
-            id="value",
         ),
-        pytest.param(
+        (
             '[servers.s]\ncwd = "C:\\work"\n',
             "2 : is not valid TOML: Unescaped '\\' in a string (column 12); write a path with backslashes in "
             "single quotes: 'C:\\folder'",
-            id="path of Windows",
         ),
-        pytest.param(
+        (
             '{"mcpServers": {}}',
             "1 : is not valid TOML: Invalid statement (column 1); a line is KEY = VALUE or [TABLE], and JSON "
             "needs a file name that ends in .json",
-            id="JSON",
         ),
-        pytest.param(
+        (
             "[http\nport = 1",
             "1 : is not valid TOML: Expected ']' at the end of a table declaration (column 6)",
-            id="header",
         ),
-        pytest.param(
+        (
             '[servers.s]\ncommand = "npx\nargs = []\n',
             "2 : is not valid TOML: Illegal character '\\n' (column 15); a quote is not closed on this line",
-            id="quote",
         ),
-        pytest.param("a = 'x", '1 : is not valid TOML: Expected "\'"', id="open"),
-        pytest.param("[http]\nport = 1\nport = 2\n", f"3 port: {TWICE}", id="key-twice"),
-        pytest.param("[http]\n[expose]\n[http]\n", f"3 http: {TWICE}", id="table-twice"),
-        pytest.param("a = {b = 1, b = 2}", f"1 a: {TWICE}", id="inline-twice"),
-        pytest.param("a = " + "[" * 50_000, "None : is nested too deeply", id="deep"),
-        pytest.param(
+        ("a = 'x", '1 : is not valid TOML: Expected "\'"'),
+        ("[http]\nport = 1\nport = 2\n", f"3 port: {TWICE}"),
+        ("[http]\n[expose]\n[http]\n", f"3 http: {TWICE}"),
+        ("a = {b = 1, b = 2}", f"1 a: {TWICE}"),
+        ("a = " + "[" * 50_000, "None : is nested too deeply"),
+        (
             "[http]\nport = 1\n[a" + '. "a.b" .b' * 50 + ".c]\n",
             "3 : is not valid TOML: A key has more than 100 parts (column 1)",
-            id="deep in dots",
         ),
-        pytest.param(
+        (
             "a = {b = 1, " + "b." * 50_000 + "c = 1}",
             "1 : is not valid TOML: A key has more than 100 parts (column 1)",
-            id="deep in dots of an inline table",
         ),
-        pytest.param(
-            "a" + ".a" * 99 + " = 1", "None : is nested too deeply", id="as deep in dots as is parsed"
-        ),
-        pytest.param(
-            b"[http]\nhost = '\xff'\n", "2 : is not UTF-8 text; save it with that encoding", id="encoding"
-        ),
+        ("a" + ".a" * 99 + " = 1", "None : is nested too deeply"),
+        (b"[http]\nhost = '\xff'\n", "2 : is not UTF-8 text; save it with that encoding"),
     ],
 )
 def test_a_syntax_error_in_toml_is_reported_with_its_line(problems, text, expected):
     assert problems(text) == [expected]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
-        pytest.param(
-            '{\n "mcpServers": {\n  "a" {}}}',
-            "3 : is not valid JSON: Expecting ':' delimiter (column 7)",
-            id="colon",
-        ),
-        pytest.param(
-            "{",
-            "1 : is not valid JSON: Expecting property name enclosed in double quotes (column 2)",
-            id="open",
-        ),
-        pytest.param("[]", "1 : must hold a JSON object", id="array"),
-        pytest.param("", "1 : is not valid JSON: Expecting value (column 1)", id="empty"),
-        pytest.param('{"a":' * 50_000, "None : is nested too deeply", id="deep"),
-        pytest.param(
-            '{"mcpServers":' * 400 + "{}" + "}" * 400, "None : is nested too deeply", id="deep and whole"
-        ),
-        pytest.param(
+        ('{\n "mcpServers": {\n  "a" {}}}', "3 : is not valid JSON: Expecting ':' delimiter (column 7)"),
+        ("{", "1 : is not valid JSON: Expecting property name enclosed in double quotes (column 2)"),
+        ("[]", "1 : must hold a JSON object"),
+        ("", "1 : is not valid JSON: Expecting value (column 1)"),
+        ('{"a":' * 50_000, "None : is nested too deeply"),
+        ('{"mcpServers":' * 400 + "{}" + "}" * 400, "None : is nested too deeply"),
+        (
             "{}",
             'None : has neither "mcpServers" nor "servers"; '
             "it must be a host's MCP settings, or config.toml",
-            id="foreign",
         ),
-        pytest.param(
-            '{"mcpServers": {\n"a": {},\n"a": {"command": "x"}}}',
-            f"3 mcpServers.a: {TWICE}",
-            id="server-twice",
-        ),
-        pytest.param(
-            '{"mcpServers": {\n"a": {"command": "x",\n"command": "y"}}}',
-            f"3 mcpServers.a.command: {TWICE}",
-            id="key-twice",
-        ),
+        ('{"mcpServers": {\n"a": {},\n"a": {"command": "x"}}}', f"3 mcpServers.a: {TWICE}"),
+        ('{"mcpServers": {\n"a": {"command": "x",\n"command": "y"}}}', f"3 mcpServers.a.command: {TWICE}"),
     ],
 )
 def test_a_syntax_error_in_json_is_reported_with_line_and_column(problems, text, expected):

@@ -13,9 +13,9 @@ from support import fake_keyring
 from support.fake_keyring import FakeKeyring
 from support.tables import each
 
-from mcp_context_proxy.config import Config, load, secrets
-from mcp_context_proxy.config.programs import all_secrets_of
-from mcp_context_proxy.config.secrets import store_secret
+from mcp_context_proxy.config import Config, load, variables
+from mcp_context_proxy.config.secrets import all_secrets_of
+from mcp_context_proxy.config.variables import store_secret
 
 ENVIRON = {"PATH": "/nowhere", "KNOWN": "from-the-environment"}
 
@@ -87,7 +87,7 @@ def test_a_keyring_that_waits_for_a_person_does_not_keep_the_proxy_waiting(
 ) -> None:
     unlocked = threading.Event()
     monkeypatch.setattr(keyring, "get_password", lambda service, user: unlocked.wait())
-    monkeypatch.setattr(secrets, "KEYRING_SECONDS", 0.05)
+    monkeypatch.setattr(variables, "KEYRING_SECONDS", 0.05)
     problem = loaded(tmp_path, {"A": "${keyring:x}"}).off["s"].problems[0]
     unlocked.set()
 
@@ -192,31 +192,22 @@ def test_no_command_runs_for_the_file_of_a_host(tmp_path: Path) -> None:
     assert not written.exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "message"),
     [
-        pytest.param("${cmd:}", "${cmd:} names no program", id="empty"),
-        pytest.param("${cmd:'x}", "cannot be split into words", id="quotes"),
-        pytest.param(
-            "${cmd:/nowhere/x y}", "${cmd:/nowhere/x ...} cannot be run: No such file", id="missing"
-        ),
-        pytest.param(printing("pass"), "printed nothing", id="nothing"),
-        pytest.param(printing("print('x' * 70_000)"), "printed more than 65,536 bytes", id="too much"),
-        pytest.param(
-            printing("while True: print('x' * 1_000)"), "printed more than 65,536 bytes", id="without an end"
-        ),
-        pytest.param(
+        ("${cmd:}", "${cmd:} names no program"),
+        ("${cmd:'x}", "cannot be split into words"),
+        ("${cmd:/nowhere/x y}", "${cmd:/nowhere/x ...} cannot be run: No such file"),
+        (printing("pass"), "printed nothing"),
+        (printing("print('x' * 70_000)"), "printed more than 65,536 bytes"),
+        (printing("while True: print('x' * 1_000)"), "printed more than 65,536 bytes"),
+        (
             printing("import sys; sys.stderr.write('no' * 1_000_000); sys.exit(3)"),
             "ended with exit code 3: nono",
-            id="fails at length",
         ),
-        pytest.param(
-            printing("raise SystemExit('not\\nsigned in')"), "exit code 1: not signed in", id="fails"
-        ),
-        pytest.param(
-            printing("import sys; sys.stdout.buffer.write(bytes(range(256)))"), "that is no text", id="binary"
-        ),
-        pytest.param(printing("print('a;b', '$KNOWN', '`id`', '|cat')"), "", id="no shell"),
+        (printing("raise SystemExit('not\\nsigned in')"), "exit code 1: not signed in"),
+        (printing("import sys; sys.stdout.buffer.write(bytes(range(256)))"), "that is no text"),
+        (printing("print('a;b', '$KNOWN', '`id`', '|cat')"), ""),
     ],
 )
 def test_a_command_that_gives_no_value_is_told_with_its_reason(
@@ -231,7 +222,7 @@ def test_a_command_that_gives_no_value_is_told_with_its_reason(
 
 
 def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(secrets, "COMMAND_SECONDS", 0.2)
+    monkeypatch.setattr(variables, "COMMAND_SECONDS", 0.2)
     config = loaded(tmp_path, {"A": printing("input() if 0 else __import__('time').sleep(600)")}, ALLOWED)
 
     assert "did not end within 0.2 s" in str(config.off["s"])

@@ -1,8 +1,7 @@
 from support.tables import each
 
 from mcp_context_proxy.config import ServerConfig
-from mcp_context_proxy.config.programs import secrets_of
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.secrets import Redactor, secrets_of
 
 
 def server(**settings: object) -> ServerConfig:

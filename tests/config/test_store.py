@@ -2,8 +2,7 @@
 
 import pytest
 
-from mcp_context_proxy.config.programs import all_secrets_of
-from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 
 URL = 'url = "postgresql://proxy:${DB_PASSWORD}@db.example.com/proxy"'
 

@@ -1,13 +1,8 @@
 """Context handles: unguessable, bound to who made them, bounded in number, forgotten when idle."""
 
+from support.clocks import Clock
+
 from mcp_context_proxy.context.session import PRINCIPALS, Handles, Sessions
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_handle_has_128_random_bits_that_its_public_id_does_not_reveal() -> None:

@@ -5,7 +5,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import anyio
@@ -14,6 +14,7 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.raw_client import text_of
 from support.servers import Workshop
+from support.services import QuietHandler, serving
 
 CROWD = 20
 
@@ -43,12 +44,9 @@ class Posted(ThreadingHTTPServer):
             self.events.put(json.dumps(reply))
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     server: Posted
-
-    def log_message(self, *args: Any) -> None:
-        """Say nothing."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -85,20 +83,16 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def posted(workshop: Workshop) -> Iterator[Posted]:
-    with Posted() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/sse"
+    server = Posted()
+    with serving(server) as root:
         workshop.server("posted").settings = {
-            "url": url,
+            "url": f"{root}/sse",
             "transport": "sse",
             "era": "handshake",
             "call_timeout": 10.0,
         }
         yield server
         server.events.put(None)
-        server.shutdown()
-        thread.join()
 
 
 async def test_calls_do_not_wait_for_a_server_that_accepts_a_post_only_when_it_has_run(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import anyio
@@ -18,6 +17,7 @@ from support.ledger import until
 from support.proxies import Host, command, host_of, inside
 from support.raw_client import RpcError
 from support.servers import Server, Workshop
+from support.services import QuietHandler, serving
 from support.tables import each
 from support.wires import stdio
 
@@ -27,7 +27,7 @@ ERAS = [pytest.param(era, marks=pytest.mark.either("odd")) for era in ("modern",
 FAULTY = "odd__faulty"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """An MCP server that speaks as it should until its tool is called."""
 
     protocol_version = "HTTP/1.1"
@@ -36,9 +36,6 @@ class Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.server.connections += 1
-
-    def log_message(self, *args: Any) -> None:
-        """Say nothing."""
 
     def do_POST(self) -> None:
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -114,13 +111,10 @@ class OddServer(ThreadingHTTPServer):
 
 @pytest.fixture(params=ERAS)
 def odd(request: pytest.FixtureRequest, workshop: Workshop) -> Iterator[OddServer]:
-    with OddServer(request.param) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    server = OddServer(request.param)
+    with serving(server):
         workshop.server("odd").settings = server.settings
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

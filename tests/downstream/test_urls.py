@@ -3,10 +3,8 @@
 import json
 import socket
 import sys
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +16,7 @@ from support.ledger import until
 from support.proxies import Host, HttpProxy, host_of, http_proxy, inside, real_command
 from support.raw_client import OWN
 from support.servers import Server, Workshop, tool
+from support.services import QuietHandler, serving
 from support.tables import each
 from support.wires import stdio
 
@@ -298,7 +297,7 @@ async def test_calls_with_an_expired_session_each_run_once_in_a_new_one(
 def slashed(status: int, behind: str) -> Iterator[str]:
     """The server at a URL, at the path ``/mcp/``; whoever asks for ``/mcp`` is sent there."""
 
-    class Slashed(BaseHTTPRequestHandler):
+    class Slashed(QuietHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", "0")))
             if self.path != "/mcp/":
@@ -319,20 +318,10 @@ def slashed(status: int, behind: str) -> Iterator[str]:
         def do_GET(self) -> None:
             self.send_error(405)
 
-        do_DELETE = do_GET  # noqa: N815 - the base class names them
+        do_DELETE = do_GET
 
-        def log_message(self, *args: Any) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Slashed) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/mcp"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Slashed) as root:
+        yield f"{root}/mcp"
 
 
 @contextmanager
@@ -340,7 +329,7 @@ def redirecting(status: int, location: str) -> Iterator[tuple[str, list[str]]]:
     """A server that sends everybody elsewhere: its URL, and who came."""
     asked: list[str] = []
 
-    class Elsewhere(BaseHTTPRequestHandler):
+    class Elsewhere(QuietHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
             self.rfile.read(int(self.headers.get("content-length", "0")))
@@ -349,19 +338,10 @@ def redirecting(status: int, location: str) -> Iterator[tuple[str, list[str]]]:
             self.send_header("content-length", "0")
             self.end_headers()
 
-        do_POST = do_DELETE = do_GET  # noqa: N815 - the base class names them
+        do_POST = do_DELETE = do_GET
 
-        def log_message(self, *args: Any) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/mcp", asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Elsewhere) as root:
+        yield f"{root}/mcp", asked
 
 
 @pytest.mark.parametrize("kind", ["stdio", "http"])
@@ -382,7 +362,7 @@ async def test_a_modern_server_that_first_refuses_its_own_revision_is_asked_agai
     assert server.ledger.messages("initialize") == []
 
 
-class Baker(BaseHTTPRequestHandler):
+class Baker(QuietHandler):
     """A server that sets cookies with every response, and answers with the size of those that it gets."""
 
     protocol_version = "HTTP/1.1"
@@ -418,18 +398,12 @@ class Baker(BaseHTTPRequestHandler):
         self.send_header("content-length", "0")
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 async def test_the_cookies_of_a_server_are_sent_back_and_bounded(workshop: Workshop) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Baker) as baker:
-        threading.Thread(target=baker.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{baker.server_port}/mcp"
-        workshop.server("baker").settings = {"url": url, "era": "handshake"}
+    with serving(Baker) as root:
+        workshop.server("baker").settings = {"url": f"{root}/mcp", "era": "handshake"}
         async with host_of(workshop.config(), "handshake") as host:
             sent = [(await host.call("baker__bake"))["content"][0]["text"] for _ in range(60)]
-        baker.shutdown()
 
     assert all("affinity=one" in cookies for cookies in sent)
     assert max(map(len, sent)) < 33 * 200

@@ -28,11 +28,6 @@ class CountingEmbedder:
         return np.array([row / np.linalg.norm(row) for row in rows], np.float32)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.sqlite3"
-
-
 def cached(model: CountingEmbedder, store: Store) -> CachedEmbedder:
     return CachedEmbedder(LazyModel(lambda: model), store.vectors)
 

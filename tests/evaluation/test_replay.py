@@ -1,14 +1,12 @@
 """A log that is replayed: the pairs that use would have taught by then."""
 
-import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.commands import forked_command
+from support.words import Words
 
 from mcp_context_proxy.evaluation import (
     REVEALED,
@@ -35,25 +33,6 @@ ANIMALS = [
     "sable",
     "bongo",
 ]
-
-
-class Words:
-    """A text is the sum of its words."""
-
-    def embed(
-        self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
-    ) -> np.ndarray:
-        return self.vectors(texts)[1]
-
-    def vectors(self, texts: Sequence[str]) -> tuple[str, np.ndarray]:
-        rows = [sum(map(self._direction, text.lower().split())) for text in texts]
-        scaled = [row / np.linalg.norm(row) for row in rows]
-        return "words", np.array(scaled, np.float32).reshape(len(rows), 48)
-
-    @staticmethod
-    def _direction(word: str) -> np.ndarray:
-        seed = hashlib.sha256(word.strip(".,:").encode()).digest()[:8]
-        return np.random.default_rng(int.from_bytes(seed, "big")).standard_normal(48)
 
 
 @pytest.fixture

@@ -14,14 +14,12 @@ from support import wires
 from support.issuer import AUDIENCE, Issuer, issuing
 from support.ledger import until
 from support.proxies import HttpProxy, http_proxy
-from support.raw_client import HANDSHAKE, MODERN, OWN, PATIENCE, PREFIX
+from support.raw_client import ACCEPT, HANDSHAKE, MODERN, OWN, PATIENCE, PREFIX, WHO, message
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.front.auth import WRONG_AT_ONCE
 from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
 
-ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-WHO = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
 META = {
     PREFIX + "protocolVersion": MODERN,
     PREFIX + "clientInfo": {"name": "raw", "version": "1"},
@@ -72,10 +70,6 @@ async def client(proxy: HttpProxy) -> AsyncIterator[httpx2.AsyncClient]:
 
 def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
-
-
-def message(method: str, **params: Any) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
 
 
 async def called(

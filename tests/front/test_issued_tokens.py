@@ -13,6 +13,7 @@ import anyio
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from support.clocks import Clock
 from support.issuer import AUDIENCE, Issuer, ec_key, encoded, issuing, jwk, pem, rsa_key
 from support.tables import each
 
@@ -41,13 +42,6 @@ def issuer() -> Iterator[Issuer]:
 
 def config(of: Issuer, /, **more: Any) -> Config:
     return Config.of({"auth": of.settings(**more), "http": {"resource_url": AUDIENCE}})
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def tokens_of(issuer: Issuer, clock: Clock | None = None, seconds: float = 10.0, **more: Any) -> IssuedTokens:
@@ -210,7 +204,7 @@ async def test_a_token_without_a_key_id_is_for_an_issuer_with_one_key(issuer: Is
 
 
 async def test_a_new_key_is_fetched_and_an_old_one_no_longer_believed(issuer: Issuer) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     tokens, old = tokens_of(issuer, clock), issuer.token(iat=int(time.time()) - 5)
     await tokens.verify(old)
     issuer.rotate("two")
@@ -229,7 +223,7 @@ async def test_a_new_key_is_fetched_and_an_old_one_no_longer_believed(issuer: Is
 
 
 async def test_invented_key_ids_cost_one_fetch_in_half_a_minute(issuer: Issuer) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     tokens = tokens_of(issuer, clock)
 
     async def invented(number: int) -> None:
@@ -285,7 +279,7 @@ async def test_discovery_leads_to_no_address_nearer_or_unencrypted(issuer: Issue
 
 
 async def test_a_slow_issuer_delays_those_alone_who_have_a_new_key(issuer: Issuer) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     tokens = tokens_of(issuer, clock, seconds=1.0)
     known = issuer.token("anna")
     await tokens.verify(known)
@@ -305,7 +299,7 @@ async def test_a_slow_issuer_delays_those_alone_who_have_a_new_key(issuer: Issue
 
 
 async def test_keys_are_used_for_an_hour_while_the_issuer_is_away(issuer: Issuer) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     tokens = tokens_of(issuer, clock)
     known = issuer.token()
     await tokens.verify(known)
@@ -322,7 +316,7 @@ async def test_keys_are_used_for_an_hour_while_the_issuer_is_away(issuer: Issuer
 
 async def test_nothing_is_decided_about_a_new_key_while_the_issuer_is_away(issuer: Issuer) -> None:
     """A client that is told that its token is wrong logs its person in again, and gets another like it."""
-    clock = Clock()
+    clock = Clock(1000.0)
     tokens, old = tokens_of(issuer, clock), issuer.token()
     await tokens.verify(old)
     issuer.rotate("two")

@@ -15,15 +15,13 @@ import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import HttpProxy, http_proxy
-from support.raw_client import HANDSHAKE, MODERN, OWN, PATIENCE, PREFIX
+from support.raw_client import ACCEPT, HANDSHAKE, MODERN, OWN, PATIENCE, PREFIX, WHO, message
 from support.servers import Server, Workshop, tool
 from support.shop import TOKEN, environment
 
 from mcp_context_proxy.front.http_sessions import GUESSES
 
-ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 ALICE, MALLORY = ({"authorization": f"Bearer {name}"} for name in ("alice", "mallory"))
-WHO = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +43,6 @@ def server(server_and_proxy: tuple[Server, HttpProxy]) -> Server:
 async def client(proxy: HttpProxy) -> AsyncIterator[httpx2.AsyncClient]:
     async with httpx2.AsyncClient(base_url=proxy.base, timeout=20) as opened:
         yield opened
-
-
-def message(method: str, request_id: int | None = 1, **params: Any) -> dict[str, Any]:
-    numbered = {} if request_id is None else {"id": request_id}
-    return {"jsonrpc": "2.0", **numbered, "method": method, "params": params}
 
 
 async def session_of(client: httpx2.AsyncClient, who: dict[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import HttpProxy, http_proxy
-from support.raw_client import MODERN, PREFIX
+from support.raw_client import ACCEPT, MODERN, PREFIX
 from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 
@@ -22,8 +22,6 @@ from mcp_context_proxy.config import load
 from mcp_context_proxy.front.http import Readiness
 from mcp_context_proxy.server.gateway import Quota
 from mcp_context_proxy.trust import Principal
-
-ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 
 
 def call(name: str, number: int) -> dict[str, Any]:

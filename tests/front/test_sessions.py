@@ -13,14 +13,13 @@ import httpx2
 import pytest
 from support.ledger import Ledger, until
 from support.proxies import HttpProxy, http_proxy
-from support.raw_client import HANDSHAKE, MODERN, PREFIX
+from support.raw_client import ACCEPT, HANDSHAKE, INITIALIZE, MODERN, PREFIX, message
 from support.servers import Server, Workshop, tool
 from support.wires import http, sse
 
 from mcp_context_proxy.front.conversation import MOST_VALUES, PROTOCOL_BYTES
 from mcp_context_proxy.front.http_sessions import GUESSES
 
-ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 STREAM = {"accept": "text/event-stream"}
 PLACES = 3
 NO_IDS = ["1.5", "null", "true"]
@@ -50,18 +49,6 @@ def server(server_and_proxy: tuple[Server, HttpProxy]) -> Server:
 async def client(server_and_proxy: tuple[Server, HttpProxy]) -> Any:
     async with httpx2.AsyncClient(base_url=server_and_proxy[1].base, timeout=20) as client:
         yield client
-
-
-def message(method: str, request_id: int = 1, **params: Any) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
-
-
-INITIALIZE = message(
-    "initialize",
-    protocolVersion=HANDSHAKE,
-    capabilities={},
-    clientInfo={"name": "raw", "version": "1"},
-)
 
 
 async def opened(client: httpx2.AsyncClient) -> dict[str, str]:

@@ -1,9 +1,7 @@
 """Requests that web pages make a browser send: header sets as browsers send them, and a real browser."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from starlette.routing import Route
 from support.browser import browser, program
 from support.proxies import http_proxy
 from support.servers import Workshop, tool
+from support.services import QuietHandler, serving
 from support.tables import each
 
 from mcp_context_proxy.front.auth import Guard, policy
@@ -192,21 +191,15 @@ const element = (name, attribute, path) => new Promise((done) => {
 def evil_site() -> Iterator[str]:
     """A web server with a page that tries to reach another port of this machine."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/html")
             self.end_headers()
             self.wfile.write(EVIL_PAGE)
 
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(Handler) as root:
+        yield root.removeprefix("http://")
 
 
 @pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)")

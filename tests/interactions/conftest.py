@@ -1,12 +1,13 @@
 """A memory whose vectors and clock a test can read."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from support import words as words_of_support
+from support.clocks import Clock
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor
@@ -26,12 +27,11 @@ NOW = 20_000 * DAY
 SECRET = "hunter2-and-more"
 
 
-class Words:
-    """A model in which a text is the sum of its words; a number is a text with that cosine to every query."""
+class Words(words_of_support.Words):
+    """A model that is run as a lazy one; a text that is a number has that cosine to every query."""
 
     def __init__(self, model_id: str = "words", dimensions: int = 64) -> None:
-        self.model_id, self.dimensions = model_id, dimensions
-        self.error: ModelError | None = None
+        super().__init__(model_id, dimensions)
         self.unusable: set[str] = set()
         """Texts for which it has no vector."""
         self.asked: list[Sequence[str]] = []
@@ -41,11 +41,11 @@ class Words:
             raise self.error
         return use(self)
 
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
+    def embed(self, texts: Sequence[str], on_progress: object = None) -> np.ndarray:
         self.asked.append(texts)
         if self.unusable.intersection(texts):
             raise ModelError("words", "no vector for that", "say something else")
-        return np.array([self.one(text) for text in texts], np.float32).reshape(len(texts), self.dimensions)
+        return super().embed(texts)
 
     embed_queries = embed
 
@@ -56,29 +56,14 @@ class Words:
         try:
             cosine = 1.0 if text == QUERY else float(text)
         except ValueError:
-            total = sum(self._direction(word.strip(".,:")) for word in text.lower().split())
-            return (total / np.linalg.norm(total)).astype(np.float32)
+            return super().one(text)
         vector = np.zeros(self.dimensions, np.float32)
         vector[0], vector[1] = cosine, np.sqrt(max(1 - cosine**2, 0))
         return vector
 
-    def _direction(self, word: str) -> np.ndarray:
-        seed = hashlib.sha256(f"{self.model_id} {word}".encode()).digest()[:8]
-        return np.random.default_rng(int.from_bytes(seed, "big")).standard_normal(self.dimensions)
-
 
 QUERY = "anything"
 """To which a text that is a number has that cosine."""
-
-
-class Clock:
-    """Seconds since 1970, as a test sets them."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def said(content: str, days: float = 0.0, agent: str = "planner", kind: str = MESSAGE) -> Interaction:
@@ -100,12 +85,7 @@ def words() -> Words:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.sqlite3"
+    return Clock(NOW)
 
 
 @pytest.fixture

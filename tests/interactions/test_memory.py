@@ -3,13 +3,14 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.clocks import Clock
 
 from mcp_context_proxy.errors import ModelError, StoreError
 from mcp_context_proxy.interactions import Interaction, InteractionMemory, Recall
 from mcp_context_proxy.store.interactions import CALL, SEARCH, InteractionScope
 from mcp_context_proxy.store.opening import Store, open_store
 
-from .conftest import DAY, NOW, QUERY, SECRET, Clock, Words, memory_in, remembered, said
+from .conftest import DAY, NOW, QUERY, SECRET, Words, memory_in, remembered, said
 
 
 def contents(found: Recall) -> list[str]:
@@ -206,7 +207,7 @@ def test_changes_by_another_process_are_noticed(path, words: Words, clock: Clock
 @given(st.data())
 def test_search_agrees_with_the_store_after_any_changes(data: st.DataObject) -> None:
     """Against the definition: everything that is there, scored one by one."""
-    words, clock = Words(), Clock()
+    words, clock = Words(), Clock(NOW)
     with open_store("memory") as store:
         memory = memory_in(store, words, clock)
         there: dict[int, tuple[float, float]] = {}

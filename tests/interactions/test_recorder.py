@@ -8,12 +8,13 @@ from pathlib import Path
 
 import anyio
 import pytest
+from support.clocks import Clock
 
 from mcp_context_proxy.errors import ModelError, StoreError
 from mcp_context_proxy.interactions import WAITING, InteractionMemory, InteractionRecorder
 from mcp_context_proxy.store.opening import open_store
 
-from .conftest import QUERY, Clock, Words, memory_in, said
+from .conftest import QUERY, Words, memory_in, said
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clocks import Clock
 
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.interactions import InteractionMemory
@@ -17,7 +18,7 @@ from mcp_context_proxy.interactions.transfer import MessageTable, export_file, e
 from mcp_context_proxy.store.interactions import InteractionScope
 from mcp_context_proxy.store.opening import Store, open_store
 
-from .conftest import DAY, NOW, Clock, Words, memory_in, said
+from .conftest import DAY, NOW, Words, memory_in, said
 
 
 def contents(memory: InteractionMemory) -> list[str]:

@@ -1,49 +1,10 @@
 """A learned tier whose vectors and clock a test can read."""
 
-import hashlib
-from collections.abc import Sequence
-
-import numpy as np
 import pytest
-
-from mcp_context_proxy.errors import ModelError
+from support.clocks import Clock
+from support.words import Words
 
 DAY = 86_400.0
-
-
-class Words:
-    """A model in which a text is the sum of its words; counts the texts it was asked for."""
-
-    def __init__(self, model_id: str = "words", dimensions: int = 64) -> None:
-        self.model_id, self.dimensions = model_id, dimensions
-        self.error: ModelError | None = None
-
-    def vectors(self, texts: Sequence[str]) -> tuple[str, np.ndarray]:
-        if self.error is not None:
-            raise self.error
-        rows = [self.one(text) for text in texts]
-        return self.model_id, np.array(rows, np.float32).reshape(len(rows), self.dimensions)
-
-    def embed(self, texts: Sequence[str], on_progress: object = None) -> np.ndarray:
-        return self.vectors(texts)[1]
-
-    def one(self, text: str) -> np.ndarray:
-        total = sum(self._direction(word.strip(".,:")) for word in text.lower().split())
-        return (total / np.linalg.norm(total)).astype(np.float32)
-
-    def _direction(self, word: str) -> np.ndarray:
-        seed = hashlib.sha256(f"{self.model_id} {word}".encode()).digest()[:8]
-        return np.random.default_rng(int.from_bytes(seed, "big")).standard_normal(self.dimensions)
-
-
-class Clock:
-    """Seconds since 1970, as a test sets them."""
-
-    def __init__(self) -> None:
-        self.now = 1_000 * DAY
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -53,4 +14,4 @@ def words() -> Words:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_000 * DAY)

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
+from support.clocks import Clock
 
 from mcp_context_proxy.learning.tier import LOOK_SECONDS, NEW_FOR_DAYS, NEWEST, Novelty, addition
 from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.store.statistics import DAY, DefinitionRow
-
-from .conftest import Clock
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from msgspec.structs import replace
+from support.words import Words
 
 from mcp_context_proxy.learning import (
     FORGET_BELOW,
@@ -24,8 +25,6 @@ from mcp_context_proxy.learning import (
 )
 from mcp_context_proxy.store.learned import Pair
 from mcp_context_proxy.store.statistics import DAY
-
-from .conftest import Words
 
 VECTOR = np.array([1, 0], np.float32)
 

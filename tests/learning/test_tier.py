@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.clocks import Clock
 from support.commands import forked_program
+from support.words import Words
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.learning import MOST_ADDED_IN_DOUBT, NEW_IN_A_SESSION, Signal, Use, moved
@@ -21,15 +23,8 @@ from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, Principal, Role
 
-from .conftest import Clock, Words
-
 MAIL, CHAT = ("office", "send_mail"), ("office", "send_chat")
 QUERY = "tell my colleague about the meeting"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.sqlite3"
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import anyio
+from support.clocks import Clock
 
 from mcp_context_proxy.learning import SEVERAL, WorkingSet, chosen
 from mcp_context_proxy.statistics.recorder import SessionRecorder
 from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.store.statistics import DAY, DefinitionRow
 from mcp_context_proxy.store.tables import ToolSession, ToolSessions
-
-from .conftest import Clock
 
 LATE = 20_000 * DAY
 
@@ -71,7 +70,7 @@ async def record(path: Path, clock: Clock, *sessions: str | None) -> None:
 
 
 async def test_each_session_is_counted_once_across_restarts(tmp_path):
-    path, clock = tmp_path / "store.sqlite3", Clock()
+    path, clock = tmp_path / "store.sqlite3", Clock(1_000 * DAY)
     await record(path, clock, "one", "one", "two", "two")
     assert choose(path, clock) == []
 
@@ -82,7 +81,7 @@ async def test_each_session_is_counted_once_across_restarts(tmp_path):
 
 
 async def test_what_is_chosen_once_a_day_is_the_same_for_all_who_share_the_store(tmp_path):
-    path, clock = tmp_path / "store.sqlite3", Clock()
+    path, clock = tmp_path / "store.sqlite3", Clock(1_000 * DAY)
     await record(path, clock, "one", "two", "three")
     running = WorkingSet()
     with open_store(path) as store:
@@ -103,7 +102,7 @@ async def test_what_is_chosen_once_a_day_is_the_same_for_all_who_share_the_store
 
 
 async def test_calls_without_a_session_are_counted_by_day(tmp_path):
-    path, clock = tmp_path / "store.sqlite3", Clock()
+    path, clock = tmp_path / "store.sqlite3", Clock(1_000 * DAY)
     await record(path, clock, *[None] * 50)
     assert choose(path, clock) == []
 
@@ -115,7 +114,7 @@ async def test_calls_without_a_session_are_counted_by_day(tmp_path):
 
 
 async def test_tools_not_used_for_a_month_are_forgotten(tmp_path):
-    path, clock = tmp_path / "store.sqlite3", Clock()
+    path, clock = tmp_path / "store.sqlite3", Clock(1_000 * DAY)
     await record(path, clock, "one", "two", "three")
     clock.now += 29 * DAY
     assert choose(path, clock) == ["a"]
@@ -128,7 +127,7 @@ async def test_tools_not_used_for_a_month_are_forgotten(tmp_path):
 
 
 async def test_pending_sessions_are_written_at_the_end(tmp_path):
-    path, clock = tmp_path / "store.sqlite3", Clock()
+    path, clock = tmp_path / "store.sqlite3", Clock(1_000 * DAY)
     with open_store(path) as store:
         recorder = SessionRecorder(store.tool_sessions, clock)
         async with anyio.create_task_group() as group:

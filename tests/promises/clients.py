@@ -19,7 +19,6 @@ LARGE = "server/test_large_results.py::"
 PERMISSIONS = "server/test_permissions.py::"
 TURNED_OFF = "server/test_turned_off.py::"
 HOST_FILES = "config/test_hosts.py::"
-DOCUMENTS = "server/test_documents.py::"
 SURROUNDINGS = "faults/test_surroundings.py::"
 
 CLIENTS = (
@@ -310,8 +309,8 @@ CLIENTS = (
         "hides nothing.",
         "catalog/test_documents_confinement.py::test_a_project_leads_out_of_itself_by_no_link",
         "catalog/test_documents_confinement.py::test_symbolic_links_are_reported_and_not_followed",
-        DOCUMENTS + "test_nothing_but_visible_text_files_of_a_skill_is_read",
-        DOCUMENTS + "test_what_a_skills_file_says_hides_nothing",
+        OWN_SKILLS + "test_nothing_but_visible_text_files_of_a_skill_is_read",
+        OWN_SKILLS + "test_what_a_skills_file_says_hides_nothing",
     ),
     Promise(
         "A skill of a server stands under the name of that server, and no URI of another server passes "

@@ -225,7 +225,7 @@ README = (
         "on, also the files of a skill. `always` rules are given to the model once in a session.",
         DOCUMENTS + "test_a_found_document_is_given_whole",
         DOCUMENTS + "test_a_long_document_comes_as_an_outline_that_leads_to_its_sections",
-        DOCUMENTS + "test_the_files_of_a_skill_are_read_by_its_name_and_their_path",
+        "server/test_own_skills.py::test_the_files_of_a_skill_are_read_by_its_name_and_their_path",
         DOCUMENTS + "test_the_rules_of_a_session_are_in_its_first_answer_and_in_no_other",
         "proxy/test_documents.py::test_the_rules_of_a_session_are_in_the_instructions_and_in_no_answer",
     ),

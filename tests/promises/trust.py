@@ -105,7 +105,7 @@ TRUST = (
         LIMITED + "test_nothing_of_another_server_is_read",
         LIMITED + "test_a_handshake_client_cannot_subscribe_to_a_resource_of_another_server",
         LIMITED + "test_nothing_is_said_about_servers_that_are_off",
-        LIMITED + "test_log_messages_of_other_servers_do_not_reach_its_session",
+        LIMITED + "test_log_messages_of_servers_that_it_does_not_reach_now_do_not_reach_its_session",
         LIMITED + "test_the_api_shows_a_limited_principal_its_part_alone",
         "trust/test_limited_principals.py::test_what_concerns_everybody_needs_an_administrator",
         "trust/test_profiles.py::test_a_token_that_is_bound_to_a_profile_reads_no_figures_and_no_problems",

@@ -90,11 +90,6 @@ def test_the_clock_of_this_process_tells_the_time() -> None:
     assert before - 1 <= time_of_day() <= time.time() + 1
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.sqlite3"
-
-
 def counts(path: Path) -> dict[str, int]:
     tables = ("learned", "tool_usage", "search_usage", "searches", "tool_sessions")
     with closing(sqlite3.connect(path)) as connection:

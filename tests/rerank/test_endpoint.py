@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from support.chat import Asked, ChatService
+from support.clocks import Clock
 
 from mcp_context_proxy.config import Config, Limits, RerankConfig
 from mcp_context_proxy.retrieval.reranker import RETRY_SECONDS, Reranker, reranker_for, reranker_model_for
@@ -17,13 +18,6 @@ from .conftest import names
 PATIENT, HASTY = Limits(rerank_seconds=30.0), Limits(rerank_seconds=0.2)
 KEY = "sk-very-secret-key"
 AS_IT_WAS = ["a", "b", "c"]
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def reranker(service: ChatService, limits: Limits = PATIENT, clock: Any = None, **settings: Any) -> Reranker:

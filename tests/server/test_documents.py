@@ -1,9 +1,7 @@
-"""Rules, references and skills as a model gets them: in answers, in parts, and once in a session."""
+"""Rules and references as a model gets them: in answers, in parts, and once in a session."""
 
 import json
-import os
-import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from support.proxies import Host, command, inside
 from support.raw_client import OWN, PREFIX
 from support.raw_client import text_of as text_in
 from support.servers import Workshop, tool
+from support.skills import write
 from support.wires import stdio
 
 from mcp_context_proxy.app.proxy import Proxy
@@ -42,12 +41,6 @@ def folder(workshop: Workshop) -> Path:
     root = workshop.folder / "library"
     root.mkdir()
     return root
-
-
-def write(root: Path, files: dict[str, str | bytes]) -> None:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(text.encode() if isinstance(text, str) else text)
 
 
 @asynccontextmanager
@@ -274,105 +267,6 @@ async def test_the_tool_that_reads_documents_is_listed_only_where_there_are_some
     assert set(definition["inputSchema"]["properties"]) == {"name", "section", "page"}
     read = {name: definition[name] for name in ("name", "description", "inputSchema")}
     assert COUNT(json.dumps(read)) <= 120
-
-
-SKILL = (
-    "---\nname: pdf\ndescription: Fills in the forms of PDF files\n---\n# PDF forms\n\nSee forms.md first.\n"
-)
-
-
-@pytest.fixture
-def skill(workshop: Workshop, folder: Path) -> Iterator[Path]:
-    write(workshop.folder, {"secret.txt": "SECRET"})
-    write(
-        folder,
-        {
-            "pdf/SKILL.md": SKILL,
-            "pdf/forms.md": "# Forms\n\n## Fields\n\nNames of fields.\n\n## Flattening\n\nLast.\n",
-            "pdf/scripts/fill.py": "print('fill')\n",
-            "pdf/logo.png": b"\x89PNG\0\xff",
-            "pdf/.env": "SECRET",
-            "pdf/huge.txt": "x" * 2_000_000,
-            "other/notes.txt": "OTHER",
-        },
-    )
-    (folder / "pdf" / "link.txt").symlink_to(workshop.folder / "secret.txt")
-    (folder / "pdf" / "out").symlink_to(workshop.folder)
-    os.mkfifo(folder / "pdf" / "pipe")
-    yield folder / "pdf"
-
-
-async def test_a_skill_tells_its_folder_and_its_files(workshop: Workshop, skill: Path, era: str) -> None:
-    async with opened(workshop, skill.parent) as proxy:
-        host = Host(proxy, era)
-        answer = await text_of(host, SEARCH, {"query": "fill in a form of a PDF file"})
-        read = await text_of(host, READ, {"name": "pdf"})
-
-    size = (skill / "forms.md").stat().st_size
-    for text in (answer, read):
-        assert f"Folder: {skill}" in text
-        assert (
-            f"forms.md ({size} bytes), huge.txt (2,000.0 kB), logo.png (6 bytes), scripts/fill.py (14 bytes)"
-            in text
-        )
-        assert ".env" not in text
-        assert "link.txt" not in text
-        assert READ in text
-
-
-async def test_the_files_of_a_skill_are_read_by_its_name_and_their_path(
-    workshop: Workshop, skill: Path, era: str
-) -> None:
-    async with opened(workshop, skill.parent) as proxy:
-        host = Host(proxy, era)
-        script = await text_of(host, READ, {"name": "reference://pdf/scripts/fill.py"})
-        by_name = await text_of(host, READ, {"name": "pdf/scripts/fill.py"})
-        section = await text_of(host, READ, {"name": "reference://pdf/forms.md", "section": "Fields"})
-        typed_wrong = await text_of(host, READ, {"name": "pdf/scripts/fil.py"})
-
-    assert script == by_name == "reference://pdf/scripts/fill.py:\n\nprint('fill')"
-    assert section.endswith("## Fields\n\nNames of fields.")
-    assert "did you mean scripts/fill.py?" in typed_wrong
-
-
-UNREADABLE = [
-    "../other/notes.txt",
-    "../../secret.txt",
-    "scripts/../../other/notes.txt",
-    "./../other/notes.txt",
-    "link.txt",
-    "out/secret.txt",
-    ".env",
-    "pipe",
-    "huge.txt",
-    "logo.png",
-    "scripts",
-    "/etc/passwd",
-    "..\\other\\notes.txt",
-    "scripts/%2e%2e/%2e%2e/other/notes.txt",
-    "",
-    "a/" * 40,
-]
-
-
-async def test_nothing_but_visible_text_files_of_a_skill_is_read(workshop: Workshop, skill: Path) -> None:
-    async with opened(workshop, skill.parent) as proxy:
-        host = Host(proxy, "modern")
-        results = {path: await host.call(READ, {"name": f"reference://pdf/{path}"}) for path in UNREADABLE}
-
-    for path, result in results.items():
-        text = result["content"][0]["text"]
-        assert re.search("SECRET|OTHER|root:", text) is None, path
-        assert len(text) < 600, path
-        assert result.get("isError") is True or path == "", path
-
-
-async def test_what_a_skills_file_says_hides_nothing(workshop: Workshop, skill: Path) -> None:
-    (skill / "notes.txt").write_text("Seen.\x1b[2J\u202e\U000e0041 Hidden?", encoding="utf-8")
-    async with opened(workshop, skill.parent) as proxy:
-        text = await text_of(Host(proxy, "modern"), READ, {"name": "pdf/notes.txt"})
-
-    assert text == "reference://pdf/notes.txt:\n\nSeen. Hidden?"
 
 
 RULES = {

@@ -1,10 +1,12 @@
 """Skills of the user's own folders, for clients of both eras."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from support.proxies import Host, host_of, inside
+from support.raw_client import text_of
 from support.servers import Workshop, tool
 from support.skills import digest, listed, manifest_file, read, refusal, write
 
@@ -148,3 +150,105 @@ async def test_an_own_skill_over_the_bounds_is_left_out(workshop: Workshop, fold
     async with host_of(own(workshop, folder), "modern") as host:
         assert await listed(host) == {}
         assert "more than 512 files" in (await refusal(host, "skills/get", f"{OWN}/SKILL.md")).message
+
+
+PDF = (
+    "---\nname: pdf\ndescription: Fills in the forms of PDF files\n---\n# PDF forms\n\nSee forms.md first.\n"
+)
+
+
+@pytest.fixture
+def skill(folder: Path, tmp_path: Path) -> Path:
+    write(tmp_path, {"secret.txt": "SECRET"})
+    write(
+        folder,
+        {
+            "pdf/SKILL.md": PDF,
+            "pdf/forms.md": "# Forms\n\n## Fields\n\nNames of fields.\n\n## Flattening\n\nLast.\n",
+            "pdf/scripts/fill.py": "print('fill')\n",
+            "pdf/logo.png": b"\x89PNG\0\xff",
+            "pdf/.env": "SECRET",
+            "pdf/huge.txt": "x" * 2_000_000,
+            "other/notes.txt": "OTHER",
+        },
+    )
+    (folder / "pdf" / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (folder / "pdf" / "out").symlink_to(tmp_path)
+    os.mkfifo(folder / "pdf" / "pipe")
+    return folder / "pdf"
+
+
+async def said(host: Host, name: str, **more: str) -> str:
+    return text_of(await host.call("read_document", {"name": name, **more}))
+
+
+async def test_a_skill_tells_its_folder_and_its_files(workshop: Workshop, skill: Path, era: str) -> None:
+    async with host_of(own(workshop, skill.parent), era) as host:
+        answer = text_of(await host.call("search_available_tools", {"query": "fill in a form of a PDF file"}))
+        read = await said(host, "pdf")
+
+    size = (skill / "forms.md").stat().st_size
+    for text in (answer, read):
+        assert f"Folder: {skill}" in text
+        assert (
+            f"forms.md ({size} bytes), huge.txt (2,000.0 kB), logo.png (6 bytes), scripts/fill.py (14 bytes)"
+            in text
+        )
+        assert ".env" not in text
+        assert "link.txt" not in text
+        assert "read_document" in text
+
+
+async def test_the_files_of_a_skill_are_read_by_its_name_and_their_path(
+    workshop: Workshop, skill: Path, era: str
+) -> None:
+    async with host_of(own(workshop, skill.parent), era) as host:
+        script = await said(host, "reference://pdf/scripts/fill.py")
+        by_name = await said(host, "pdf/scripts/fill.py")
+        section = await said(host, "reference://pdf/forms.md", section="Fields")
+        typed_wrong = await said(host, "pdf/scripts/fil.py")
+
+    assert script == by_name == "reference://pdf/scripts/fill.py:\n\nprint('fill')"
+    assert section.endswith("## Fields\n\nNames of fields.")
+    assert "did you mean scripts/fill.py?" in typed_wrong
+
+
+UNREADABLE = [
+    "../other/notes.txt",
+    "../../secret.txt",
+    "scripts/../../other/notes.txt",
+    "./../other/notes.txt",
+    "link.txt",
+    "out/secret.txt",
+    ".env",
+    "pipe",
+    "huge.txt",
+    "logo.png",
+    "scripts",
+    "/etc/passwd",
+    "..\\other\\notes.txt",
+    "scripts/%2e%2e/%2e%2e/other/notes.txt",
+    "",
+    "a/" * 40,
+]
+
+
+async def test_nothing_but_visible_text_files_of_a_skill_is_read(workshop: Workshop, skill: Path) -> None:
+    async with host_of(own(workshop, skill.parent), "modern") as host:
+        results = {
+            path: await host.call("read_document", {"name": f"reference://pdf/{path}"}) for path in UNREADABLE
+        }
+
+    for path, result in results.items():
+        text = result["content"][0]["text"]
+        assert re.search("SECRET|OTHER|root:", text) is None, path
+        assert len(text) < 600, path
+        assert result.get("isError") is True or path == "", path
+
+
+async def test_what_a_skills_file_says_hides_nothing(workshop: Workshop, skill: Path) -> None:
+    (skill / "notes.txt").write_text("Seen.\x1b[2J\u202e\U000e0041 Hidden?", encoding="utf-8")
+    async with host_of(own(workshop, skill.parent), "modern") as host:
+        text = await said(host, "pdf/notes.txt")
+
+    assert text == "reference://pdf/notes.txt:\n\nSeen. Hidden?"

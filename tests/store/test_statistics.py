@@ -23,11 +23,6 @@ NOON = 20_000 * DAY + 12 * HOUR
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.sqlite3"
-
-
-@pytest.fixture
 def store(path: Path) -> Iterator[Store]:
     with open_store(path) as opened:
         yield opened

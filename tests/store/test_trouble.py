@@ -5,18 +5,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.clocks import Clock
 
 from mcp_context_proxy.errors import NOTICE, StoreError
 from mcp_context_proxy.store.database import CONSEQUENCE, WARN_AGAIN_SECONDS, FailureLog
 
 FULL = StoreError(Path("store.sqlite3"), "database or disk is full")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_lasting_failure_is_logged_every_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,17 +2,18 @@
 
 import base64
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from support.services import QuietHandler, serving
 
 AUDIENCE = "https://proxy.example.com/mcp"
 
@@ -65,7 +66,7 @@ class Issuer:
         self.delay = 0.0
         issuer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 issuer.asked.append(self.path)
                 time.sleep(issuer.delay)
@@ -76,9 +77,6 @@ class Issuer:
                 self.end_headers()
                 with suppress(OSError):
                     self.wfile.write(body)
-
-            def log_message(self, *_more: Any) -> None:
-                pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -119,11 +117,5 @@ class Issuer:
 def issuing() -> Iterator[Issuer]:
     """A running issuer."""
     issuer = Issuer()
-    thread = threading.Thread(target=issuer.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with serving(issuer.server):
         yield issuer
-    finally:
-        issuer.server.shutdown()
-        issuer.server.server_close()
-        thread.join()

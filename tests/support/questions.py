@@ -15,3 +15,9 @@ def as_shown(server: str, method: str, params: dict[str, Any]) -> dict[str, Any]
     if method == "sampling/createMessage":
         return {**params, "systemPrompt": prefix + params.get("systemPrompt", NO_SYSTEM_PROMPT), **named}
     return params
+
+
+def form(name: str = "repository", message: str = "Which one?", **field: Any) -> dict[str, Any]:
+    """The params of an elicitation with one field, a text unless the keywords say otherwise."""
+    schema = {"type": "object", "properties": {name: {"type": "string", **field}}}
+    return {"message": message, "requestedSchema": schema}

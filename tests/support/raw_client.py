@@ -19,16 +19,20 @@ HANDSHAKE, MODERN = "2025-11-25", "2026-07-28"
 PREFIX = "io.modelcontextprotocol/"
 OWN = "io.github.mcp-context-proxy/"
 
-INITIALIZE: dict[str, Any] = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": HANDSHAKE,
-        "capabilities": {},
-        "clientInfo": {"name": "raw", "version": "1"},
-    },
-}
+WHO = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+"""The params of `INITIALIZE`."""
+
+ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+"""Headers of a message over streamable HTTP."""
+
+
+def message(method: str, request_id: int | None = 1, **params: Any) -> dict[str, Any]:
+    """A request that is written by hand; without an id a notification."""
+    numbered = {} if request_id is None else {"id": request_id}
+    return {"jsonrpc": "2.0", **numbered, "method": method, "params": params}
+
+
+INITIALIZE = message("initialize", **WHO)
 """The first message of a client that is written by hand."""
 
 AS_DATA: Any = {OWN + "format": "json"}

@@ -1,4 +1,4 @@
-"""A service that answers JSON that is posted to one path of a loopback port."""
+"""HTTP services in a thread of the test: any, and one that answers JSON that is posted to one path."""
 
 import json
 import threading
@@ -8,6 +8,28 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
 Asked = TypeVar("Asked", bound="Posted")
+
+
+class QuietHandler(BaseHTTPRequestHandler):
+    """Handles requests, and logs none."""
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving(service: ThreadingHTTPServer | type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The root of a service, given by itself or by its handler of requests, for as long as it runs."""
+    if isinstance(service, type):
+        service = ThreadingHTTPServer(("127.0.0.1", 0), service)
+    with service:
+        thread = threading.Thread(target=service.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{service.server_port}"
+        finally:
+            service.shutdown()
+            thread.join()
 
 
 class Posted:
@@ -36,7 +58,7 @@ def posted_to(
     `released` is set at the end, for whoever waits for it and never answers.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
@@ -49,16 +71,8 @@ def posted_to(
             except OSError:  # the client did not wait
                 self.close_connection = True
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(Handler) as root:
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield root
         finally:
             released.set()
-            server.shutdown()
-            thread.join()

@@ -20,9 +20,9 @@ from mcp_context_proxy.catalog.document_reading import divide, overview
 from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
 from mcp_context_proxy.catalog.model_schemas import taken_by_models
 from mcp_context_proxy.config import Config, Limits, ServerConfig, source
-from mcp_context_proxy.config.forms import expand
 from mcp_context_proxy.config.secrets import Redactor, secret_arguments
 from mcp_context_proxy.config.tables import matches
+from mcp_context_proxy.config.variables import expand
 from mcp_context_proxy.context.session import result_text
 from mcp_context_proxy.downstream.fleet import redacted
 from mcp_context_proxy.downstream.stdio import Output

@@ -14,7 +14,7 @@ from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.audit_file import AuditFile
 from mcp_context_proxy.web import routes
-from mcp_context_proxy.web.approvals import ApprovalsApi
+from mcp_context_proxy.web.inventory import ApprovalsApi
 
 TOKEN = "a-token-of-sixteen-characters"
 PATH = "/api/v1/approvals"
