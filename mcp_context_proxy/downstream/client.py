@@ -543,12 +543,7 @@ def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
 def _unsendable(params: Members, limits: Limits) -> str | None:
     """Return why a server may end over a request, and with it those of others; None if it can be read."""
     # Side by side, values are as deep as each of them, and are looked at once.
-    values = without_strings(b",".join(params.values()))
-    if nests_deeper(values, limits.nesting_results):
-        return f"it nests deeper than {limits.nesting_results} levels"
-    if envelope.overflows(values):
-        return "it has a number too large to be read"
-    return None
+    return envelope.unreadable(without_strings(b",".join(params.values())), limits.nesting_results)
 
 
 def _takes_long(result: bytes) -> bool:

@@ -473,3 +473,10 @@ def overflows(encoded: bytes) -> bool:
     if plain.find(b"e000") < 0 and (len(plain) < len(_LONG_NUMBER) or plain.find(_LONG_NUMBER) < 0):
         return False
     return any(found[1] and math.isinf(float(found[1])) for found in _NUMBER_OR_STRING.finditer(encoded))
+
+
+def unreadable(encoded: bytes, levels: int) -> str | None:
+    """Return why some programs end over JSON that they are sent; None if all can read it."""
+    if nests_deeper(encoded, levels):
+        return f"it nests deeper than {levels} levels"
+    return "it has a number too large to be read" if overflows(encoded) else None
