@@ -47,7 +47,7 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store.credentials import SharedCredentials
 from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import Repeating, in_thread
+from mcp_context_proxy.system.threads import Repeating, alongside, in_thread
 from mcp_context_proxy.trust import ACTING, reaches
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
@@ -310,10 +310,8 @@ class CatalogRefresh:
         self.mark_stale()
         while True:
             self._folders_changed = anyio.Event()
-            async with anyio.create_task_group() as group:
-                group.start_soon(watch, self._library, self._documents_changed)
+            async with alongside(partial(watch, self._library, self._documents_changed)):
                 await self._folders_changed.wait()
-                group.cancel_scope.cancel()
 
     async def _documents_changed(self, changes: DocumentChanges) -> None:
         for uri in changes.changed:
@@ -538,21 +536,15 @@ class Proxy(Struct, kw_only=True, eq=False):
                 problems.append(f"server {client.name}: not connected: {client.cause}")
         if (model := self.search.model.error) is not None:
             problems.append(f"{model}. Search uses words alone")
-        if self.audit.warning is not None:
-            problems.append(self.audit.warning)
-        if self.store.warning is not None:
-            problems.append(self.store.warning)
-        if self.credentials is not None and self.credentials.problem is not None:
-            problems.append(self.credentials.problem)
+        of_credentials = None if self.credentials is None else self.credentials.problem
+        problems += filter(None, (self.audit.warning, self.store.warning, of_credentials))
         facts = {"problems": problems, "needs_restart": standing.needs_restart}
         return {"status": "ok"} | {key: list(values) for key, values in facts.items() if values}
 
     def _choose_working_set(self) -> bool:
         learning = self.config.learning
-        if learning.enabled:
-            working_set, budget = self.search.working_set, learning.working_set_tokens
-            return working_set.choose(self.store, budget, time_of_day)
-        return False
+        budget = learning.working_set_tokens
+        return learning.enabled and self.working_set.choose(self.store, budget, time_of_day)
 
     async def _follow_store(self) -> None:
         """Take the approvals of other processes, and each day's working set, until cancelled."""

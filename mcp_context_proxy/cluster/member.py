@@ -61,7 +61,7 @@ from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.store.credentials import Seal
 from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system import Bucket
-from mcp_context_proxy.system.threads import in_task, in_thread, keep_latest
+from mcp_context_proxy.system.threads import alongside, in_task, in_thread, keep_latest
 
 logger = logging.getLogger(__name__)
 
@@ -487,12 +487,9 @@ class Member:
         self._ended.elsewhere = self._stored.ask
         try:
             await self.replicas.join()
-            async with anyio.create_task_group() as group:
-                for part in (self.replicas.run, self.contexts.run, self._relay.run, self._stored.run):
-                    group.start_soon(part)
-                group.start_soon(self._keep_up)
+            parts = self.replicas.run, self.contexts.run, self._relay.run, self._stored.run, self._keep_up
+            async with alongside(*parts):
                 yield
-                group.cancel_scope.cancel()
         finally:
             announcements.close()
             self._ended.elsewhere = None

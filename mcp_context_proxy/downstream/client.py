@@ -57,7 +57,14 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, HANDSHAKE, Era
 from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results.shortening import with_note
-from mcp_context_proxy.system.threads import Repeating, in_task, in_thread, in_thread_if, keep_latest
+from mcp_context_proxy.system.threads import (
+    Repeating,
+    alongside,
+    in_task,
+    in_thread,
+    in_thread_if,
+    keep_latest,
+)
 from mcp_context_proxy.trust import ACTING, Principal
 from mcp_context_proxy.trust.guard import KnownSecret
 
@@ -137,11 +144,8 @@ class DownstreamClient(ServerLifecycle):
         """Own the connections until `stop`."""
         try:
             await self.load_listing()
-            async with anyio.create_task_group() as group:
-                group.start_soon(self.keep_connected)
-                group.start_soon(self._dedicated.run)
+            async with alongside(self.keep_connected, self._dedicated.run):
                 await self._stop.wait()
-                group.cancel_scope.cancel()
         finally:
             self._transition(ServerState.STOPPED)
 
@@ -320,8 +324,7 @@ class DownstreamClient(ServerLifecycle):
         Raises `RequestError` if the client refuses, the server may not be able to read its answer, or was not
         given a secret in it.
         """
-        if party is not None and party.lasting:
-            self._admission.expect_completion(envelope.text(params.get(eras.ELICITATION_ID)), party)
+        self._admission.expect_completion(envelope.text(params.get(eras.ELICITATION_ID)), party)
         try:
             answer = await ask(method, params)
         except RequestError as error:

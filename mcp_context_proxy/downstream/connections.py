@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -54,7 +55,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import load
+from mcp_context_proxy.system.threads import alongside, load
 from mcp_context_proxy.trust import ACTING
 
 if TYPE_CHECKING:
@@ -529,10 +530,8 @@ class DedicatedConnections:
                     scope.deadline = float("inf")
                     dedicated.connected = connected
                     dedicated.opened.set()
-                    async with anyio.create_task_group() as group:
-                        group.start_soon(end_when_lost, connected)
+                    async with alongside(partial(end_when_lost, connected)):
                         await dedicated.ending.wait()
-                        group.cancel_scope.cancel()
                     dedicated.failure = self._redact(f"it {connected.loss.cause or 'was stopped'}")
             if scope.cancelled_caught:
                 dedicated.failure = f"it was not ready within {seconds:g} s"
