@@ -21,7 +21,7 @@ from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
 from mcp_context_proxy.config.programs import all_secrets_of
-from mcp_context_proxy.config.reload import Reloader, Standing
+from mcp_context_proxy.config.reload import Reloader, Standing, without_restart
 from mcp_context_proxy.config.secrets import Redactor, redact_logs
 from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
@@ -428,7 +428,8 @@ class Proxy(Struct, kw_only=True, eq=False):
 
         Settings that need a restart keep their old values: see `config.forms.Reload`.
         """
-        before, self.config = self.config, config
+        before = self.config
+        config = self.config = without_restart(before, config)
         changed = {
             table for table in config.__struct_fields__ if getattr(config, table) != getattr(before, table)
         }
@@ -439,8 +440,6 @@ class Proxy(Struct, kw_only=True, eq=False):
         self.searcher.config = config
         self.search.engine.stands_for = config.search.synonyms
         self.results.config = config.results
-        recalls = self.interactions is not None and self.interactions.recall_tool
-        self.setup = tools_setup(config, recalls=recalls)
         self.approvals.mode = config.approval.mode
         if changed & {"clients", "documents"}:
             self.gateway.profiles.configure(config)
@@ -453,8 +452,10 @@ class Proxy(Struct, kw_only=True, eq=False):
         # Each of the other parts is reached only if a table that it reads has changed.
         if changed & {"expose", "limits"}:
             self.catalog.configure(config.expose, config.limits)
-        if changed & {"expose", "servers", "documents", "context"}:
-            self.tool_list.configure(config.expose, self.setup)
+        setup = tools_setup(config)
+        if "expose" in changed or setup != self.setup:
+            self.setup = setup
+            self.tool_list.configure(config.expose, setup)
         if changed & {"expose", "search", "context"}:
             self.contexts.configure(configured(config), ResultReading.of(config))
             self.expander.rules = config.context.expansion_rules
@@ -572,7 +573,7 @@ class Proxy(Struct, kw_only=True, eq=False):
             self.searcher.indexing.prepare(snapshot)
 
 
-def tools_setup(config: Config, *, recalls: bool) -> meta_definitions.Setup:
+def tools_setup(config: Config) -> meta_definitions.Setup:
     """Return the facts that the definitions of the meta tools depend on."""
     servers = tuple(name for name, server in config.servers.items() if server.enabled)
     return meta_definitions.Setup(
@@ -581,6 +582,6 @@ def tools_setup(config: Config, *, recalls: bool) -> meta_definitions.Setup:
         off=tuple(config.off),
         set_context=config.context.set_context_tool,
         manage=config.context.manage_tool,
-        recall=recalls,
+        recall=config.interactions.enabled and config.interactions.recall_tool,
         reranks=config.rerank.mode != "never" or bool(config.rerank.endpoint or config.rerank.model),
     )

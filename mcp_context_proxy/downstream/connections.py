@@ -53,7 +53,7 @@ from mcp_context_proxy.errors import (
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
-from mcp_context_proxy.protocol.eras import CAPABILITY_OF
+from mcp_context_proxy.protocol.eras import CAPABILITY_OF, client_capabilities
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import alongside, load
 from mcp_context_proxy.trust import ACTING
@@ -576,16 +576,13 @@ class DedicatedConnections:
 
 def declared_capabilities(outgoing: Outgoing) -> Mapping[str, Any]:
     """Return the capabilities to declare on a connection for the client of a request."""
-    raw = outgoing.capabilities
-    capabilities = None if raw is None else envelope.value_or_none(raw)
-    if not isinstance(capabilities, dict):
-        return {}
+    capabilities = envelope.object_of(outgoing.capabilities)
     return {name: capabilities[name] for name in DECLARED if isinstance(capabilities.get(name), dict)}
 
 
 def capabilities_to_ask(outgoing: Outgoing) -> set[str]:
     """Return the capabilities by which the client of a request can be asked for something."""
-    return set(declared_capabilities(outgoing)) & set(CAPABILITY_OF.values())
+    return {*client_capabilities(outgoing.capabilities)}
 
 
 async def _set_level(dedicated: DedicatedConnection, connected: Connected, wanted: Raw | None) -> None:

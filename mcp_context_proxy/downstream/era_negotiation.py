@@ -235,8 +235,8 @@ def _offers_modern(error: RemoteError) -> bool:
     """Return whether a refusal of our revision lists that revision as one that the server speaks."""
     if error.code != eras.UNSUPPORTED_VERSION or error.data is None:
         return False
-    data = envelope.value_or_none(envelope.encode(error.data))
-    return isinstance(data, dict) and eras.MODERN_VERSION in (data.get("supported") or ())
+    supported = envelope.object_of(envelope.encode(error.data)).get("supported")
+    return isinstance(supported, list) and eras.MODERN_VERSION in supported
 
 
 async def initialize(link: Link, limits: Limits, capabilities: Mapping[str, Any]) -> Introduction:

@@ -355,6 +355,12 @@ def value_or_none(raw: bytes | Raw) -> Any:
         return None
 
 
+def object_of(raw: bytes | Raw | None) -> dict[str, Any]:
+    """Decode a JSON object of a peer; empty if it is absent, no object, or cannot be read."""
+    decoded = None if raw is None else value_or_none(raw)
+    return decoded if isinstance(decoded, dict) else {}
+
+
 def schema_of(definition: bytes) -> Any:
     """Return the input schema of a tool's definition, decoded; empty if it cannot be."""
     return value_or_none(members(definition).get("inputSchema", b"{}")) or {}
