@@ -287,7 +287,9 @@ class Homes:
                 row = await in_thread(self._contexts.table.get, hash_of(session_id))
             except StoreError:
                 return _undecided()
-            if row is None or not _is_of(row, scope):
+            # Of another principal there is none.
+            owner = principal_of(scope) or NOBODY
+            if row is None or row.kind != SESSION or row.principal != owner:
                 return guesses.refusal(principal, session_not_found())
         return row
 
@@ -350,11 +352,6 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
     """Return the body of a request, which is there as one message; only a POST has any."""
     message = await receive()
     return message.get("body", b"") if scope["method"] == "POST" else b""
-
-
-def _is_of(row: ContextRow, scope: Scope) -> bool:
-    """Return whether a row is a session of the principal of a request; for all others there is none."""
-    return row.kind == SESSION and row.principal == (principal_of(scope) or NOBODY)
 
 
 def _made_before(body: bytes) -> str:

@@ -214,7 +214,10 @@ class DownstreamClient(ServerLifecycle):
                 else:
                     result = await self._send_apart(method, params, outgoing)
             self._has_answered = True
-            large = len(result) > envelope.TAKEN_APART_BYTES and _takes_long(result)
+            large = len(result) > envelope.LARGE_MESSAGE_BYTES or (
+                len(result) > envelope.TAKEN_APART_BYTES
+                and len(without_strings(result)) > envelope.TAKEN_APART_BYTES
+            )
             examined = await in_thread(_examined, result, limits) if large else _examined(result, limits)
             fault, may_fail = examined
             if fault is not None:
@@ -547,12 +550,6 @@ def _unsendable(params: Members, limits: Limits) -> str | None:
     """Return why a server may end over a request, and with it those of others; None if it can be read."""
     # Side by side, values are as deep as each of them, and are looked at once.
     return envelope.unreadable(without_strings(b",".join(params.values())), limits.nesting_results)
-
-
-def _takes_long(result: bytes) -> bool:
-    """Return whether a result over `TAKEN_APART_BYTES` is examined in a worker thread."""
-    is_long = len(result) > envelope.LARGE_MESSAGE_BYTES
-    return is_long or len(without_strings(result)) > envelope.TAKEN_APART_BYTES
 
 
 def _examined(result: bytes, limits: Limits) -> tuple[str | None, bool]:
