@@ -16,7 +16,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -214,35 +214,29 @@ def with_live_settings(running: ServerConfig, now: ServerConfig) -> ServerConfig
     return replace(running, **{name: getattr(now, name) for name in _LIVE if name != "secrets"})
 
 
-def _read_at_start(config: Config) -> Iterator[tuple[str, Table, Iterable[str]]]:
-    """Yield name and content of each table, and the keys of it that are read only when the proxy starts."""
-    live = marked(Config, Reload.LIVE)
-    for name in Config.__struct_fields__:
-        if isinstance(table := getattr(config, name), Table):
-            yield (
-                name,
-                table,
-                marked(type(table), Reload.RESTART) if name in live else table.__struct_fields__,
-            )
+def _read_at_start(started: Config, now: Config) -> dict[str, list[str]]:
+    """Return the keys that differ and are read only when the proxy starts, by table."""
+    live, found = marked(Config, Reload.LIVE), dict[str, list[str]]()
+    for table in Config.__struct_fields__:
+        old, new = getattr(started, table), getattr(now, table)
+        if isinstance(new, Table):
+            at_start = marked(type(new), Reload.RESTART) if table in live else new.__struct_fields__
+            found[table] = [key for key in at_start if getattr(old, key) != getattr(new, key)]
+    return {table: keys for table, keys in found.items() if keys}
 
 
 def needs_restart(started: Config, now: Config) -> tuple[str, ...]:
     """Return the dotted keys that differ and are read only when the proxy starts."""
-    return tuple(
-        f"{name}.{key}"
-        for name, table, keys in _read_at_start(started)
-        for key in keys
-        if getattr(table, key) != getattr(getattr(now, name), key)
-    )
+    return tuple(f"{table}.{key}" for table, keys in _read_at_start(started, now).items() for key in keys)
 
 
 def without_restart(running: Config, now: Config) -> Config:
     """Return a changed configuration in which keys that are read only at the start are the running ones."""
-    tables = {
-        name: replace(getattr(now, name), **{key: getattr(table, key) for key in keys})
-        for name, table, keys in _read_at_start(running)
+    kept = {
+        table: replace(getattr(now, table), **{key: getattr(getattr(running, table), key) for key in keys})
+        for table, keys in _read_at_start(running, now).items()
     }
-    return replace(now, **tables)
+    return replace(now, **kept)
 
 
 Load = Callable[[], Config]
