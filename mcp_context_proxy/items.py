@@ -315,12 +315,6 @@ class Source(Struct, frozen=True, eq=False, weakref=True):
     """The instructions that the server gives about itself, as it gave them."""
 
 
-def _no_owner(uri: str) -> Resource | None:
-    """Return None, as nobody has a resource in an empty catalog."""
-    del uri
-    return None
-
-
 class Snapshot(Struct, frozen=True, eq=False):
     """The whole catalog at one moment; a request uses one snapshot from start to end."""
 
@@ -337,7 +331,7 @@ class Snapshot(Struct, frozen=True, eq=False):
     """Resources of the downstream servers, by URI."""
     templates: Mapping[str, Resource] = field(default_factory=dict)
     """Their templates of resources, by URI template."""
-    owner_of: Callable[[str], Resource | None] = _no_owner
+    owner_of: Callable[[str], Resource | None] = lambda _uri: None
     """Returns the resource or template that a URI leads to; None if no server has it."""
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
     """Sorted by their key, the exposed name."""

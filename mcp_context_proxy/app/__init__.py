@@ -138,5 +138,3 @@ class InteractionParts:
         self.memory = InteractionMemory(model, store.interactions, config, redact=redact)
         self.recorder = InteractionRecorder(self.memory)
         self.log = InteractionLog(self.recorder)
-        self.recall_tool = config.interactions.recall_tool
-        """Whether models may search the memory, as configured at start."""

@@ -120,7 +120,8 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
         recollector=None if interactions is None else Recollector(interactions.memory, costs.count),
         redact=redact,
     )
-    recall_recorder = interactions.recorder if interactions is not None and interactions.recall_tool else None
+    setup = tools_setup(config)
+    recall_recorder = interactions.recorder if interactions is not None and setup.recall else None
 
     # Large results of calls, shortened; the whole is kept beside the store.
     kept_folder = None if store.place is None else state_folder(config)
@@ -129,7 +130,6 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
     profiles = Profiles(config)
 
     # The lists that hosts see, and the statistics that need to know them.
-    setup = tools_setup(config, recalls=recall_recorder is not None)
     tool_list = ToolList(
         expose=config.expose,
         catalog=catalog,

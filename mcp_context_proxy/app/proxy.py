@@ -20,7 +20,7 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
-from mcp_context_proxy.config.reload import Reloader, Standing
+from mcp_context_proxy.config.reload import Reloader, Standing, without_restart
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
 from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
@@ -46,7 +46,7 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store.credentials import SharedCredentials
 from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import Repeating, in_thread
+from mcp_context_proxy.system.threads import Repeating, alongside, in_thread
 from mcp_context_proxy.trust import ACTING, reaches
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
@@ -309,10 +309,8 @@ class CatalogRefresh:
         self.mark_stale()
         while True:
             self._folders_changed = anyio.Event()
-            async with anyio.create_task_group() as group:
-                group.start_soon(watch, self._library, self._documents_changed)
+            async with alongside(partial(watch, self._library, self._documents_changed)):
                 await self._folders_changed.wait()
-                group.cancel_scope.cancel()
 
     async def _documents_changed(self, changes: DocumentChanges) -> None:
         for uri in changes.changed:
@@ -429,7 +427,8 @@ class Proxy(Struct, kw_only=True, eq=False):
 
         Settings that need a restart keep their old values: see `config.forms.Reload`.
         """
-        before, self.config = self.config, config
+        before = self.config
+        config = self.config = without_restart(before, config)
         changed = {
             table for table in config.__struct_fields__ if getattr(config, table) != getattr(before, table)
         }
@@ -440,8 +439,6 @@ class Proxy(Struct, kw_only=True, eq=False):
         self.searcher.config = config
         self.search.engine.stands_for = config.search.synonyms
         self.results.config = config.results
-        recalls = self.interactions is not None and self.interactions.recall_tool
-        self.setup = tools_setup(config, recalls=recalls)
         self.approvals.mode = config.approval.mode
         if changed & {"clients", "documents"}:
             self.gateway.profiles.configure(config)
@@ -454,8 +451,10 @@ class Proxy(Struct, kw_only=True, eq=False):
         # Each of the other parts is reached only if a table that it reads has changed.
         if changed & {"expose", "limits"}:
             self.catalog.configure(config.expose, config.limits)
-        if changed & {"expose", "servers", "documents", "context"}:
-            self.tool_list.configure(config.expose, self.setup)
+        setup = tools_setup(config)
+        if "expose" in changed or setup != self.setup:
+            self.setup = setup
+            self.tool_list.configure(config.expose, setup)
         if changed & {"expose", "search", "context"}:
             self.contexts.configure(configured(config), ResultReading.of(config))
             self.expander.rules = config.context.expansion_rules
@@ -537,21 +536,15 @@ class Proxy(Struct, kw_only=True, eq=False):
                 problems.append(f"server {client.name}: not connected: {client.cause}")
         if (model := self.search.model.error) is not None:
             problems.append(f"{model}. Search uses words alone")
-        if self.audit.warning is not None:
-            problems.append(self.audit.warning)
-        if self.store.warning is not None:
-            problems.append(self.store.warning)
-        if self.credentials is not None and self.credentials.problem is not None:
-            problems.append(self.credentials.problem)
+        of_credentials = None if self.credentials is None else self.credentials.problem
+        problems += filter(None, (self.audit.warning, self.store.warning, of_credentials))
         facts = {"problems": problems, "needs_restart": standing.needs_restart}
         return {"status": "ok"} | {key: list(values) for key, values in facts.items() if values}
 
     def _choose_working_set(self) -> bool:
         learning = self.config.learning
-        if learning.enabled:
-            working_set, budget = self.search.working_set, learning.working_set_tokens
-            return working_set.choose(self.store, budget, time_of_day)
-        return False
+        budget = learning.working_set_tokens
+        return learning.enabled and self.working_set.choose(self.store, budget, time_of_day)
 
     async def _follow_store(self) -> None:
         """Take the approvals of other processes, and each day's working set, until cancelled."""
@@ -579,7 +572,7 @@ class Proxy(Struct, kw_only=True, eq=False):
             self.searcher.indexing.prepare(snapshot)
 
 
-def tools_setup(config: Config, *, recalls: bool) -> meta_definitions.Setup:
+def tools_setup(config: Config) -> meta_definitions.Setup:
     """Return the facts that the definitions of the meta tools depend on."""
     servers = tuple(name for name, server in config.servers.items() if server.enabled)
     return meta_definitions.Setup(
@@ -588,6 +581,6 @@ def tools_setup(config: Config, *, recalls: bool) -> meta_definitions.Setup:
         off=tuple(config.off),
         set_context=config.context.set_context_tool,
         manage=config.context.manage_tool,
-        recall=recalls,
+        recall=config.interactions.enabled and config.interactions.recall_tool,
         reranks=config.rerank.mode != "never" or bool(config.rerank.endpoint or config.rerank.model),
     )

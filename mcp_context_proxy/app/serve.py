@@ -11,7 +11,7 @@ import secrets
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -40,7 +40,7 @@ from mcp_context_proxy.system.process import (
     time_of_day,
     trim_periodically,
 )
-from mcp_context_proxy.system.threads import in_thread, look_up_apart
+from mcp_context_proxy.system.threads import alongside, in_thread, look_up_apart
 from mcp_context_proxy.trust.audit import audit_file, keep_messages, kept_logs
 from mcp_context_proxy.trust.tokens import BearerToken, TokenBook, credentials_for, credentials_of, tokens_of
 
@@ -464,10 +464,9 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         app = http.application(
             negotiation, limits, policy, proxy.health, routes, homes, settings.resource_url
         )
-        async with nullcontext() if member is None else member.running(), anyio.create_task_group() as group:
-            group.start_soon(_answer_commands, proxy)
+        joined = nullcontext() if member is None else member.running()
+        async with joined, alongside(partial(_answer_commands, proxy)):
             await http.serve(app, bound, limits, on_stop=negotiation.subscriptions.close)
-            group.cancel_scope.cancel()
 
 
 def _member(proxy: Proxy, port: int) -> Member:
@@ -492,23 +491,13 @@ async def _following_tokens(proxy: Proxy, issued: IssuedTokens | None = None) ->
     """Provide the named tokens, which follow their file or the store, as the keys follow their issuer."""
     book = TokenBook(tokens_of(proxy.config, proxy.credentials))
     await in_thread(book.load)
-    async with anyio.create_task_group() as group:
-        group.start_soon(book.run)
-        if issued is not None:
-            group.start_soon(issued.keys.run)
+    async with alongside(book.run, *(() if issued is None else (issued.keys.run,))):
         yield book
-        group.cancel_scope.cancel()
 
 
-@asynccontextmanager
-async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
-    """Measure stalls of the event loop while metrics can be collected."""
-    usage = proxy.statistics.usage
-    async with anyio.create_task_group() as group:
-        if usage is not None:
-            group.start_soon(usage.counters.stalls.run)
-        yield
-        group.cancel_scope.cancel()
+def _measuring_stalls(proxy: Proxy) -> AbstractAsyncContextManager[None]:
+    """Return a context manager that measures stalls of the event loop while metrics can be collected."""
+    return alongside(*(() if proxy.usage is None else (proxy.usage.counters.stalls.run,)))
 
 
 def web_routes(proxy: Proxy, member: Member | None = None) -> list[BaseRoute]:

@@ -185,9 +185,7 @@ def front_matter_nodes(text: str) -> yaml.MappingNode:
     Raises `ValueError` if there is none, or it is not YAML of moderate size.
     """
     opening = _OPENING.match(text)
-    closing = None
-    if opening is not None:
-        closing = _CLOSING.search(text, opening.end(), opening.end() + FRONT_MATTER_LIMIT)
+    closing = opening and _CLOSING.search(text, opening.end(), opening.end() + FRONT_MATTER_LIMIT)
     if opening is None or closing is None:
         raise ValueError("it does not begin with front matter between two lines '---'")
     source = text[opening.end() : closing.start()]

@@ -53,7 +53,7 @@ from mcp_context_proxy.items import (
 )
 from mcp_context_proxy.protocol.strangers import in_plain_letters
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.trust.guard import Danger
+from mcp_context_proxy.trust.guard import ORDER, Danger
 
 SEPARATOR = "__"
 HASH_LENGTH = 6
@@ -212,27 +212,22 @@ def is_full(name: str) -> bool:
 
 
 def owner(name: str, servers: Collection[str]) -> str | None:
-    """Return the server that a full name belongs to: the one with the longest prefix; None if there is none.
+    """Return the server that a full name belongs to; None if there is none."""
+    return parted(name, servers)[0]
+
+
+def parted(name: str, servers: Collection[str]) -> tuple[str | None, str]:
+    """Return the server with the longest prefix of a full name, and the rest; None and the name without one.
 
     No name of a server holds a separator, but one may end with half of it, or begin with a character that
     gets an underscore before it in a full name.
     """
     head, separator, rest = name.partition(SEPARATOR)
-    if not separator:
-        return None
-    heads = [f"{head}_", head] if rest.startswith("_") else [head]
-    for each in heads:
+    for each in ([f"{head}_", head] if rest.startswith("_") else [head]) if separator else ():
         for server in (each, each.removeprefix("_")):
             if server in servers:
-                return server
-    return None
-
-
-def _parted(name: str, servers: Collection[str]) -> tuple[str | None, str]:
-    """Return the server that a full name belongs to, and the rest; None and the name if there is none."""
-    server = owner(name, servers)
-    start = 0 if server is None else name.index(server) + len(server) + len(SEPARATOR)
-    return server, name[start:]
+                return server, name[len(each) + len(SEPARATOR) :]
+    return None, name
 
 
 def as_full(snapshot: Snapshot, name: str) -> tuple[str, str | None]:
@@ -261,12 +256,12 @@ def claimed(name: str, server: str, servers: Iterable[str]) -> str | None:
 def keep_owned(items: Iterable[Named], servers: Collection[str], findings: list[str]) -> Iterator[Named]:
     """Yield the items, except those whose exposed name belongs to another server; each is a finding."""
     for item in items:
-        belongs = owner(item.exposed_name, servers)
-        if belongs is None or belongs == item.server:
+        stated = owner(item.exposed_name, servers)
+        if stated in (None, item.server):
             yield item
         else:
             findings.append(
-                f"{item.server}: {item.exposed_name!r} is withheld: the name belongs to server {belongs!r}"
+                f"{item.server}: {item.exposed_name!r} is withheld: the name belongs to server {stated!r}"
             )
 
 
@@ -284,7 +279,7 @@ def by_full_name(items: Mapping[str, Named], name: str, servers: Collection[str]
     exact = items.get(name)
     if exact is not None:
         return exact
-    server, own = _parted(name, servers)
+    server, own = parted(name, servers)
     if server is None:
         return None
     among = [item for item in items.values() if item.server == server]
@@ -342,13 +337,13 @@ def tool_named(
     raise_if_withheld("tool", snapshot.withheld, name, snapshot.servers, server, tools.values())
     if server is None and is_full(name):
         _raise_if_turned_off(snapshot, name, server)
-        if (away := owner(name, snapshot.unlisted)) is not None and away == owner(name, snapshot.servers):
-            raise AwaitedServersError("tool", name, [away])
+        stated = owner(name, snapshot.servers)
+        if stated is not None and stated == owner(name, snapshot.unlisted):
+            raise AwaitedServersError("tool", name, [stated])
         if (respelt := _respelt(snapshot, name)) is not None:
             return respelt
         near = suggested(tools, name, snapshot.servers, compared, name_of)
-        belongs = owner(name, snapshot.servers)
-        of_server = [] if near else [name_of(tool) for tool in tools.values() if tool.server == belongs]
+        of_server = [] if near else [name_of(tool) for tool in tools.values() if tool.server == stated]
         raise UnknownItemError("tool", name, near, of_server)
     same = [tool for tool in tools.values() if tool.name == name and server in (None, tool.server)]
     names = [*map(name_of, same)]
@@ -365,7 +360,7 @@ def tool_named(
 
 def _respelt(snapshot: Snapshot, name: str) -> Tool | None:
     """Return the one tool whose full name reads the same, as ``getSum`` does as ``get-sum``."""
-    server, own = _parted(name, snapshot.servers)
+    server, own = parted(name, snapshot.servers)
     if len(own) > COMPARED or _HAS_DIGEST.search(name):
         return None
     read, known = folded(own).replace("_", ""), (snapshot.tools, snapshot.turned_off, snapshot.withheld)
@@ -420,7 +415,7 @@ def suggested(
     name_of: Callable[[Named], str] = EXPOSED,
 ) -> list[str]:
     """Return names of items that are similar to an unknown one; for a full name those of its server alone."""
-    server, own = _parted(name, servers)
+    server, own = parted(name, servers)
     among = (item for item in items.values() if server in (None, item.server))
     exposed: dict[str, list[str]] = {}
     for item in itertools.islice(among, most * LOOKED_AT):
@@ -521,11 +516,10 @@ def asked_by(config: ServerConfig, tool: str, tool_class: ToolClass) -> str:
 
 def class_by(config: ServerConfig, tool: str) -> tuple[ToolClass | None, str]:
     """Return the strictest class that the configuration gives a tool, and the setting; None for none."""
-    order = list(ToolClass)
     found = [(own.danger, key) for key, own in settings_of(config, tool) if own.danger is not None]
     if not found:
         return None, ""
-    danger, key = max(found, key=lambda one: order.index(one[0]))
+    danger, key = max(found, key=lambda one: ORDER.index(one[0]))
     return danger, _place(config, ("tools", key, "danger"))
 
 

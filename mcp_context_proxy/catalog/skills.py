@@ -37,7 +37,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import nests_deeper
 from mcp_context_proxy.protocol.eras import SERVER_KEY
 from mcp_context_proxy.protocol.strangers import clean_json, named, one_line, quoted, stranger_json
-from mcp_context_proxy.system.later import yaml
+from mcp_context_proxy.system.later import pattern, yaml
 from mcp_context_proxy.trust.fingerprints import is_plain, sign_in_definition
 
 MANIFEST: Final = "SKILL.md"
@@ -68,8 +68,8 @@ REASON_CHARACTERS: Final = 300
 
 DYNAMIC: Final = "dynamic"
 
-_NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
-_HEX: Final = frozenset("0123456789abcdef")
+_NAME: Final = pattern(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_DIGEST: Final = pattern(r"sha256:[0-9a-f]{64}")
 _TRUE: Final = frozenset({"true", "yes", "on"})
 _FALSE: Final = frozenset({"false", "no", "off"})
 _NULL: Final = frozenset({"", "~", "null"})
@@ -142,17 +142,12 @@ def required_fields(frontmatter: JSON) -> tuple[str, str]:
     if not isinstance(frontmatter, dict):
         raise UnfitError("its front matter is not an object")
     name, description = frontmatter.get("name"), frontmatter.get("description")
-    if not isinstance(name, str) or not _is_name(name):
+    if not isinstance(name, str) or len(name) > NAME_CHARACTERS or not _NAME.fullmatch(name):
         rule = f"up to {NAME_CHARACTERS} small letters, digits and single hyphens between them"
         raise UnfitError(f"its front matter needs a 'name' of {rule}")
     if not isinstance(description, str) or not description.strip():
         raise UnfitError("its front matter needs a 'description'")
     return name, description
-
-
-def _is_name(name: str) -> bool:
-    allowed = 0 < len(name) <= NAME_CHARACTERS and _NAME.issuperset(name)
-    return allowed and name.strip("-") == name and "--" not in name
 
 
 def exposed_root(server: str, source: str) -> str:
@@ -203,8 +198,7 @@ def _files(given: _SkillEntry, root: str) -> dict[str, SkillFile]:
         path = file.uri.removeprefix(folder)
         checked_parts(path)
         check_uri(file.uri)
-        method, _, digits = file.digest.partition(":")
-        if method != "sha256" or len(digits) != 64 or not _HEX.issuperset(digits):
+        if not _DIGEST.fullmatch(file.digest):
             raise UnfitError(f"the digest of {quoted(path)} is not sha256: and 64 small hexadecimal digits")
         if file.size < 0:
             raise UnfitError(f"the size of {quoted(path)} is negative")
@@ -232,9 +226,8 @@ def parse_skills(server: str, entries: Iterable[bytes]) -> tuple[dict[str, Skill
             if skill.uri in skills:
                 raise UnfitError("its uri was listed before")
         except UnfitError as error:
-            findings.append(
-                f"{server}: entry {position} of its skills is withheld: {one_line(str(error), 300)}"
-            )
+            reason = one_line(str(error), REASON_CHARACTERS)
+            findings.append(f"{server}: entry {position} of its skills is withheld: {reason}")
             continue
         skills[skill.uri] = skill
         if skill.files is None:
@@ -300,16 +293,12 @@ def check_content(skill: Skill, uri: str, content: bytes) -> None:
     elif len(content) > SKILL_BYTES:
         raise UnverifiedError(f"it has {len(content):,} bytes; {SKILL_BYTES:,} are allowed")
     if uri == skill.uri:
-        _check_front_matter(skill, content)
-
-
-def _check_front_matter(skill: Skill, content: bytes) -> None:
-    try:
-        node = front_matter_nodes(text_of(content))
-    except ValueError as error:
-        raise UnverifiedError(str(error)) from None
-    if not _says(node, envelope.value(skill.frontmatter), [VALUES]):
-        raise UnverifiedError("its front matter is not that of its entry")
+        try:
+            node = front_matter_nodes(text_of(content))
+        except ValueError as error:
+            raise UnverifiedError(str(error)) from None
+        if not _says(node, envelope.value(skill.frontmatter), [VALUES]):
+            raise UnverifiedError("its front matter is not that of its entry")
 
 
 def text_of(content: bytes) -> str:

@@ -36,6 +36,7 @@ from mcp_context_proxy.items import (
     ToolKey,
     TurnedOffTool,
     Withheld,
+    key_of,
 )
 from mcp_context_proxy.trust import Principal
 
@@ -330,9 +331,7 @@ def part_for(principal: Principal, whole: Snapshot) -> Snapshot:
         findings=(),
         unlisted=tuple(filter(principal.reaches, whole.unlisted)),
         part_of=whole,
-        hidden=frozenset(
-            (item.kind, item.exposed_name if isinstance(item, Tool) else item.name) for item in hidden
-        ),
+        hidden=frozenset(map(key_of, hidden)),
     )
 
 

@@ -456,11 +456,10 @@ class StoredRequests:
             self._added = anyio.Event()
             while self._waiting:
                 await anyio.sleep_until(self._waiting[0][0] + TOGETHER_SECONDS)
-                await self._attribute(list(self._due()))
-
-    def _due(self) -> Iterator[Unattributed]:
-        while self._waiting and self._waiting[0][0] <= anyio.current_time():
-            yield self._waiting.popleft()[1]
+                due = list[Unattributed]()
+                while self._waiting and self._waiting[0][0] <= anyio.current_time():
+                    due.append(self._waiting.popleft()[1])
+                await self._attribute(due)
 
     async def _attribute(self, calls: list[Unattributed]) -> None:
         """Attribute calls; the requests of each session, and of each owner, are read once for all of them."""

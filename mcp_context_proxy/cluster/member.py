@@ -61,7 +61,7 @@ from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.store.credentials import Seal
 from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system import Bucket
-from mcp_context_proxy.system.threads import in_task, in_thread, keep_latest
+from mcp_context_proxy.system.threads import alongside, in_task, in_thread, keep_latest
 
 logger = logging.getLogger(__name__)
 
@@ -287,7 +287,9 @@ class Homes:
                 row = await in_thread(self._contexts.table.get, hash_of(session_id))
             except StoreError:
                 return _undecided()
-            if row is None or not _is_of(row, scope):
+            # Of another principal there is none.
+            owner = principal_of(scope) or NOBODY
+            if row is None or row.kind != SESSION or row.principal != owner:
                 return guesses.refusal(principal, session_not_found())
         return row
 
@@ -350,11 +352,6 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
     """Return the body of a request, which is there as one message; only a POST has any."""
     message = await receive()
     return message.get("body", b"") if scope["method"] == "POST" else b""
-
-
-def _is_of(row: ContextRow, scope: Scope) -> bool:
-    """Return whether a row is a session of the principal of a request; for all others there is none."""
-    return row.kind == SESSION and row.principal == (principal_of(scope) or NOBODY)
 
 
 def _made_before(body: bytes) -> str:
@@ -487,12 +484,9 @@ class Member:
         self._ended.elsewhere = self._stored.ask
         try:
             await self.replicas.join()
-            async with anyio.create_task_group() as group:
-                for part in (self.replicas.run, self.contexts.run, self._relay.run, self._stored.run):
-                    group.start_soon(part)
-                group.start_soon(self._keep_up)
+            parts = self.replicas.run, self.contexts.run, self._relay.run, self._stored.run, self._keep_up
+            async with alongside(*parts):
                 yield
-                group.cancel_scope.cancel()
         finally:
             announcements.close()
             self._ended.elsewhere = None

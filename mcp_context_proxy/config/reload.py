@@ -213,15 +213,29 @@ def with_live_settings(running: ServerConfig, now: ServerConfig) -> ServerConfig
     return replace(running, **{name: getattr(now, name) for name in _LIVE if name != "secrets"})
 
 
-def needs_restart(started: Config, now: Config) -> tuple[str, ...]:
-    """Return the dotted keys that differ and are read only when the proxy starts."""
-    live, found = marked(Config, Reload.LIVE), list[str]()
+def _read_at_start(started: Config, now: Config) -> dict[str, list[str]]:
+    """Return the keys that differ and are read only when the proxy starts, by table."""
+    live, found = marked(Config, Reload.LIVE), dict[str, list[str]]()
     for table in Config.__struct_fields__:
         old, new = getattr(started, table), getattr(now, table)
         if isinstance(new, Table):
             at_start = marked(type(new), Reload.RESTART) if table in live else new.__struct_fields__
-            found += (f"{table}.{key}" for key in at_start if getattr(old, key) != getattr(new, key))
-    return tuple(found)
+            found[table] = [key for key in at_start if getattr(old, key) != getattr(new, key)]
+    return {table: keys for table, keys in found.items() if keys}
+
+
+def needs_restart(started: Config, now: Config) -> tuple[str, ...]:
+    """Return the dotted keys that differ and are read only when the proxy starts."""
+    return tuple(f"{table}.{key}" for table, keys in _read_at_start(started, now).items() for key in keys)
+
+
+def without_restart(running: Config, now: Config) -> Config:
+    """Return a changed configuration in which keys that are read only at the start are the running ones."""
+    kept = {
+        table: replace(getattr(now, table), **{key: getattr(getattr(running, table), key) for key in keys})
+        for table, keys in _read_at_start(running, now).items()
+    }
+    return replace(now, **kept)
 
 
 Load = Callable[[], Config]

@@ -57,7 +57,14 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, HANDSHAKE, Era
 from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results.shortening import with_note
-from mcp_context_proxy.system.threads import Repeating, in_task, in_thread, in_thread_if, keep_latest
+from mcp_context_proxy.system.threads import (
+    Repeating,
+    alongside,
+    in_task,
+    in_thread,
+    in_thread_if,
+    keep_latest,
+)
 from mcp_context_proxy.trust import ACTING, Principal
 from mcp_context_proxy.trust.guard import KnownSecret
 
@@ -137,11 +144,8 @@ class DownstreamClient(ServerLifecycle):
         """Own the connections until `stop`."""
         try:
             await self.load_listing()
-            async with anyio.create_task_group() as group:
-                group.start_soon(self.keep_connected)
-                group.start_soon(self._dedicated.run)
+            async with alongside(self.keep_connected, self._dedicated.run):
                 await self._stop.wait()
-                group.cancel_scope.cancel()
         finally:
             self._transition(ServerState.STOPPED)
 
@@ -210,7 +214,10 @@ class DownstreamClient(ServerLifecycle):
                 else:
                     result = await self._send_apart(method, params, outgoing)
             self._has_answered = True
-            large = len(result) > envelope.TAKEN_APART_BYTES and _takes_long(result)
+            large = len(result) > envelope.LARGE_MESSAGE_BYTES or (
+                len(result) > envelope.TAKEN_APART_BYTES
+                and len(without_strings(result)) > envelope.TAKEN_APART_BYTES
+            )
             examined = await in_thread(_examined, result, limits) if large else _examined(result, limits)
             fault, may_fail = examined
             if fault is not None:
@@ -320,8 +327,7 @@ class DownstreamClient(ServerLifecycle):
         Raises `RequestError` if the client refuses, the server may not be able to read its answer, or was not
         given a secret in it.
         """
-        if party is not None and party.lasting:
-            self._admission.expect_completion(envelope.text(params.get(eras.ELICITATION_ID)), party)
+        self._admission.expect_completion(envelope.text(params.get(eras.ELICITATION_ID)), party)
         try:
             answer = await ask(method, params)
         except RequestError as error:
@@ -543,18 +549,7 @@ def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
 def _unsendable(params: Members, limits: Limits) -> str | None:
     """Return why a server may end over a request, and with it those of others; None if it can be read."""
     # Side by side, values are as deep as each of them, and are looked at once.
-    values = without_strings(b",".join(params.values()))
-    if nests_deeper(values, limits.nesting_results):
-        return f"it nests deeper than {limits.nesting_results} levels"
-    if envelope.overflows(values):
-        return "it has a number too large to be read"
-    return None
-
-
-def _takes_long(result: bytes) -> bool:
-    """Return whether a result over `TAKEN_APART_BYTES` is examined in a worker thread."""
-    is_long = len(result) > envelope.LARGE_MESSAGE_BYTES
-    return is_long or len(without_strings(result)) > envelope.TAKEN_APART_BYTES
+    return envelope.unreadable(without_strings(b",".join(params.values())), limits.nesting_results)
 
 
 def _examined(result: bytes, limits: Limits) -> tuple[str | None, bool]:

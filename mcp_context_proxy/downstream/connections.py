@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -52,9 +53,9 @@ from mcp_context_proxy.errors import (
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
-from mcp_context_proxy.protocol.eras import CAPABILITY_OF
+from mcp_context_proxy.protocol.eras import CAPABILITY_OF, client_capabilities
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import load
+from mcp_context_proxy.system.threads import alongside, load
 from mcp_context_proxy.trust import ACTING
 
 if TYPE_CHECKING:
@@ -529,10 +530,8 @@ class DedicatedConnections:
                     scope.deadline = float("inf")
                     dedicated.connected = connected
                     dedicated.opened.set()
-                    async with anyio.create_task_group() as group:
-                        group.start_soon(end_when_lost, connected)
+                    async with alongside(partial(end_when_lost, connected)):
                         await dedicated.ending.wait()
-                        group.cancel_scope.cancel()
                     dedicated.failure = self._redact(f"it {connected.loss.cause or 'was stopped'}")
             if scope.cancelled_caught:
                 dedicated.failure = f"it was not ready within {seconds:g} s"
@@ -577,16 +576,13 @@ class DedicatedConnections:
 
 def declared_capabilities(outgoing: Outgoing) -> Mapping[str, Any]:
     """Return the capabilities to declare on a connection for the client of a request."""
-    raw = outgoing.capabilities
-    capabilities = None if raw is None else envelope.value_or_none(raw)
-    if not isinstance(capabilities, dict):
-        return {}
+    capabilities = envelope.object_of(outgoing.capabilities)
     return {name: capabilities[name] for name in DECLARED if isinstance(capabilities.get(name), dict)}
 
 
 def capabilities_to_ask(outgoing: Outgoing) -> set[str]:
     """Return the capabilities by which the client of a request can be asked for something."""
-    return set(declared_capabilities(outgoing)) & set(CAPABILITY_OF.values())
+    return {*client_capabilities(outgoing.capabilities)}
 
 
 async def _set_level(dedicated: DedicatedConnection, connected: Connected, wanted: Raw | None) -> None:

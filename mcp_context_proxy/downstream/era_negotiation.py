@@ -235,8 +235,8 @@ def _offers_modern(error: RemoteError) -> bool:
     """Return whether a refusal of our revision lists that revision as one that the server speaks."""
     if error.code != eras.UNSUPPORTED_VERSION or error.data is None:
         return False
-    data = envelope.value_or_none(envelope.encode(error.data))
-    return isinstance(data, dict) and eras.MODERN_VERSION in (data.get("supported") or ())
+    supported = envelope.object_of(envelope.encode(error.data)).get("supported")
+    return isinstance(supported, list) and eras.MODERN_VERSION in supported
 
 
 async def initialize(link: Link, limits: Limits, capabilities: Mapping[str, Any]) -> Introduction:
@@ -341,14 +341,13 @@ class EraMemory:
         """The era to connect in; None to probe."""
         self._version: str | None = None
         """Name and version from the latest handshake, of this process or of the one that remembered it."""
-        self._stored, self._died = False, False
+        self._died = False
 
     def load(self) -> None:
         """Begin with the findings of an earlier connection."""
         if self._config.era == "auto" and self._era is None:
             self._version = self._unprobed.get(self._config)
-            self._stored = self._version is not None
-            self._era = Era.HANDSHAKE if self._stored else None
+            self._era = None if self._version is None else Era.HANDSHAKE
 
     def applied_to(self, config: ServerConfig) -> ServerConfig:
         """Return the configuration with the era named in which to connect."""
@@ -373,10 +372,7 @@ class EraMemory:
         if introduction.era is Era.MODERN or introduction.slow or version not in (None, self._version):
             if introduction.era is not Era.MODERN:
                 self._era = None
-            if self._stored:
-                self._stored = False
-                await self._unprobed.discard(self._config)
+            await self._unprobed.discard(self._config)
         elif self._config.era == "auto" and (self._died or introduction.ignores_probe):
-            self._stored = True
             await self._unprobed.put(self._config, self._version)
         self._died = False

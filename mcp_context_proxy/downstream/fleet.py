@@ -220,7 +220,7 @@ class Fleet:
         if changed := tuple(self.shared.changed):
             await in_task()
             fetched = [await lists.wait_fetched(called=called) for lists in changed]
-            if any(fetched) and self.shared.catch_up is not None:
+            if any(fetched):
                 await self.shared.catch_up()
 
     async def wait_first_connect(self) -> None:
@@ -243,8 +243,7 @@ class Fleet:
         while True:
             await anyio.sleep(NO_NEWS_SECONDS)
             if (starting := self.awaited()) == before:
-                if self.shared.catch_up is not None:
-                    await self.shared.catch_up()
+                await self.shared.catch_up()
                 if await enough(" ".join(f"{one.name} {address(one.config)}" for one in starting)):
                     return
             before = starting

@@ -22,7 +22,7 @@ from typing import Final
 
 import anyio
 import httpx2
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream import PLAIN, HeaderMap, Notify, Outgoing, in_words, without_credentials
@@ -308,10 +308,9 @@ def _stated(body: bytes, kind: str) -> str:
         return ""
     if kind == "text/plain":
         return one_line(body.decode("utf-8", "replace"), LINE_CHARACTERS // 2)
-    said = envelope.value_or_none(Raw(body))
-    if isinstance(said, dict) and isinstance(said.get("error"), dict):
-        said = said["error"]
-    found = (said.get(key) for key in _STATED_AS) if isinstance(said, dict) else ()
+    said = envelope.object_of(body)
+    said = error if isinstance(error := said.get("error"), dict) else said
+    found = (said.get(key) for key in _STATED_AS)
     return one_line(next((one for one in found if isinstance(one, str)), ""), LINE_CHARACTERS // 2)
 
 
@@ -383,10 +382,7 @@ class ModernHttp:
             sent["mcp-name"] = headers.encoded(name)
             header_map = self.header_maps.get(name) if self.header_maps and method == "tools/call" else None
             if header_map:
-                arguments = envelope.value_or_none(params.get("arguments", Raw(b"{}")))
-                sent.update(
-                    headers.argument_headers(header_map, arguments if isinstance(arguments, dict) else {})
-                )
+                sent |= headers.argument_headers(header_map, envelope.object_of(params.get("arguments")))
         return sent
 
     async def _read_events(self, response: httpx2.Response, request_id: int, note: Notify) -> bytes:

@@ -153,11 +153,9 @@ def shown_params(server: str, method: str, params: Members, redact: Redactor) ->
     shown = {
         name: value for name, value in shown.items() if bytes(value)[:1] in _BEGIN.get(name, bytes(value))
     }
-    if (given := shown.pop("_meta", None)) is not None:
-        # Cleaned first: a key is what it is for its reader.
-        meta = envelope.value_or_none(given)
-        if isinstance(meta, dict) and (meta := eras.own_words(meta)):
-            shown["_meta"] = envelope.raw(meta)
+    # Cleaned first: a key is what it is for its reader.
+    if meta := eras.own_words(envelope.object_of(shown.pop("_meta", None))):
+        shown["_meta"] = envelope.raw(meta)
     if method == LOG_MESSAGE:
         own = one_line(envelope.text(shown.get("logger")) or "", NAME_CHARACTERS)
         shown["logger"] = envelope.raw(f"{server}/{own}" if own else server)
@@ -212,8 +210,7 @@ class Admission:
         """Note the elicitations in the data of an error that sends a person to URLs."""
         if not isinstance(data, Raw) or len(data) > NOTIFICATION_BYTES:
             return
-        decoded = envelope.value_or_none(data)
-        entries = decoded.get("elicitations") if isinstance(decoded, dict) else None
+        entries = envelope.object_of(data).get("elicitations")
         for entry in entries if isinstance(entries, list) else ():
             given = entry.get(eras.ELICITATION_ID) if isinstance(entry, dict) else None
             self.expect_completion(given if isinstance(given, str) else None, party)

@@ -20,6 +20,7 @@ from enum import StrEnum
 from functools import partial
 
 import anyio
+import anyio.lowlevel
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -89,9 +90,9 @@ class Shared(Struct, kw_only=True, eq=False):
     """Waits for a place among servers that start, or are downloaded; see `fleet.StartLimiter.take`."""
     changed: set[Lists] = field(default_factory=set)
     """Lists of servers that have said that they changed, until they are fetched."""
-    catch_up: Callable[[], Awaitable[None]] | None = None
+    catch_up: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
     """Waits until the catalog has all lists so far; set before any server starts."""
-    read_ahead: Callable[[ServerConfig, tuple[Encoded, ...]], None] | None = None
+    read_ahead: Callable[[ServerConfig, tuple[Encoded, ...]], None] = lambda _config, _tools: None
     """Takes a long list of tools apart, in a thread; set before any server starts."""
 
 
@@ -130,7 +131,7 @@ class ServerLifecycle:
             limits,
             self.redact,
             on_change=shared.on_change,
-            read_ahead=self._read_ahead,
+            read_ahead=lambda tools: shared.read_ahead(self.config, tools),
             changed=shared.changed,
         )
         self._shared, self._inbound = shared, inbound
@@ -149,10 +150,6 @@ class ServerLifecycle:
         self._attempt_over: anyio.Event | None = anyio.Event()
         """Set at the end of the attempt that callers may wait for; None while there is none."""
         self._loaded, self._login_wanted = False, False
-
-    def _read_ahead(self, tools: tuple[Encoded, ...]) -> None:
-        if self._shared.read_ahead is not None:
-            self._shared.read_ahead(self.config, tools)
 
     @property
     def in_use(self) -> bool:
@@ -288,7 +285,7 @@ class ServerLifecycle:
                     version = await in_thread(package_version, config, connected.process_group)
                     connected = replace(connected, version=version)  # noqa: PLW2901 - the same connection
                     await self.lists.fetch_first(connected)
-                    if self.introduction is not None and self.lists.publish() and self._shared.catch_up:
+                    if self.introduction is not None and self.lists.publish():
                         # Calls wait for a server that is known, and a tool may not be what it was.
                         await self._shared.catch_up()
                     if self.config.start == "lazy":

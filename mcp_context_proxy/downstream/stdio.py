@@ -45,7 +45,7 @@ from mcp_context_proxy.protocol.framing import (
 from mcp_context_proxy.protocol.strangers import clean, one_line, unmarked
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import descriptor_shortage, group_ended, group_installed
-from mcp_context_proxy.system.threads import in_thread, load
+from mcp_context_proxy.system.threads import alongside, in_thread, load
 
 logger = logging.getLogger(__name__)
 
@@ -286,7 +286,6 @@ class StdioChannel(Channel):
         self._writer = PipeWriter()
         self._stdin: asyncio.WriteTransport | None = None
         self._transports: list[asyncio.BaseTransport] = []
-        self._output_pipe: asyncio.ReadTransport | None = None
         self._pushed = 0
         """Bytes sent without waiting since the child last read."""
         self._given_up = ""
@@ -298,7 +297,6 @@ class StdioChannel(Channel):
         loop = asyncio.get_running_loop()
         stdin, stdout, stderr = self._pipes
         out, _ = await loop.connect_read_pipe(lambda: self._reader, stdout)
-        self._output_pipe = out
         self._transports.append(out)
         gate.pass_through(out)
         err, _ = await loop.connect_read_pipe(lambda: PipeReader(self._output.feed_stderr), stderr)
@@ -315,8 +313,8 @@ class StdioChannel(Channel):
 
     def _read_on(self) -> None:
         # While the gate is closed, it has paused the pipe as well, and resumes it.
-        if gate.is_open and self._output_pipe is not None and not self._output_pipe.is_closing():
-            self._output_pipe.resume_reading()
+        if gate.is_open:
+            self._reader.resume_reading()
 
     def _give_up_endless(self, unframed: int) -> None:
         if unframed > ENDLESS_MESSAGES * self._message_bytes:
@@ -360,27 +358,23 @@ class StdioChannel(Channel):
 
     async def until_ended(self) -> None:
         """Wait until the child is gone, or has closed its output or its input."""
-        async with anyio.create_task_group() as group:
 
-            async def until_exited() -> None:
-                await exited(self._process, DEATH_POLL_SECONDS)
-                # While the gate is closed, the output of the child is not read either.
-                await gate.wait()
-                with anyio.move_on_after(LAST_WORDS_SECONDS):
-                    await self._reader.ended.wait()
-                self._reader.ended.set()
+        async def until_exited() -> None:
+            await exited(self._process, DEATH_POLL_SECONDS)
+            # While the gate is closed, the output of the child is not read either.
+            await gate.wait()
+            with anyio.move_on_after(LAST_WORDS_SECONDS):
+                await self._reader.ended.wait()
+            self._reader.ended.set()
 
-            async def until_deaf() -> None:
-                await self._writer.closed.wait()
-                await anyio.sleep(EXIT_SECONDS)
-                if self._process.poll() is None:
-                    self.give_up(DEAF)
+        async def until_deaf() -> None:
+            await self._writer.closed.wait()
+            await anyio.sleep(EXIT_SECONDS)
+            if self._process.poll() is None:
+                self.give_up(DEAF)
 
-            group.start_soon(until_exited)
-            group.start_soon(until_deaf)
-            group.start_soon(self._reader.run)
+        async with alongside(until_exited, until_deaf, self._reader.run):
             await self._reader.ended.wait()
-            group.cancel_scope.cancel()
 
     async def wait_closed(self) -> str:
         """Wait until the child is gone, or has closed its output or its input; return which."""
@@ -484,7 +478,7 @@ async def open_sdk_channel(
     program, folder, environment = await in_thread(launch_of, config)
     parameters = StdioServerParameters(command=program, args=list(config.args), env=environment, cwd=folder)
     channel = QueuedChannel()
-    async with stdio_client(parameters) as (reader, writer), anyio.create_task_group() as group:
+    async with stdio_client(parameters) as (reader, writer):
 
         async def read() -> None:
             try:
@@ -502,10 +496,8 @@ async def open_sdk_channel(
                 message = jsonrpc_message_adapter.validate_python(envelope.value(frame), by_name=False)
                 await writer.send(SessionMessage(message))
 
-        group.start_soon(read)
-        group.start_soon(write)
         try:
-            yield channel
+            async with alongside(read, write):
+                yield channel
         finally:
-            group.cancel_scope.cancel()
             channel.close()

@@ -16,6 +16,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
@@ -168,12 +169,11 @@ async def listening(server: str, port: int) -> AsyncIterator[Loopback]:
             server, f"port {port} cannot be opened ({error.strerror or error})"
         ) from None
     try:
-        async with listener, anyio.create_task_group() as group:
+        async with listener:
             bound = listener.extra(SocketAttribute.local_port)
             loopback = Loopback(server, f"http://{HOST}:{bound}{PATH}")
-            group.start_soon(listener.serve, loopback.serve)
-            yield loopback
-            group.cancel_scope.cancel()
+            async with threads.alongside(partial(listener.serve, loopback.serve)):
+                yield loopback
     except BaseExceptionGroup as failed:
         # A failed login is raised as it is, not wrapped by the task group that serves the port.
         raise failed.exceptions[0] from None

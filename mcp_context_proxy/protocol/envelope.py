@@ -355,6 +355,12 @@ def value_or_none(raw: bytes | Raw) -> Any:
         return None
 
 
+def object_of(raw: bytes | Raw | None) -> dict[str, Any]:
+    """Decode a JSON object of a peer; empty if it is absent, no object, or cannot be read."""
+    decoded = None if raw is None else value_or_none(raw)
+    return decoded if isinstance(decoded, dict) else {}
+
+
 def schema_of(definition: bytes) -> Any:
     """Return the input schema of a tool's definition, decoded; empty if it cannot be."""
     return value_or_none(members(definition).get("inputSchema", b"{}")) or {}
@@ -473,3 +479,10 @@ def overflows(encoded: bytes) -> bool:
     if plain.find(b"e000") < 0 and (len(plain) < len(_LONG_NUMBER) or plain.find(_LONG_NUMBER) < 0):
         return False
     return any(found[1] and math.isinf(float(found[1])) for found in _NUMBER_OR_STRING.finditer(encoded))
+
+
+def unreadable(encoded: bytes, levels: int) -> str | None:
+    """Return why some programs end over JSON that they are sent; None if all can read it."""
+    if nests_deeper(encoded, levels):
+        return f"it nests deeper than {levels} levels"
+    return "it has a number too large to be read" if overflows(encoded) else None

@@ -235,9 +235,7 @@ def client_capabilities(declared: Raw | None) -> Mapping[str, Any]:
 
 
 def _capabilities(declared: bytes | Raw) -> Mapping[str, Any]:
-    known = envelope.value_or_none(declared)
-    if not isinstance(known, dict):
-        return {}
+    known = envelope.object_of(declared)
     return {name: known[name] for name in CAPABILITY_OF.values() if isinstance(known.get(name), dict)}
 
 
@@ -253,8 +251,7 @@ def has_extension(declared: Raw | None, name: str) -> bool:
     """Return whether the capabilities of a client have an extension."""
     if declared is None or name.encode() not in bytes(declared):
         return False
-    known = envelope.value_or_none(declared)
-    extensions = known.get("extensions") if isinstance(known, dict) else None
+    extensions = envelope.object_of(declared).get("extensions")
     return isinstance(extensions, dict) and isinstance(extensions.get(name), dict)
 
 
@@ -332,8 +329,8 @@ def without_tasks(capabilities: Mapping[str, Any] | Raw) -> Mapping[str, Any] | 
 
 def with_tasks(capabilities: Mapping[str, Any] | Raw) -> Raw:
     """Add tasks to the capabilities of a client, for which the proxy asks for their results."""
-    declared = envelope.value_or_none(envelope.raw(capabilities))
-    extensions = declared.get("extensions") if isinstance(declared, dict) else None
+    declared = envelope.object_of(envelope.raw(capabilities))
+    extensions = declared.get("extensions")
     known = extensions if isinstance(extensions, dict) else {}
     return envelope.raw({**declared, "extensions": {**known, TASKS_EXTENSION: {}}})
 

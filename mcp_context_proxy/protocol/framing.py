@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from mcp_context_proxy.protocol.envelope import TAKEN_APART_BYTES, is_large, is_utf8
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.threads import in_task
+from mcp_context_proxy.system.threads import alongside, in_task
 
 logger = logging.getLogger(__name__)
 
@@ -299,10 +299,8 @@ class MessageReader(PipeReader):
 
     async def run_until_ended(self) -> None:
         """Pass on all messages, until the other side has closed its end."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self.run)
+        async with alongside(self.run):
             await self.ended.wait()
-            group.cancel_scope.cancel()
 
     async def run(self) -> None:
         """Pass on the messages that are held, until cancelled."""

@@ -42,7 +42,7 @@ DATA_BYTES: Final = 64 * 1024
 """Bytes of the data of an error, a log message or a progress notification that pass."""
 
 DATA_LEVELS: Final = 100
-"""Levels of such data. Hosts written in Rust read 127 of a message."""
+"""Levels of such data, and of the terms of a session. Hosts written in Rust read 127 of a message."""
 
 BLANK_LINES: Final = 4
 """Line ends in a row that stay: more push the text after them out of sight."""
@@ -190,7 +190,7 @@ def stranger_data(data: bytes, redact: Callable[[bytes], bytes]) -> bytes:
     shown = stranger_json(data, redact) if len(data) <= 2 * DATA_BYTES else data
     if len(shown) > DATA_BYTES:
         return json.dumps(f"[left out: {len(data):,} bytes, over {DATA_BYTES:,}]").encode()
-    if envelope.overflows(shown) or envelope.nests_deeper(shown, DATA_LEVELS):
+    if envelope.unreadable(shown, DATA_LEVELS) is not None:
         return b'"[left out: it has a number that is too large, or too many levels]"'
     return shown if len(shown) <= SAID_CHARACTERS else _STRING.sub(_bounded_string, shown)
 

@@ -32,6 +32,7 @@ from mcp_context_proxy.protocol.envelope import (
     RequestId,
 )
 from mcp_context_proxy.protocol.eras import Era, Hello
+from mcp_context_proxy.protocol.strangers import DATA_LEVELS
 from mcp_context_proxy.server.gateway import Gateway, params_fault
 from mcp_context_proxy.server.notifications import (
     PROMPTS_CHANGED,
@@ -329,6 +330,9 @@ def _hello(params: Members) -> Hello:
         if (size := len(params[name])) > envelope.TAKEN_APART_BYTES:
             allowed = f"{envelope.TAKEN_APART_BYTES:,} are allowed"
             raise RequestError(INVALID_PARAMS, f"{name} of initialize has {size:,} bytes; {allowed}")
+        # A modern server, which others use as well, gets them with each request.
+        if (fault := envelope.unreadable(bytes(params[name]), DATA_LEVELS)) is not None:
+            raise RequestError(INVALID_PARAMS, f"{name} of initialize cannot be passed on: {fault}")
     said = envelope.members(params["clientInfo"])
     if envelope.text(said.get("name")) is None or envelope.text(said.get("version")) is None:
         raise RequestError(INVALID_PARAMS, "clientInfo needs a name and a version, strings")

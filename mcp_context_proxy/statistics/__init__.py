@@ -121,15 +121,16 @@ class Batch:
         self.searches: dict[UsageSlot, SearchUsage] = {}
         self.rows: dict[str, SearchRow] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._calls or self._documents or self.searches or self.rows)
+    @property
+    def _counts(self) -> tuple[dict[Any, Any], ...]:
+        return self._calls, self._documents, self.searches
 
     @property
     def tools(self) -> Iterator[tuple[UsageSlot, ToolUsage]]:
         return ((slot, usage) for (slot, _), usage in self._calls.items())
 
     def __len__(self) -> int:
-        return len(self._calls) + len(self.searches) + len(self.rows) + len(self._documents)
+        return len(self.rows) + sum(map(len, self._counts))
 
     @property
     def documents(self) -> Iterator[tuple[UsageSlot, DocumentUsage]]:
@@ -152,29 +153,24 @@ class Batch:
     def add_search(self, row: SearchRow) -> None:
         found, latency = int(row.results > 0), {bucket_of(row.ms): 1}
         usage = SearchUsage(1, found, reranked=int(row.reranked), ms=row.ms, latency=latency)
-        self.add_usage(UsageSlot.of(row.time, owner=row.owner), usage)
+        count_in(self.searches, UsageSlot.of(row.time, owner=row.owner), usage)
         self.keep(row)
 
     def add_use(self, row: SearchRow) -> None:
         """Count the use of a tool that a search had found, and keep the search as it is now."""
         usage = SearchUsage(used=1, top_used=int(row.rank == 1))
-        self.add_usage(UsageSlot.of(row.time, owner=row.owner), usage)
+        count_in(self.searches, UsageSlot.of(row.time, owner=row.owner), usage)
         self.keep(row)
 
     def add_tokens(self, time: float, shown: int, behind: int, owner: str = "") -> None:
         """Count the tokens of the items that a search has selected, and of all items."""
-        self.add_usage(UsageSlot.of(time, owner=owner), SearchUsage(shown=shown, behind=behind))
-
-    def add_usage(self, slot: UsageSlot, usage: SearchUsage) -> None:
-        count_in(self.searches, slot, usage)
+        usage = SearchUsage(shown=shown, behind=behind)
+        count_in(self.searches, UsageSlot.of(time, owner=owner), usage)
 
     def take(self, later: Batch) -> None:
-        for key, calls in later._calls.items():
-            count_in(self._calls, key, calls)
-        for slot_and_key, read in later._documents.items():
-            count_in(self._documents, slot_and_key, read)
-        for slot, usage in later.searches.items():
-            self.add_usage(slot, usage)
+        for counts, added in zip(self._counts, later._counts, strict=True):
+            for key, usage in added.items():
+                count_in(counts, key, usage)
         for row in later.rows.values():
             self.keep(row)
 
@@ -182,10 +178,9 @@ class Batch:
         """Drop searches one by one, then the oldest slots of calls and documents, down to so many rows."""
         while len(self) > most and self.rows:
             del self.rows[next(iter(self.rows))]
-        for key in sorted(self._calls, key=lambda key: key[0].start)[: max(len(self) - most, 0)]:
-            del self._calls[key]
-        for read in sorted(self._documents, key=lambda key: key[0].start)[: max(len(self) - most, 0)]:
-            del self._documents[read]
+        for counts in (self._calls, self._documents):
+            for key in sorted(counts, key=lambda key: key[0].start)[: max(len(self) - most, 0)]:
+                del counts[key]
 
     def keep(self, row: SearchRow) -> None:
         """Keep a search as it is now, without counting it."""

@@ -257,9 +257,7 @@ class WorkingSetStore(Tables):
 
     def get(self, day: str, budget: int) -> dict[ToolKey, str] | None:
         """Return the tools of a day, each with the reason; None if nobody has chosen them yet."""
-        query = "SELECT tools FROM working_sets WHERE day = ? AND budget = ?"
-        rows = self._database.rows(query, (day, budget))
-        return _decoded_tools(rows[0][0]) if rows else None
+        return _tools_of(self._database, day, budget)
 
     def choose(self, day: str, budget: int, chosen: Mapping[ToolKey, str]) -> dict[ToolKey, str]:
         """Keep the tools of a day, and return those that count: another process may have been faster."""
@@ -271,15 +269,14 @@ class WorkingSetStore(Tables):
             )
             transaction.next_revision(WORKING_SET)
             transaction.forget_old("working_sets", ("day", "budget"), by="day", keep=WORKING_SETS_KEPT)
-            query = "SELECT tools FROM working_sets WHERE day = ? AND budget = ?"
-            (tools,) = transaction.execute(query, (day, budget)).fetchone()
-        return _decoded_tools(tools) or dict(chosen)
+            return _tools_of(transaction, day, budget) or dict(chosen)
 
 
-def _decoded_tools(tools: object) -> dict[ToolKey, str] | None:
-    """Return the tools of a row; None where it is damaged."""
+def _tools_of(queries: Queries, day: str, budget: int) -> dict[ToolKey, str] | None:
+    """Return the tools of a day; None where there is no row, or a damaged one."""
+    rows = queries.rows("SELECT tools FROM working_sets WHERE day = ? AND budget = ?", (day, budget))
     try:
-        found = msgspec.json.decode(tools if isinstance(tools, bytes) else b"", type=list[_Chosen])
-    except msgspec.DecodeError:
+        found = msgspec.json.decode(rows[0][0] if rows else b"", type=list[_Chosen])
+    except (msgspec.DecodeError, TypeError):
         return None
     return {(one.server, one.tool): one.why for one in found}

@@ -31,7 +31,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from pathlib import Path
@@ -115,6 +115,16 @@ async def in_thread(function: Callable[[*Args], T], *arguments: *Args, abandon_o
 async def in_thread_if(large: bool, function: Callable[[*Args], T], *arguments: *Args) -> T:
     """Call a function in a thread if it has to do with something large, and else at once."""
     return await in_thread(function, *arguments) if large else function(*arguments)
+
+
+@contextlib.asynccontextmanager
+async def alongside(*parts: Callable[[], Coroutine[Any, Any, object]]) -> AsyncIterator[None]:
+    """Run parts beside the work in a block, and cancel them at its end."""
+    async with anyio.create_task_group() as group:
+        for part in parts:
+            group.start_soon(part)
+        yield
+        group.cancel_scope.cancel()
 
 
 class Repeating:

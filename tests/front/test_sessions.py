@@ -363,6 +363,20 @@ async def test_json_that_cannot_be_read_is_answered_and_leaves_no_traceback(
     assert "Traceback" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("value", ["1e999", "9" * 400, "[" * 130 + "]" * 130])
+async def test_a_session_whose_terms_some_servers_cannot_read_is_refused(
+    client: httpx2.AsyncClient, value: str
+) -> None:
+    """They go with each request to a server of the modern era, which may end over them, for everybody."""
+    params = '{"protocolVersion":"2025-06-18","capabilities":%s,"clientInfo":%s}'
+    plain, odd = '{"name":"x","version":"1"}', f'{{"name":"x","version":"1","x":{value}}}'
+    for terms in ((odd, plain), ("{}", odd)):
+        hello = f'{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{params % terms}}}'
+        answer = await client.post("/mcp", content=hello, headers=ACCEPT)
+
+        assert answer.json()["error"]["code"] == -32602
+
+
 @pytest.mark.parametrize("same", [7, "7"])
 async def test_a_request_with_the_id_of_a_pending_one_is_refused(
     client: httpx2.AsyncClient, server: Server, same: int | str

@@ -14,6 +14,7 @@ from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 from support.wires import stdio
 
+from mcp_context_proxy.config import load
 from mcp_context_proxy.context.session import NOTED_CLIENTS, NOTED_SECONDS, NotedClients
 
 UNRELATED = "recommend a red wine for grilled lamb"
@@ -149,6 +150,19 @@ async def test_where_each_server_is_off_the_instructions_say_so_and_who_names_th
         "There are no tools now, because a mistake in the configuration keeps each server off: github" in told
     )
     assert "mcp-context-proxy check" in told
+
+
+async def test_a_first_server_that_is_added_with_a_mistake_is_named_in_the_instructions(
+    workshop: Workshop,
+) -> None:
+    async with inside(workshop.config()) as proxy:
+        before = proxy.introduce().text
+        workshop.server("github").settings = {"comand": "x"}
+        await proxy.apply(load(workshop.config(), environ={}))
+        told = proxy.introduce().text
+
+    assert "No server is configured yet" in before
+    assert "a mistake in the configuration keeps each server off: github" in told
 
 
 async def test_a_session_is_told_once_of_a_server_that_is_off_and_again_where_nothing_fits(

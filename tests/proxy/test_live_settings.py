@@ -108,3 +108,19 @@ async def test_a_changed_live_setting_takes_effect_as_if_the_proxy_were_started_
     assert after == started
     assert after != before
     assert again == before
+
+
+async def test_a_setting_that_needs_a_restart_changes_nothing_before_it(
+    office: Workshop, running: Proxy
+) -> None:
+    own = office.config()
+    own = own.rename(own.with_name("own.toml"))
+    live = {"expose": {"mode": "search"}}
+    config = office.config(**live, rerank={"mode": "auto"}, interactions={"enabled": True})
+    await running.apply(load(config, environ={}))
+    after = await shown(running)
+    await running.apply(load(own, environ={}))
+    async with inside(office.config(**live)) as proxy:
+        started = await shown(proxy)
+
+    assert after == started

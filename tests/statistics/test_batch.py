@@ -14,7 +14,7 @@ def batch(calls: int = 1) -> Batch:
     made = Batch()
     for _ in range(calls):
         made.add_calls([(("s", "t"), 5.0, False, 10, "")], NOW)
-    made.add_usage(UsageSlot.of(NOW), SearchUsage(searches=1))
+    made.add_tokens(NOW, shown=1, behind=2)
     return made
 
 
@@ -25,7 +25,7 @@ def test_batches_that_could_not_be_written_are_added_up() -> None:
     ((slot, usage),) = waiting.tools
 
     assert (slot, usage.calls, usage.ms) == (UsageSlot.of(NOW), 100, 500.0)
-    assert waiting.searches == {UsageSlot.of(NOW): SearchUsage(searches=50)}
+    assert waiting.searches == {UsageSlot.of(NOW): SearchUsage(shown=50, behind=100)}
 
 
 def test_a_batch_keeps_the_latest_searches_in_their_latest_state() -> None:
