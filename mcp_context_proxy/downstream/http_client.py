@@ -38,7 +38,7 @@ from mcp_context_proxy.oauth.bearer import bounded
 from mcp_context_proxy.protocol import envelope, eras, headers
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members, RequestId
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.protocol.framing import EventFramer, OversizedEventError, ServerSentEvent, gate
+from mcp_context_proxy.protocol.framing import EventFramer, Oversized, ServerSentEvent, gate
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line
 from mcp_context_proxy.system import threads
 from mcp_context_proxy.system.threads import in_task
@@ -242,12 +242,11 @@ async def read(response: httpx2.Response, server: str, limit: int) -> bytes:
 
 
 async def read_events(
-    response: httpx2.Response, server: str, limit: int, take: Callable[[ServerSentEvent], Awaitable[bool]]
+    response: httpx2.Response, limit: int, take: Callable[[ServerSentEvent | Oversized], Awaitable[bool]]
 ) -> bool:
     """Pass the events of a body to `take` until it returns True; return False if it never does.
 
-    Raises `BadAnswerError` if an event has more bytes than `limit`, and `httpx2.HTTPError` if the stream
-    broke off.
+    Raises `httpx2.HTTPError` if the stream broke off.
     """
     framer = EventFramer(limit)
 
@@ -257,10 +256,7 @@ async def read_events(
                 return True
         return False
 
-    try:
-        return await _read_pieces(response, take_piece)
-    except OversizedEventError as error:
-        raise BadAnswerError(server, f"with an event stream that cannot be read ({error})") from None
+    return await _read_pieces(response, take_piece)
 
 
 async def _read_pieces(response: httpx2.Response, take: Callable[[bytes], Awaitable[bool]]) -> bool:
@@ -388,15 +384,20 @@ class ModernHttp:
     async def _read_events(self, response: httpx2.Response, request_id: int, note: Notify) -> bytes:
         reply, unread = envelope.Envelope(), None
 
-        async def take(event: ServerSentEvent) -> bool:
+        async def take(event: ServerSentEvent | Oversized) -> bool:
             nonlocal reply, unread
-            if event.name != b"message" or not event.data:
-                return False
+            head = tail = b""
             try:
+                if isinstance(event, Oversized):
+                    head, tail = event.head, event.tail
+                    raise BadAnswerError(self.server, f"with {event}")
+                if event.name != b"message" or not event.data:
+                    return False
+                head = tail = event.data
                 message = await self._decode(event.data)
             except BadAnswerError as error:
                 unread = error
-                if envelope.salvage_id(event.data, event.data) == request_id:
+                if envelope.salvage_id(head, tail) == request_id:
                     raise
                 return False
             if message.method is UNSET:
@@ -406,7 +407,7 @@ class ModernHttp:
                 note(message.method, members_of_notification(message.params))
             return False
 
-        if not await read_events(response, self.server, self._limits.sse_event_bytes, take):
+        if not await read_events(response, self._limits.sse_event_bytes, take):
             raise unread or httpx2.RemoteProtocolError("the event stream ended without an answer")
         return result_of(self.server, reply)
 

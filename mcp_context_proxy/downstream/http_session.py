@@ -30,7 +30,7 @@ from mcp_context_proxy.downstream.jsonrpc import Peer
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, SessionForgottenError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestId
-from mcp_context_proxy.protocol.framing import ServerSentEvent
+from mcp_context_proxy.protocol.framing import Oversized, ServerSentEvent
 
 logger = logging.getLogger(__name__)
 
@@ -265,14 +265,16 @@ class HttpSession(Channel):
     ) -> bool:
         """Pass the events of a stream on; return whether the request is answered."""
 
-        async def take(event: ServerSentEvent) -> bool:
-            place.note(event)
-            if event.name != b"message" or not event.data:
-                return False
-            await self._peer.receive_large(event.data)
+        async def take(event: ServerSentEvent | Oversized) -> bool:
+            if isinstance(event, Oversized):
+                self._peer.receive(event)
+            else:
+                place.note(event)
+                if event.name == b"message" and event.data:
+                    await self._peer.receive_large(event.data)
             return request_id is not None and not self._peer.waits_for(request_id)
 
-        return await http_client.read_events(response, self._server, self._limits.sse_event_bytes, take)
+        return await http_client.read_events(response, self._limits.sse_event_bytes, take)
 
     def _stream(
         self, method: str, frame: bytes | None = None, resumed: _Place | None = None
@@ -331,8 +333,10 @@ class SseChannel(QueuedChannel):
     async def read(self, stream: httpx2.Response, url: str) -> None:
         """Pass received events on until the stream ends."""
 
-        async def take(event: ServerSentEvent) -> bool:
-            if event.name == b"endpoint":
+        async def take(event: ServerSentEvent | Oversized) -> bool:
+            if isinstance(event, Oversized):
+                self._peer.receive(event)
+            elif event.name == b"endpoint":
                 self._address = _same_origin(url, event.data.decode())
                 self.ready.set()
             elif event.name == b"message" and event.data:
@@ -340,7 +344,7 @@ class SseChannel(QueuedChannel):
             return False
 
         try:
-            await http_client.read_events(stream, self._server, self._limits.sse_event_bytes, take)
+            await http_client.read_events(stream, self._limits.sse_event_bytes, take)
         except (httpx2.HTTPError, DownstreamError, ValueError) as error:
             self._cause = f"broke off the event stream ({http_client.described(error)})"
         finally:

@@ -242,8 +242,7 @@ class Peer:
 
     def receive(self, frame: bytes | Oversized) -> None:
         if isinstance(frame, Oversized):
-            size = f"{frame.size:,} bytes, over the limit of {frame.limit:,} for a message"
-            self._reject(frame.head, frame.tail, f"with {size}")
+            self._reject(frame.head, frame.tail, f"with {frame}")
             return
         try:
             message = envelope.decode_from_server(frame)

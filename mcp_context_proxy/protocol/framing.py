@@ -1,8 +1,8 @@
 """Splits byte streams into messages, such as lines of JSON and server-sent events, and controls their flow.
 
-All sizes are bounded. A line over the limit is skipped without being buffered, and reported with its first
-and last bytes, so that the request it answers can fail by its id instead of by its timeout. Data stays bytes:
-an event of megabytes is neither decoded nor joined from pieces more than once.
+All sizes are bounded. A line or event over the limit is skipped without being buffered, and reported with
+its first and last bytes, so that the request it answers can fail by its id instead of by its timeout. Data
+stays bytes: an event of megabytes is neither decoded nor joined from pieces more than once.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from mcp_context_proxy.system.threads import alongside, in_task
 logger = logging.getLogger(__name__)
 
 EDGE_BYTES = 256
-"""Bytes kept of both ends of an oversized line: enough to find the ``id`` of an envelope."""
+"""Bytes kept of both ends of an oversized message: enough to find the ``id`` of an envelope."""
 
 
 class Oversized(Struct, frozen=True):
-    """A line that was dropped because it was longer than the limit."""
+    """A line, or the data of an event, that was dropped because it was longer than the limit."""
 
     size: int
     """Length in bytes, without the newline."""
     head: bytes
     tail: bytes
     limit: int
+
+    def __str__(self) -> str:
+        return f"{self.size:,} bytes, over the limit of {self.limit:,} for a message"
 
 
 class LineFramer:
@@ -91,10 +94,6 @@ _RETRY = pattern(rb"\d{1,9}")
 """Milliseconds; longer numbers, which are years, are ignored."""
 
 
-class OversizedEventError(ValueError):
-    """An event is larger than the limit."""
-
-
 class ServerSentEvent(Struct, frozen=True):
     """One server-sent event."""
 
@@ -119,11 +118,8 @@ class EventFramer:
         self._retry: float | None = None
         self._pending, self._begun, self._after_return = False, False, False
 
-    def feed(self, data: bytes) -> Iterator[ServerSentEvent]:
-        """Add received bytes; yield every event that is complete now, in order.
-
-        Raises `OversizedEventError` if the incomplete event is over the limit.
-        """
+    def feed(self, data: bytes) -> Iterator[ServerSentEvent | Oversized]:
+        """Add received bytes; yield every event that is complete now, in order."""
         if self._after_return and data.startswith(b"\n"):
             data = data[1:]
         self._after_return = data.endswith(b"\r")
@@ -145,7 +141,7 @@ class EventFramer:
             elif self._pending:
                 yield self._finish()
         self._line += rest
-        self._check(len(self._line))
+        self._bound()
 
     def _take(self, line: bytes | bytearray) -> None:
         if line.startswith(b":"):
@@ -161,7 +157,7 @@ class EventFramer:
                 self._data += b"\n"
                 self._data += value
             self._size += len(line) + 1
-            self._check(0)
+            self._bound()
         elif field == b"event":
             self._name = value
         elif field == b"id" and _ID.fullmatch(value):
@@ -172,18 +168,25 @@ class EventFramer:
             return
         self._pending = True
 
-    def _check(self, unended: int) -> None:
-        if self._size + unended > self._limit:
-            raise OversizedEventError(f"an event is over the limit of {self._limit:,} bytes")
+    def _bound(self) -> None:
+        """Drop all but both ends of an event that is over the limit."""
+        if self._size + len(self._line) <= self._limit:
+            return
+        if len(self._line) > 2 * EDGE_BYTES:
+            self._size += len(self._line) - 2 * EDGE_BYTES
+            del self._line[EDGE_BYTES:-EDGE_BYTES]
+        if self._data is not None and len(self._data) > 2 * EDGE_BYTES:
+            self._data = self._data[:EDGE_BYTES] + self._data[-EDGE_BYTES:]
 
-    def _finish(self) -> ServerSentEvent:
-        data = bytes(self._data or b"")
+    def _finish(self) -> ServerSentEvent | Oversized:
+        name, data, size, retry = self._name, bytes(self._data or b""), self._size, self._retry
+        self._name, self._data, self._size, self._retry, self._pending = b"", None, 0, None, False
+        if size > self._limit:
+            return Oversized(size, data[:EDGE_BYTES], data[-EDGE_BYTES:], self._limit)
         if not is_utf8(data):
             # Event streams are UTF-8 by definition: invalid bytes become U+FFFD, the rest stays.
             data = data.decode("utf-8", "replace").encode()
-        event = ServerSentEvent(self._name or b"message", data, self._id, self._retry)
-        self._name, self._data, self._size, self._retry, self._pending = b"", None, 0, None, False
-        return event
+        return ServerSentEvent(name or b"message", data, self._id, retry)
 
 
 def _parts(line: bytes | bytearray) -> tuple[bytes, bytes]:

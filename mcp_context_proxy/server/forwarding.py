@@ -548,9 +548,9 @@ def downstream_errors(era: Era) -> Iterator[None]:
 def request_error(error: RemoteError, era: Era) -> RequestError:
     """Return the error that a client of `era` gets for a server's error.
 
-    Code and data pass, unless the code belongs to another hop or era; the message names its server.
+    Code and data pass, but for a code that belongs to another hop or era; the message names its server.
     """
     if error.code in HOP_ERRORS:
-        return RequestError(INTERNAL_ERROR, str(error))
+        return RequestError(INTERNAL_ERROR, str(error), error.data)
     said = named(error.server, error.remote_message)
     return RequestError(eras.error_code(error.code, era), said, error.data)

@@ -2,8 +2,9 @@
 
 A definition is canonical JSON, split into two parts. *Seen* is what every model reads or a host decides by;
 *rest* is everything else. Two definitions are the same if both parts are, in whatever order a server writes
-their members. In the rest is also what some hosts show to models, such as the output schema: a change of it
-is one of what is seen (`visible_part`).
+their members, and whichever dates and times are in them: some servers tell when they were started, and a
+date asks a model for nothing. In the rest is also what some hosts show to models, such as the output schema:
+a change of it is one of what is seen (`visible_part`).
 
 The signs (`suspicion`) are few and hard: none of them occurs in the definitions of some thousand real tools.
 They are a reason to look, not a filter that a careful writer could not pass; the wall is the comparison with
@@ -57,7 +58,9 @@ They stay as they are, because stored decisions have the fingerprints of both pa
 UNSEEN: Final = frozenset({"_meta", "icons"})
 """Members of a definition that no model reads. Any other may be shown to one by some host."""
 
-_NO_REST: Final = sha256().digest()
+_DATE = pattern(
+    rb"\b20\d\d-[01]\d-[0-3]\d(?:[T ][0-2]\d:[0-5]\d(?::[0-5]\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?)?\b"
+)
 
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder().decode
@@ -103,8 +106,8 @@ def fingerprint_if_plain(definition: bytes, kind: Approvable) -> tuple[Fingerpri
     It is not plain if a member may be named twice, or a number may be too large to be read.
     """
     seen, rest = _parts(definition, SEEN[kind])
-    found = Fingerprint(sha256(seen).digest(), sha256(rest).digest() if rest else _NO_REST)
-    return found, seen is not definition
+    hashes = [sha256(_DATE.sub(b"", part)).digest() for part in (seen, rest)]
+    return Fingerprint(*hashes), seen is not definition
 
 
 def is_plain(definition: bytes) -> bool:

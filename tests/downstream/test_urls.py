@@ -115,6 +115,28 @@ async def test_many_concurrent_calls_each_get_their_own_response(proxy: Proxy, s
     assert got == {number: number for number in range(60)}
 
 
+@pytest.mark.parametrize("kind", ["modern", "handshake", "sse"])
+async def test_an_answer_over_the_limit_fails_its_own_call_alone(workshop: Workshop, kind: str) -> None:
+    flag = workshop.flag("go")
+    made, era = (workshop.sse_server, "handshake") if kind == "sse" else (workshop.http_server, kind)
+    calls = {"large": [{"large": 300_000}], "slow": [{"progress": 1}, {"wait": str(flag)}]}
+    server = made("big", tools=[tool("large"), tool("slow")], calls=calls, era=era)
+    config = workshop.config(limits={"sse_event_bytes": 100_000})
+    async with host_of(config, "modern") as host, anyio.create_task_group() as group:
+        slow: list[Any] = []
+
+        async def call() -> None:
+            slow.append(await host.call("big__slow"))
+
+        group.start_soon(call)
+        await server.ledger.until(lambda ledger: ledger.calls("slow"))
+        large = await host.call("big__large")
+        flag.touch()
+
+    assert "over the limit of 100,000 for a message" in large["content"][0]["text"]
+    assert "isError" not in slow[0]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("kind", ["modern", "sse"])
 async def test_the_system_notices_a_stream_whose_other_end_is_gone(workshop: Workshop, kind: str) -> None:

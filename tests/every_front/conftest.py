@@ -34,7 +34,7 @@ def spec(name: str, era: str, kind: str) -> dict[str, Any]:
         "report": [{"progress": 3}],
         "log": [{"notify": {"method": MESSAGE, "params": LOGGED}}],
         "refuse": [{"error": refusal}],
-        "hop": [{"error": {"code": -32000, "message": "gone"}}],
+        "hop": [{"error": {"code": -32000, "message": "gone", "data": {"since": None}}}],
         "old_code": [{"error": {"code": -32042, "message": "sign in", "data": {"elicitations": []}}}],
         "new_code": [{"error": {"code": -32021, "message": "no", "data": {"requiredCapabilities": {}}}}],
         "fail": [{"result": FAILED}],

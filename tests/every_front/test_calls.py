@@ -159,7 +159,7 @@ async def test_an_error_code_about_the_servers_own_connection_becomes_an_interna
     with pytest.raises(RpcError, match="gone") as refused:
         await client.call(f"{server.name}__hop")
 
-    assert refused.value.code == -32603
+    assert (refused.value.code, refused.value.data) == (-32603, {"since": None})
 
 
 async def test_an_error_code_that_only_one_era_knows_is_not_shown_to_a_client_of_the_other(

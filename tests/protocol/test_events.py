@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables import each
 
-from mcp_context_proxy.protocol.framing import EventFramer, OversizedEventError, ServerSentEvent
+from mcp_context_proxy.protocol.framing import EDGE_BYTES, EventFramer, Oversized, ServerSentEvent
 
 LINES = st.sampled_from(
     [
@@ -29,7 +29,7 @@ LINES = st.sampled_from(
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 
 
-def framed(data: bytes, step: int, limit: int = 1 << 20) -> list[ServerSentEvent]:
+def framed(data: bytes, step: int, limit: int = 1 << 20) -> list[ServerSentEvent | Oversized]:
     framer = EventFramer(limit)
     return [event for at in range(0, len(data), step) for event in framer.feed(data[at : at + step])]
 
@@ -68,11 +68,32 @@ def test_invalid_utf8_is_replaced_and_the_rest_is_unchanged() -> None:
     assert framed(b"data: \xff\xc3\xa4\n\n", 3) == [ServerSentEvent(b"message", "\ufffdä".encode())]
 
 
-@each("stream", [b"data: " + b"x" * 200, b"data:x\n" * 30, b"x" * 200, b"data: 1\n" * 30 + b"\n"])
-@each("step", [7, 1000])
-def test_an_event_over_the_limit_is_refused_before_it_ends(stream: bytes, step: int) -> None:
-    with pytest.raises(OversizedEventError, match="100 bytes"):
-        framed(stream, step, limit=100)
+@each("event", [b"data: begin" + b"x" * 9000 + b"end", b"data: begin\n" + b"data:x\n" * 5000 + b"data: end"])
+@each("step", [7, 1000, 100_000])
+def test_an_event_over_the_limit_is_skipped_and_reported_with_both_ends(event: bytes, step: int) -> None:
+    over, after = framed(b"id: 1\n" + event + b"\n\ndata: 2\n\n", step, limit=5000)
+
+    assert isinstance(over, Oversized)
+    assert over.size > over.limit == 5000
+    assert len(over.head) == len(over.tail) == EDGE_BYTES
+    assert over.head.startswith(b"begin")
+    assert over.tail.endswith(b"end")
+    assert after == ServerSentEvent(b"message", b"2", b"1")
+
+
+def test_an_endless_event_takes_no_more_memory_than_the_limit_twice() -> None:
+    limit = 1 << 20
+    framer = EventFramer(limit)
+    tracemalloc.start()
+    try:
+        list(framer.feed(b"data: begun"))
+        for piece in [b"x" * 65536] * 100 + [b"\ndata:" * 10_000] * 100:
+            assert list(framer.feed(piece)) == []
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 2 * limit + (1 << 20)
 
 
 def test_comments_and_empty_lines_do_not_fill_the_buffer() -> None:
@@ -96,4 +117,5 @@ def test_an_event_of_very_many_lines_takes_no_more_memory_than_its_bytes_twice(l
 
     assert taken <= 2 * limit // 2
     (event,) = framer.feed(b"\n")
+    assert isinstance(event, ServerSentEvent)
     assert event.data.count(b"\n") == 1024 * (limit // len(piece) // 2)

@@ -40,7 +40,7 @@ from mcp_context_proxy.protocol import (
     without_depths,
 )
 from mcp_context_proxy.protocol.envelope import MalformedError, RequestError, nests_deeper
-from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
+from mcp_context_proxy.protocol.framing import EventFramer, LineFramer
 from mcp_context_proxy.protocol.strangers import LogFormatter, in_words, unmarked, url_refusal
 from mcp_context_proxy.retrieval import forms, links, needs, queries, text
 from mcp_context_proxy.retrieval.forms import WordList
@@ -125,8 +125,7 @@ def decode(written: str) -> None:
 
 
 def read_events(written: str) -> None:
-    with suppress(OversizedEventError):
-        list(EventFramer(1 << 20).feed(written.encode()))
+    list(EventFramer(1 << 20).feed(written.encode()))
 
 
 def read_lines(written: str) -> None:

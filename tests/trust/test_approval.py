@@ -125,6 +125,26 @@ def test_a_definition_that_was_approved_once_may_come_back(store: Store) -> None
     assert not pending(store.approvals.record("calc").rows)
 
 
+@pytest.mark.parametrize("restart", [False, True], ids=["in a session", "over a restart"])
+def test_a_definition_that_tells_the_time_stays_approved_and_is_current(store: Store, restart: bool) -> None:
+    def telling(day: str, now: str) -> dict[str, Any]:
+        since = {"type": "string", "default": now}
+        words = f"Adds. Today is {day}."
+        return tool("add", description=words, inputSchema={"type": "object", "properties": {"since": since}})
+
+    run = Run(store)
+    run.list("calc", telling("2026-11-30", "2026-11-30T21:42:40.834Z"))
+    again = Run(store) if restart else run
+    again.list("calc", telling("2026-12-01", "2026-12-01T07:00:01.5+01:00"))
+
+    assert again.served() == ["calc__add"]
+    told = bytes(tool_named(again.catalog.snapshot, "calc__add").definition)
+    assert b"2026-12-01." in told
+    assert b"2026-11" not in told
+    again.list("calc", telling("2026-12-01, so pay", "2026-12-01T07:00:01.5+01:00"))
+    assert again.served() == []
+
+
 def test_the_order_of_members_and_of_the_list_is_no_change(store: Store) -> None:
     run = Run(store, "all")
     run.list("calc", ADD, tool("sub"))
