@@ -19,12 +19,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import SERVER_NAME, SERVER_NAME_CHARACTERS
-from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, dotted
+from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, dotted, parts_of
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, some_of
 from mcp_context_proxy.system.later import pattern
 
 Dialect: TypeAlias = str
-"""``common``, ``codex``, ``zed``, ``opencode``, ``goose``, ``continue`` or ``gemini``."""
+"""A key of `_CONVERTERS`."""
 
 PLACES: Final[tuple[tuple[tuple[str, ...], Dialect], ...]] = (
     (("mcpServers",), "common"),
@@ -76,14 +76,19 @@ def dialect_of(place: KeyPath, source: ConfigSource) -> Dialect:
         return "continue"
     if source.file.parent.name in {".gemini", ".qwen"}:
         return "gemini"
-    if source.file.stem == "opencode":
-        return "opencode"
+    if (stem := source.file.stem.lstrip(".")) in {"crush", "opencode"}:
+        return stem
+    if place == ("mcp_servers",) and source.file.suffix != ".toml":
+        return "common"  # Hermes
     return next(dialect for known, dialect in PLACES if known in (place, place[-1:]))
 
 
 def _common(entry: dict[str, Any]) -> Converted:
     if isinstance(inner := entry.get("transport"), dict):  # Cline, since version 3
         entry = {**{key: value for key, value in entry.items() if key != "transport"}, **inner}
+    for key, names in _table(entry, "tools").items():
+        if key in ("include", "exclude"):  # Hermes
+            entry[f"{key}Tools"] = [names] if isinstance(names, str) else names
     # A list of words is that of opencode, whatever its file is called.
     return _opencode(entry) if isinstance(entry.get("command"), list) else Converted(entry)
 
@@ -149,6 +154,12 @@ def _gemini(entry: dict[str, Any]) -> Converted:
     return Converted(entry)
 
 
+def _crush(entry: dict[str, Any]) -> Converted:
+    if any("$(" in text for _, text in parts_of(entry) if isinstance(text, str)):
+        return Converted(entry, "has a value from a shell, which only Crush starts")
+    return _gemini(entry)
+
+
 _CONVERTERS: Final[Mapping[Dialect, Callable[[dict[str, Any]], Converted]]] = {
     "common": _common,
     "codex": _codex,
@@ -157,6 +168,7 @@ _CONVERTERS: Final[Mapping[Dialect, Callable[[dict[str, Any]], Converted]]] = {
     "goose": _goose,
     "continue": _continue,
     "gemini": _gemini,
+    "crush": _crush,
 }
 
 

@@ -330,6 +330,38 @@ def test_import_copies_from_a_file_of_any_host(
     assert "there already" in run("import", file).stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "server"),
+    [
+        (
+            "crush.json",
+            '{"mcp": {"a": {"url": "https://example.com/mcp", "headers": {"X": "Bearer $PAT"}}, '
+            '"b": {"url": "https://example.com/b", "headers": {"X": "$(pass show b)"}}}}',
+            {"url": "https://example.com/mcp", "headers": {"X": "Bearer ${PAT}"}},
+        ),
+        (
+            "hermes.yaml",
+            "mcp_servers:\n  a:\n    command: desk\n    env: {KEY: '${PAT}'}\n"
+            "    tools: {include: [look], exclude: b}",
+            {"command": "desk", "env": {"KEY": "${PAT}"}, "allow": ["look"], "deny": ["b"]},
+        ),
+        (
+            "vibe.toml",
+            '[[mcp_servers]]\nname = "a"\ntransport = "streamable-http"\nurl = "https://example.com/mcp"',
+            {"url": "https://example.com/mcp"},
+        ),
+    ],
+)
+def test_import_reads_variables_and_lists_as_the_host_of_a_file_does(
+    name: str, text: str, server: dict[str, object], run: Run, home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_text(text, "utf-8")
+
+    assert run("import", file).returncode == 0
+    assert configured(home)["servers"] == {"a": server}
+
+
 def test_server_is_added_tried_and_removed(run: Run, home: Path) -> None:
     done = run("add", "desk", "--env", "DESK_KEY=${HOME}", "--", *CALCULATOR)
     assert done.returncode == 0, done.stderr
