@@ -76,7 +76,7 @@ def dialect_of(place: KeyPath, source: ConfigSource) -> Dialect:
         return "continue"
     if source.file.parent.name in {".gemini", ".qwen"}:
         return "gemini"
-    if (stem := source.file.stem.lstrip(".")) in {"crush", "opencode"}:
+    if (stem := source.file.stem.lstrip(".")) in {"crush", "opencode", "cline_mcp_settings"}:
         return stem
     if place == ("mcp_servers",) and source.file.suffix != ".toml":
         return "common"  # Hermes
@@ -89,6 +89,15 @@ def _common(entry: dict[str, Any]) -> Converted:
     for key, names in _table(entry, "tools").items():
         if key in ("include", "exclude"):  # Hermes
             entry[f"{key}Tools"] = [names] if isinstance(names, str) else names
+    decided, tools = [*_table(entry, "toolPermissions").items()], entry.get("tools")
+    if isinstance(tools, list) and tools and all(isinstance(one, dict) for one in tools):
+        decided += [(str(one.get("name")), one.get("permission_policy")) for one in tools]
+        tools = None
+    if decided:  # Claude Code
+        denied = dict.fromkeys(name for name, decision in decided if decision in ("always_deny", "blocked"))
+        entry["excludeTools"] = [*(entry.get("excludeTools") or ()), *denied]
+        asked = {name: {"approval_mode": one} for name, one in decided if name not in denied}
+        entry["tools"] = asked if tools is None else tools
     # A list of words is that of opencode, whatever its file is called.
     return _opencode(entry) if isinstance(entry.get("command"), list) else Converted(entry)
 
@@ -154,6 +163,12 @@ def _gemini(entry: dict[str, Any]) -> Converted:
     return Converted(entry)
 
 
+def _cline(entry: dict[str, Any]) -> Converted:
+    if "url" in entry:
+        entry.setdefault("type", entry.get("transportType", "sse"))
+    return _common(entry)
+
+
 def _crush(entry: dict[str, Any]) -> Converted:
     if any("$(" in text for _, text in parts_of(entry) if isinstance(text, str)):
         return Converted(entry, "has a value from a shell, which only Crush starts")
@@ -169,6 +184,7 @@ _CONVERTERS: Final[Mapping[Dialect, Callable[[dict[str, Any]], Converted]]] = {
     "continue": _continue,
     "gemini": _gemini,
     "crush": _crush,
+    "cline_mcp_settings": _cline,
 }
 
 
