@@ -125,11 +125,14 @@ def test_a_setting_that_is_no_secret_is_shown_whatever_its_name(run: Run, tmp_pa
     assert line in done.stdout
 
 
-def test_a_header_that_names_a_variable_is_shown_as_it_is(run: Run, cursor: Path) -> None:
-    remote = {"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer ${DOCS_TOKEN}"}}
+@each(("written", "shown"), [("${DOCS_TOKEN}", "${DOCS_TOKEN}"), ("${DOCS_TOKEN:-abc}", "${DOCS_TOKEN:***}")])
+def test_a_header_that_names_a_variable_is_shown_without_its_default(
+    written: str, shown: str, run: Run, cursor: Path
+) -> None:
+    remote = {"url": "https://example.com/mcp", "headers": {"Authorization": f"Bearer {written}"}}
     cursor.write_text(json.dumps({"mcpServers": {"docs": remote}}), "utf-8")
 
-    assert 'headers = { Authorization = "Bearer ${DOCS_TOKEN}" }' in run("install", "--dry-run").stdout
+    assert f'headers = {{ Authorization = "Bearer {shown}" }}' in run("install", "--dry-run").stdout
 
 
 def test_no_name_in_a_file_writes_lines_of_its_own(run: Run, cursor: Path) -> None:
