@@ -234,13 +234,16 @@ class _IndexingSearcher(Searcher):
         enough: Enough | None = None,
     ) -> Snapshot:
         snapshot = catalog.snapshot
-        await self.index(snapshot, on_progress)
+        await self.index(snapshot, self._check_open)
         return snapshot
 
     async def off_loop(self, function: Callable[[], T]) -> T:
+        self._check_open()
+        return await super().off_loop(function)
+
+    def _check_open(self, *_progress: int) -> None:
         if self.is_closed:
             raise RuntimeError("this engine is closed")
-        return await super().off_loop(function)
 
 
 class ContextEngine(engine.ContextEngine):

@@ -53,7 +53,7 @@ SECRET_CHARACTERS: Final = 6
 _NAMED_SECRET: Final = re.compile(
     r"""((?:token|secret|passw|pwd|credential|auth|api[-_]?key|access[-_]?key)[\w-]{0,60}["']?\s*[=:]\s*["']?)"""
     r"""(?!\*\*\*|(?:true|false|null)\b|(?:\w+[ ])?(?:\$\{|\[redacted)|[{\[])"""
-    r"""[^"',\s]+(?:[ ][^"',\s{}\[\]]+)*""",
+    r"""(?:(?<=:)-[^"'{}]*(?=\})|[^"',\s]+(?:[ ][^"',\s{}\[\]]+)*)""",
     re.IGNORECASE,
 )
 """A value after a name of a secret, such as in a comment, or in a setting beside the servers."""

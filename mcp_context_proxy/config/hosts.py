@@ -19,12 +19,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import SERVER_NAME, SERVER_NAME_CHARACTERS
-from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, dotted
+from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, dotted, parts_of
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, some_of
 from mcp_context_proxy.system.later import pattern
 
 Dialect: TypeAlias = str
-"""``common``, ``codex``, ``zed``, ``opencode``, ``goose``, ``continue`` or ``gemini``."""
+"""A key of `_CONVERTERS`."""
 
 PLACES: Final[tuple[tuple[tuple[str, ...], Dialect], ...]] = (
     (("mcpServers",), "common"),
@@ -76,14 +76,28 @@ def dialect_of(place: KeyPath, source: ConfigSource) -> Dialect:
         return "continue"
     if source.file.parent.name in {".gemini", ".qwen"}:
         return "gemini"
-    if source.file.stem == "opencode":
-        return "opencode"
+    if (stem := source.file.stem.lstrip(".")) in {"crush", "opencode", "cline_mcp_settings"}:
+        return stem
+    if place == ("mcp_servers",) and source.file.suffix != ".toml":
+        return "common"  # Hermes
     return next(dialect for known, dialect in PLACES if known in (place, place[-1:]))
 
 
 def _common(entry: dict[str, Any]) -> Converted:
     if isinstance(inner := entry.get("transport"), dict):  # Cline, since version 3
         entry = {**{key: value for key, value in entry.items() if key != "transport"}, **inner}
+    for key, names in _table(entry, "tools").items():
+        if key in ("include", "exclude"):  # Hermes
+            entry[f"{key}Tools"] = [names] if isinstance(names, str) else names
+    decided, tools = [*_table(entry, "toolPermissions").items()], entry.get("tools")
+    if isinstance(tools, list) and tools and all(isinstance(one, dict) for one in tools):
+        decided += [(str(one.get("name")), one.get("permission_policy")) for one in tools]
+        tools = None
+    if decided:  # Claude Code
+        denied = dict.fromkeys(name for name, decision in decided if decision in ("always_deny", "blocked"))
+        entry["excludeTools"] = [*(entry.get("excludeTools") or ()), *denied]
+        asked = {name: {"approval_mode": one} for name, one in decided if name not in denied}
+        entry["tools"] = asked if tools is None else tools
     # A list of words is that of opencode, whatever its file is called.
     return _opencode(entry) if isinstance(entry.get("command"), list) else Converted(entry)
 
@@ -149,6 +163,18 @@ def _gemini(entry: dict[str, Any]) -> Converted:
     return Converted(entry)
 
 
+def _cline(entry: dict[str, Any]) -> Converted:
+    if "url" in entry:
+        entry.setdefault("type", entry.get("transportType", "sse"))
+    return _common(entry)
+
+
+def _crush(entry: dict[str, Any]) -> Converted:
+    if any("$(" in text for _, text in parts_of(entry) if isinstance(text, str)):
+        return Converted(entry, "has a value from a shell, which only Crush starts")
+    return _gemini(entry)
+
+
 _CONVERTERS: Final[Mapping[Dialect, Callable[[dict[str, Any]], Converted]]] = {
     "common": _common,
     "codex": _codex,
@@ -157,6 +183,8 @@ _CONVERTERS: Final[Mapping[Dialect, Callable[[dict[str, Any]], Converted]]] = {
     "goose": _goose,
     "continue": _continue,
     "gemini": _gemini,
+    "crush": _crush,
+    "cline_mcp_settings": _cline,
 }
 
 

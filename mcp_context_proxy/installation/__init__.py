@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from mcp_context_proxy.config.forms import expand
 from mcp_context_proxy.config.host_profiles import HOSTS, SERVER
 from mcp_context_proxy.config.hosts import ALLOWED_SERVERS
 from mcp_context_proxy.config.source import MAX_BYTES
@@ -58,8 +59,6 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     place: Place = ("mcpServers",)
     newer: Place | None = None
     """Place in files of a newer version, which is taken where it has tables already."""
-    folder_variable: str = ""
-    """Variable with another folder for the settings of this host, if it has one."""
     rules: str = ""
     """Path of other settings of the host, which can deny tools of its servers, or turn servers off."""
     switches: str = ""
@@ -87,8 +86,6 @@ class HostPlace(Struct, frozen=True, kw_only=True):
         """Return the path of its settings, or of another file of it, whether that exists or not."""
         known = (path,) if path else self._known(platform)
         paths = [_expanded(one, environ, platform) for one in known]
-        if folder := environ.get(self.folder_variable):
-            paths = [Path(folder) / path.name for path in paths]
         there = [path for path in paths if path.exists()] or [path for path in paths if path.parent.exists()]
         return (there or paths)[0]
 
@@ -134,10 +131,14 @@ def _expanded(path: str, environ: Mapping[str, str], platform: str) -> Path:
         config = home / "Library" / "Application Support"
     else:
         config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    return Path(path.replace("~", str(home), 1).replace("{config}", str(config)))
+    named = expand(path.replace("{config}", str(config)), environ).text
+    return home / named[2:] if named.startswith("~/") else Path(named)
 
 
 _CLINE: Final = "{config}/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"
+
+_OPENCODES: Final = ("opencode.json", "opencode.jsonc", "config.json")
+"""Files that opencode reads together, the last of them from its first versions."""
 
 _VSCODES: Final = ("Code", "Code - Insiders", "VSCodium")
 """Folders of the editions of VS Code."""
@@ -150,12 +151,11 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="claude-code",
-        files={"any": ("~/.claude.json",)},
-        rules="~/.claude/settings.json",
-        folder_variable="CLAUDE_CONFIG_DIR",
+        files={"any": ("${CLAUDE_CONFIG_DIR:-~}/.claude.json",)},
+        rules="${CLAUDE_CONFIG_DIR:-~/.claude}/settings.json",
         # Without the last key, as below for Qwen Code, the model would search twice: in the host, then here.
         entry={"type": "stdio", **_COMMON, "alwaysLoad": True},
-        signs=("~/.claude",),
+        signs=("${CLAUDE_CONFIG_DIR:-~/.claude}",),
     ),
     HostPlace(
         name="cursor",
@@ -178,16 +178,15 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="codex",
-        files={"any": ("~/.codex/config.toml",)},
-        folder_variable="CODEX_HOME",
+        files={"any": ("${CODEX_HOME:-~/.codex}/config.toml",)},
         place=("mcp_servers",),
         form="toml",
         named=_named_for_codex,
     ),
     HostPlace(
         name="gemini-cli",
-        files={"any": ("~/.gemini/settings.json",)},
-        switches="~/.gemini/mcp-server-enablement.json",
+        files={"any": ("${GEMINI_CLI_HOME:-~}/.gemini/settings.json",)},
+        switches="${GEMINI_CLI_HOME:-~}/.gemini/mcp-server-enablement.json",
         allowed=ALLOWED_SERVERS,
         named=_named_for_gemini,
         restart="start a new session, in a folder that you trust: elsewhere it starts no server",
@@ -195,7 +194,7 @@ _HOSTS: Final = (
     HostPlace(
         name="qwen-code",
         title="Qwen Code",
-        files={"any": ("~/.qwen/settings.json",)},
+        files={"any": ("${QWEN_HOME:-~/.qwen}/settings.json",)},
         allowed=ALLOWED_SERVERS,
         entry={**_COMMON, "alwaysLoadTools": True},
     ),
@@ -213,14 +212,14 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="opencode",
-        files={"any": ("~/.config/opencode/opencode.json", "~/.config/opencode/opencode.jsonc")},
+        files={"any": tuple(f"${{XDG_CONFIG_HOME:-~/.config}}/opencode/{name}" for name in _OPENCODES)},
         place=("mcp",),
         newer=("mcp", "servers"),
         entry={"type": "local", "command": _WORDS},
     ),
     HostPlace(
         name="cline",
-        files={"any": (_CLINE, "~/.cline/data/settings/cline_mcp_settings.json")},
+        files={"any": (_CLINE, "${CLINE_DATA_DIR:-~/.cline/data}/settings/cline_mcp_settings.json")},
         # Without it, Cline waits three seconds for the first start, and then does without us.
         entry={**_COMMON, "timeout": 300},
         restart="nothing to do: it notices the change",
@@ -251,19 +250,18 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="continue",
-        files={"any": ("~/.continue/config.yaml",)},
+        files={"any": ("${CONTINUE_GLOBAL_DIR:-~/.continue}/config.yaml",)},
         form="yaml",
         listed=True,
         new_text="name: Local Config\nversion: 1.0.0\nschema: v1\n",
         # A new file would hide an older `config.json`, so it is made only for who names this host.
-        signs=("~/.continue/config.yaml",),
+        signs=("${CONTINUE_GLOBAL_DIR:-~/.continue}/config.yaml",),
         restart="reload its configuration",
     ),
     HostPlace(
         name="copilot-cli",
-        files={"any": ("~/.copilot/mcp-config.json",)},
-        rules="~/.copilot/settings.json",
-        folder_variable="COPILOT_HOME",
+        files={"any": ("${COPILOT_HOME:-~/.copilot}/mcp-config.json",)},
+        rules="${COPILOT_HOME:-~/.copilot}/settings.json",
         entry={"type": "local", **_COMMON, "tools": ["*"]},
     ),
     HostPlace(

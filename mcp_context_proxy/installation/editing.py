@@ -66,7 +66,7 @@ def entries(form: Form, text: str, place: Place) -> dict[str, Any]:
         found = found.get(key) if isinstance(found, dict) else None
     if found is None:
         return {}
-    if isinstance(found, list) and form == "yaml":
+    if isinstance(found, list):
         names = [name_in_list(one, at) for at, one in enumerate(found)]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise EditError(f"two servers there are called {twice}; rename one of them first")

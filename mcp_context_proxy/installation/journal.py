@@ -324,7 +324,7 @@ class HookPlace(Struct, frozen=True, kw_only=True):
 
     host: str
     file: str
-    """Path below the home folder."""
+    """Path, in the form of those of a `HostPlace`."""
     event: str
     grouped: bool = True
     """True if a hook stands in a group of hooks with one matcher."""
@@ -335,7 +335,7 @@ class HookPlace(Struct, frozen=True, kw_only=True):
     """Sentence about something that a person has to do."""
 
     def path(self, environ: Mapping[str, str]) -> Path:
-        return HOST_PLACES[self.host].file(environ, path=f"~/{self.file}")
+        return HOST_PLACES[self.host].file(environ, path=self.file)
 
 
 HOOK_PLACES: Final[Mapping[str, HookPlace]] = {
@@ -343,22 +343,25 @@ HOOK_PLACES: Final[Mapping[str, HookPlace]] = {
     for place in (
         HookPlace(
             host="claude-code",
-            file=".claude/settings.json",
+            file="${CLAUDE_CONFIG_DIR:-~/.claude}/settings.json",
             event="UserPromptSubmit",
         ),
         HookPlace(
             host="codex",
-            file=".codex/hooks.json",
+            file="${CODEX_HOME:-~/.codex}/hooks.json",
             event="UserPromptSubmit",
             note="Codex skips a new hook until you trust it: start codex, open /hooks, and trust this one. "
             "Older versions also need codex_hooks = true under [features] in config.toml.",
         ),
         HookPlace(
-            host="gemini-cli", file=".gemini/settings.json", event="BeforeAgent", timeout=1000 * SECONDS
+            host="gemini-cli",
+            file="${GEMINI_CLI_HOME:-~}/.gemini/settings.json",
+            event="BeforeAgent",
+            timeout=1000 * SECONDS,
         ),
         HookPlace(
             host="cursor",
-            file=".cursor/hooks.json",
+            file="~/.cursor/hooks.json",
             event="beforeSubmitPrompt",
             grouped=False,
             needs_version=True,

@@ -52,7 +52,7 @@ CARRIED: Final = frozenset(
         *("enabled", "disabled", "includeTools", "excludeTools", "enabledTools", "enabled_tools"),
         *("disabledTools", "disabled_tools", "available_tools", "tools", "alwaysAllow", "autoApprove"),
         *("name", "display_name", "description", "source", "bundled", "config", "alwaysLoad", "gallery"),
-        *("version", "schema", "alwaysLoadTools"),
+        *("version", "schema", "alwaysLoadTools", "toolPermissions", "transportType"),
     }
 )
 """Keys of entries that are carried over, are told by a remark, or mean nothing outside their host."""
@@ -222,11 +222,14 @@ _ONLY_THERE: Final = {
     "envFile": "its envFile is not read here; name its variables in env",
     "authProviderType": "its host signs in there with credentials of its own",
     "headersHelper": "its host runs a program for its headers, which is not done here",
+    "http_headers_helper": "its host runs a program for its headers, which is not done here",
+    "auth": "its host signs in there with credentials of its own",
     "sandboxEnabled": "its host runs it in a sandbox, which there is not here",
+    "environment_id": "its host runs it on another machine",
     "experimental_environment": "its host runs it on another machine",
 }
 """Keys of entries with which only their host can start or reach a server, and the reason."""
-_NOTHING: Final = (None, False, "", "local")
+_NOTHING: Final = (None, False, "", "local", "oauth")
 """Values with which such a key says nothing."""
 
 _BY_HAND: Final = "add the server by hand, with a table [servers.NAME.oauth], to log in as that client here"
@@ -234,8 +237,10 @@ _BY_HAND: Final = "add the server by hand, with a table [servers.NAME.oauth], to
 
 def _only_there(entry: Mapping[str, Any]) -> Iterator[str]:
     """Yield why nobody but its host can start or reach a server, by the keys of its entry."""
-    yield from (reason for key, reason in _ONLY_THERE.items() if entry.get(key) not in _NOTHING)
-    if any(_names_client(one) for one in (entry, entry.get("auth"), entry.get("oauth"))):
+    for key, reason in _ONLY_THERE.items():
+        if (value := entry.get(key)) not in _NOTHING and not isinstance(value, dict):
+            yield reason
+    if any(_names_client(one) for one in (entry, *map(entry.get, ("auth", "oauth", "oauthClient")))):
         yield f"its host logs in as a client of its own; {_BY_HAND}"
 
 

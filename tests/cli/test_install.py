@@ -125,11 +125,14 @@ def test_a_setting_that_is_no_secret_is_shown_whatever_its_name(run: Run, tmp_pa
     assert line in done.stdout
 
 
-def test_a_header_that_names_a_variable_is_shown_as_it_is(run: Run, cursor: Path) -> None:
-    remote = {"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer ${DOCS_TOKEN}"}}
+@each(("written", "shown"), [("${DOCS_TOKEN}", "${DOCS_TOKEN}"), ("${DOCS_TOKEN:-abc}", "${DOCS_TOKEN:***}")])
+def test_a_header_that_names_a_variable_is_shown_without_its_default(
+    written: str, shown: str, run: Run, cursor: Path
+) -> None:
+    remote = {"url": "https://example.com/mcp", "headers": {"Authorization": f"Bearer {written}"}}
     cursor.write_text(json.dumps({"mcpServers": {"docs": remote}}), "utf-8")
 
-    assert 'headers = { Authorization = "Bearer ${DOCS_TOKEN}" }' in run("install", "--dry-run").stdout
+    assert f'headers = {{ Authorization = "Bearer {shown}" }}' in run("install", "--dry-run").stdout
 
 
 def test_no_name_in_a_file_writes_lines_of_its_own(run: Run, cursor: Path) -> None:
@@ -328,6 +331,38 @@ def test_import_copies_from_a_file_of_any_host(
     assert file.read_bytes() == before
     assert configured(home)["servers"] == {"desk": {"command": CALCULATOR[0], "args": CALCULATOR[1:]}}
     assert "there already" in run("import", file).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "server"),
+    [
+        (
+            "crush.json",
+            '{"mcp": {"a": {"url": "https://example.com/mcp", "headers": {"X": "Bearer $PAT"}}, '
+            '"b": {"url": "https://example.com/b", "headers": {"X": "$(pass show b)"}}}}',
+            {"url": "https://example.com/mcp", "headers": {"X": "Bearer ${PAT}"}},
+        ),
+        (
+            "hermes.yaml",
+            "mcp_servers:\n  a:\n    command: desk\n    env: {KEY: '${PAT}'}\n"
+            "    tools: {include: [look], exclude: b}",
+            {"command": "desk", "env": {"KEY": "${PAT}"}, "allow": ["look"], "deny": ["b"]},
+        ),
+        (
+            "vibe.toml",
+            '[[mcp_servers]]\nname = "a"\ntransport = "streamable-http"\nurl = "https://example.com/mcp"',
+            {"url": "https://example.com/mcp"},
+        ),
+    ],
+)
+def test_import_reads_variables_and_lists_as_the_host_of_a_file_does(
+    name: str, text: str, server: dict[str, object], run: Run, home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_text(text, "utf-8")
+
+    assert run("import", file).returncode == 0
+    assert configured(home)["servers"] == {"a": server}
 
 
 def test_server_is_added_tried_and_removed(run: Run, home: Path) -> None:

@@ -263,6 +263,25 @@ def test_the_tools_that_a_host_leaves_out_are_carried_over(load_text, key, names
     assert server.remarks == (f"mcpServers.x.{key} (mcp.json:2) is carried over as {ours}: {told}",)
 
 
+def test_tools_that_claude_code_denies_are_denied_and_its_other_decisions_are_told(load_text):
+    tools = [{"name": name, "permission_policy": f"always_{name}"} for name in ("allow", "ask", "deny")]
+    entry = {"type": "http", "url": "https://e.com", "tools": tools, "toolPermissions": {"wipe": "blocked"}}
+    server = load_text(json.dumps({"mcpServers": {"x": entry}}), "mcp.json").servers["x"]
+
+    assert (server.allow, server.deny) == (None, ("wipe", "deny"))
+    assert [remark.rpartition(": ")[2] for remark in server.remarks] == ["wipe, deny", "allow, ask"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "transport"),
+    [({}, "sse"), ({"transportType": "http"}, "http"), ({"type": "streamableHttp"}, "http")],
+)
+def test_a_url_in_the_file_of_cline_is_one_of_sse_unless_it_says_otherwise(load_text, entry, transport):
+    text = json.dumps({"mcpServers": {"x": {"url": "https://e.com/mcp", **entry}}})
+
+    assert load_text(text, "cline_mcp_settings.json").servers["x"].transport == transport
+
+
 def test_a_list_of_all_tools_leaves_out_none_or_all(load_text):
     server = load_text('{"mcpServers": {"x": {"command": "x", "tools": ["*"]}}}', "mcp.json").servers["x"]
     assert (server.allow, server.deny, server.remarks) == (None, (), ())

@@ -1,5 +1,6 @@
 """The context engine without a server."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -226,6 +227,14 @@ async def test_a_closed_engine_answers_nothing() -> None:
         assert embeddings.dimension == 384
     with pytest.raises(RuntimeError, match="these embeddings are closed"):
         embeddings.embed("send an email message")
+
+
+async def test_closing_an_engine_ends_a_search_that_is_still_indexing() -> None:
+    engine = ContextEngine(Catalog([tool(f"count_{n}", f"Count the {n} apples") for n in range(4000)]))
+    asyncio.get_running_loop().call_later(0.1, engine.close)
+
+    with pytest.raises(RuntimeError, match="this engine is closed"):
+        await asyncio.wait_for(engine.build("count apples"), 5)
 
 
 FORKING = """

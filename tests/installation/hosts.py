@@ -116,7 +116,13 @@ SETTINGS: Final[dict[str, str]] = {
             "remote": {"type": "remote", **COMMON["remote"]},
         },
     ),
-    "cline": _json(("mcpServers",), {name: {**one, "autoApprove": ["look"]} for name, one in COMMON.items()}),
+    "cline": _json(
+        ("mcpServers",),
+        {
+            name: {"type": "stdio" if "command" in one else "streamableHttp", **one, "autoApprove": ["look"]}
+            for name, one in COMMON.items()
+        },
+    ),
     "goose": GOOSE,
     "lm-studio": _json(("mcpServers",), COMMON),
     "continue": CONTINUE,

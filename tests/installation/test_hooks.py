@@ -23,7 +23,7 @@ THEIRS = """{
 @pytest.mark.parametrize("host", HOOK_PLACES)
 def test_a_hook_stands_in_a_new_file_in_the_form_of_its_host(tmp_path: Path, host: str) -> None:
     place = HOOK_PLACES[host]
-    change = planned(place, tmp_path / place.file, COMMAND)
+    change = planned(place, place.path({"HOME": str(tmp_path)}), COMMAND)
     assert change is not None
     data = json.loads(change.after)
     (entry,) = data["hooks"][place.event]
@@ -36,19 +36,19 @@ def test_a_hook_stands_in_a_new_file_in_the_form_of_its_host(tmp_path: Path, hos
 @pytest.mark.parametrize("host", HOOK_PLACES)
 def test_hooks_of_others_and_comments_stay_and_ours_is_added_once(tmp_path: Path, host: str) -> None:
     place = HOOK_PLACES[host]
-    file = tmp_path / place.file
+    file = place.path({"HOME": str(tmp_path)})
     file.parent.mkdir()
     before = THEIRS.replace("EVENT", place.event)
     file.write_text(before, encoding="utf-8")
-    change = planned(place, tmp_path / place.file, COMMAND)
+    change = planned(place, place.path({"HOME": str(tmp_path)}), COMMAND)
     assert change is not None
     write(change)
-    assert planned(place, tmp_path / place.file, COMMAND) is None
+    assert planned(place, place.path({"HOME": str(tmp_path)}), COMMAND) is None
     now = file.read_text(encoding="utf-8")
     assert "// mine" in now
     assert "say done" in now
     assert "git status" in now
-    back = planned(place, tmp_path / place.file, None)
+    back = planned(place, place.path({"HOME": str(tmp_path)}), None)
     assert back is not None
     assert "hook run" not in back.after
     assert "git status" in back.after
@@ -56,28 +56,32 @@ def test_hooks_of_others_and_comments_stay_and_ours_is_added_once(tmp_path: Path
 
 def test_a_removed_hook_leaves_the_same_bytes_if_nothing_else_has_changed(tmp_path: Path) -> None:
     place = HOOK_PLACES["claude-code"]
-    file = tmp_path / place.file
+    file = place.path({"HOME": str(tmp_path)})
     file.parent.mkdir()
     before = '{"hooks" : {"Stop":[] },   "model": "large" }'
     file.write_text(before, encoding="utf-8")
-    change = planned(place, tmp_path / place.file, COMMAND)
+    change = planned(place, place.path({"HOME": str(tmp_path)}), COMMAND)
     assert change is not None
     file.with_name(file.name + ".before-hook").write_text(before, encoding="utf-8")
     write(change)
-    back = planned(place, tmp_path / place.file, None)
+    back = planned(place, place.path({"HOME": str(tmp_path)}), None)
     assert back is not None
     assert back.after == before
 
 
 @pytest.mark.parametrize(
     ("host", "variable", "name"),
-    [("codex", "CODEX_HOME", "hooks.json"), ("claude-code", "CLAUDE_CONFIG_DIR", "settings.json")],
+    [
+        ("codex", "CODEX_HOME", "hooks.json"),
+        ("claude-code", "CLAUDE_CONFIG_DIR", "settings.json"),
+        ("gemini-cli", "GEMINI_CLI_HOME", ".gemini/settings.json"),
+    ],
 )
 def test_the_file_is_where_the_variable_of_the_host_says(
     tmp_path: Path, host: str, variable: str, name: str
 ) -> None:
     assert HOOK_PLACES[host].path({variable: str(tmp_path)}) == tmp_path / name
-    assert HOOK_PLACES[host].path({}) == Path.home() / HOOK_PLACES[host].file
+    assert HOOK_PLACES[host].path({}).is_relative_to(Path.home())
 
 
 @pytest.mark.parametrize("host", HOOK_PLACES)

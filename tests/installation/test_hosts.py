@@ -112,7 +112,14 @@ def test_lines_that_stay_keep_their_ends(put: Place, machine: Machine) -> None:
 
 @each(
     ("host", "variable", "name"),
-    [("codex", "CODEX_HOME", "config.toml"), ("claude-code", "CLAUDE_CONFIG_DIR", ".claude.json")],
+    [
+        ("codex", "CODEX_HOME", "config.toml"),
+        ("claude-code", "CLAUDE_CONFIG_DIR", ".claude.json"),
+        ("gemini-cli", "GEMINI_CLI_HOME", ".gemini/settings.json"),
+        ("qwen-code", "QWEN_HOME", "settings.json"),
+        ("continue", "CONTINUE_GLOBAL_DIR", "config.yaml"),
+        ("opencode", "XDG_CONFIG_HOME", "opencode/opencode.json"),
+    ],
 )
 def test_settings_are_where_the_variable_of_the_host_says(
     host: str, variable: str, name: str, environ: dict[str, str], tmp_path: Path
@@ -239,6 +246,16 @@ def test_installations_are_undone_in_their_order_after_the_clock_was_set_back(
     machine.install("cursor")
     assert machine.uninstall() == [True, False]
     assert entries("json", file.read_text("utf-8"), ("mcpServers",)).keys() == {"a", "b"}
+
+
+def test_a_file_of_the_first_versions_of_opencode_counts(machine: Machine, home: Path) -> None:
+    folder = home / ".config" / "opencode"
+    folder.mkdir(parents=True)
+    file = folder / "config.json"
+    file.write_text('{"mcp": {"desk": {"type": "local", "command": ["/bin/x"]}}}', "utf-8")
+
+    assert machine.install("opencode").names == {"desk": "desk"}
+    assert "context-proxy" in entries("json", file.read_text("utf-8"), ("mcp",))
 
 
 @pytest.mark.parametrize(

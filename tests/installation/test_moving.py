@@ -187,8 +187,25 @@ experimental_environment = "remote"
 [mcp_servers.near]
 command = "y"
 experimental_environment = "local"
+[mcp_servers.further]
+command = "x"
+environment_id = "cloud"
+[mcp_servers.signed]
+url = "https://a.example/mcp"
+http_headers_helper = "/opt/headers.sh"
+[mcp_servers.account]
+url = "https://b.example/mcp"
+auth = "chatgpt"
+[mcp_servers.login]
+url = "https://c.example/mcp"
+auth = "oauth"
 """,
-            {"far": ""},
+            {"far": "", "further": "another machine", "signed": "for its headers", "account": "credentials"},
+        ),
+        (
+            "cline",
+            '{"mcpServers": {"corp": {"url": "https://a.example/mcp", "oauthClient": {"clientId": "1"}}}}',
+            {"corp": "client of its own"},
         ),
         (
             "copilot-cli",
