@@ -123,11 +123,6 @@ class PreparedQuery(Struct, frozen=True, eq=False):
     """Past use, by position in the index, as are the additions for new items."""
     novel: Mapping[int, float]
 
-    @property
-    def terms(self) -> Mapping[str, str]:
-        """Index terms of the query and those added to it, each with its word."""
-        return {**self.read.asked, **self.read.added}
-
 
 class QueryScores:
     """Scores of the items that can be among the best, by place: their position among these, in catalog order.
@@ -493,7 +488,7 @@ class QueryScores:
 
     def _result(self, place: int, parts: list[tuple[str, str, float]], twins: tuple[Tool, ...]) -> Result:
         """Return the item at a place with its reasons; ``parts`` is its score by field and term."""
-        index, item, words = self.query.index, int(self.items[place]), self.query.terms
+        index, item, read = self.query.index, int(self.items[place]), self.query.read
         cosine = float(self.cosine[place]) if self.cosine is not None and index.ready[item] else None
         passage = self.passages.get(place)
         if passage is not None:
@@ -503,7 +498,7 @@ class QueryScores:
             start = int(self.dense.starts[place])
             own = self.by_chunk[:, start : start + int(index.sizes[item])]
             nearest = int(own.max(axis=0).argmax()) if passage is None else passage.chunk
-            text = self.query.read.texts[int(own[:, nearest].argmax())]
+            text = read.texts[int(own[:, nearest].argmax())]
         boosted_by, support = self.boosted_by.get(place), self.supports.get(place)
         learned = 0.0
         if support is not None and self.cosine is not None:
@@ -518,14 +513,14 @@ class QueryScores:
             nearest=nearest,
             several_servers=index.several_servers,
             matched=None if cosine is None else text,
-            serves=None if boosted_by is None else self.query.read.texts[1 + boosted_by],
+            serves=None if boosted_by is None else read.texts[1 + boosted_by],
             learned=learned,
             action=0.0 if self.acting is None else float(self.acting[0, place]),
             instructions=0.0 if self.instructed is None else float(self.instructed[place]),
             support=support,
             exact=place in self.exact,
             novelty=self.novel.get(place, 0.0),
-            terms=tuple((field, words[term], added) for field, term, added in parts),
+            terms=tuple((field, read.asked.get(term) or read.added[term], by) for field, term, by in parts),
             why=self._why(place, cosine, parts, twins),
             twins=twins,
         )
@@ -541,7 +536,7 @@ class QueryScores:
         reasons = (
             ["exact name"]
             if place in self.exact
-            else lexical_reasons(parts, self.query.terms, self.query.read.asked.keys())
+            else lexical_reasons(parts, self.query.read.asked, self.query.read.added)
         )
         if cosine is not None:
             reasons.append(f"meaning {cosine:.2f}")
