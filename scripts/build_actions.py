@@ -16,8 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.item_metadata import ACTIONS, UNIT, VERBS, WEIGHTS, action_of
-from mcp_context_proxy.retrieval.needs import needs_of, opening
+from mcp_context_proxy.retrieval.needs import opening
+from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.text import stem
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "encoder"))
@@ -36,6 +38,9 @@ PRIOR = 2.0
 
 STEPS, RATE = 220, 0.05
 
+NO_WORDS = WordList([])
+"""Words to correct others to: these requests are spelled as they are meant."""
+
 HEAD = """\
 # Points for the action of a tool, by the word with which an order opens.
 # Written by scripts/build_actions.py; one point is 0.0001 of a score.
@@ -51,7 +56,7 @@ def main() -> None:
         (key[0], action_of(key[1])) for key, one in tools.items() if one.split == "train"
     )
     actions = len(ACTIONS)
-    openings = [opening(one.text[slice(*needs_of(one.text)[0])]) for one in single]
+    openings = [opening(first_need(one.text)) for one in single]
     servers = collections.defaultdict(set)
     for word, one in zip(openings, single, strict=True):
         servers[word].add(one.right[0][0])
@@ -79,6 +84,12 @@ def main() -> None:
     columns = f"# word {' '.join(['none', *ACTIONS[1:]])}\n"
     WEIGHTS.write_text(HEAD + columns + "\n".join(lines) + "\n", encoding="utf-8")
     print(f"{len(words)} words from {int(tells.sum()):,} requests")
+
+
+def first_need(request: str) -> str:
+    """Return the first need of a request as a search reads it: "get rid of" says nothing about "get"."""
+    read = read_query(request, lambda _term: True, lambda: NO_WORDS, {})
+    return next(iter(read.texts[1:] or read.texts), "")
 
 
 def fit(has: np.ndarray, right: np.ndarray, offered: np.ndarray, prior: np.ndarray) -> np.ndarray:

@@ -572,24 +572,24 @@ FIELD_REASONS = {
 
 
 def lexical_reasons(
-    parts: Sequence[tuple[str, str, float]], words: Mapping[str, str], asked: Collection[str]
+    parts: Sequence[tuple[str, str, float]], asked: Mapping[str, str], added: Mapping[str, str]
 ) -> list[str]:
     """Return reasons for a person by the score of an item by field and term.
 
     Args:
         parts: The score, as field, index term and amount.
-        words: The word of each term.
-        asked: Terms of the query itself.
+        asked: Terms of the query itself, each with its word.
+        added: Terms that stand for others of it, likewise.
     """
     by_field: dict[str, float] = {}
-    for at, _, added in parts:
-        by_field[at] = by_field.get(at, 0.0) + added
+    for at, _, amount in parts:
+        by_field[at] = by_field.get(at, 0.0) + amount
     reasons = []
     for name in sorted(by_field, key=lambda name: -by_field[name])[:FIELDS_NAMED]:
         terms = [term for at, term, _ in parts if at == name]
         named = sorted(terms, key=lambda term: term not in asked)[:WORDS_NAMED]
-        own = " ".join(words[term] for term in named if term in asked)
-        alike = [words[term] for term in named if term not in asked]
+        own = " ".join(asked[term] for term in named if term in asked)
+        alike = [added[term] for term in named if term not in asked]
         matched = [f"'{own}'"] if own else []
         if alike:
             matched.append(f"synonym{'s' if len(alike) > 1 else ''} '{' '.join(alike)}'")

@@ -187,16 +187,7 @@ class Engine:
         rivals = None
         if vectors is not None and isinstance(self._calibration, Background):
             rivals = rivals_of(vectors[0], self._calibration)
-        prepared = PreparedQuery(
-            understood,
-            index,
-            words=words,
-            vectors=vectors,
-            rivals=rivals,
-            method=options.method,
-            supports=supports,
-            novel=novel,
-        )
+        prepared = PreparedQuery(understood, index, words, vectors, rivals, options.method, supports, novel)
         found = _rank(prepared, allowed, self._calibration, options)
         considered = int(allowed.sum())
         spare = spare_evidence(found.evidence, considered)
@@ -463,7 +454,7 @@ def _rank(
             trusted = allowed
         else:
             spoken_for = np.zeros_like(allowed)
-            spoken_for[[*query.supports, *query.named]] = True
+            spoken_for[[*query.supports, *query.words.named]] = True
             trusted |= spoken_for & allowed
     scores = QueryScores(query, trusted)
     evidence, unaided = scores.evidence(calibration)

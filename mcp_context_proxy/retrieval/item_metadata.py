@@ -34,6 +34,7 @@ from mcp_context_proxy.retrieval.text import (
     may_be_translated,
     meanings,
     name_key,
+    spoken,
     stem,
     terms,
     translated,
@@ -136,6 +137,28 @@ def additions() -> Mapping[str, NDArray[np.float32]]:
             elif word in _DELETE:
                 additions[word][_MAKES] = -TAKEN_FROM_CHANGING
     return additions
+
+
+_ASKS_FOR_FACTS = spoken(
+    r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s"
+    r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)"
+    r"|how (?:come|many|much|long|old|far|big|large|high|often|recent\w*)\b"
+    r"|(?:(?:the|current|latest|last|exact|full|total) )*(?:status|state|size|length|number|names?|title"
+    r"|urls?|address|owners?|authors?|date|time|price|cost|version|details|contents?|body|values?|location|type"
+    r"|age|height|progress|members?) of (?!.{0,200} (?:is|are|was|were|should|will|must)\b))"
+)
+"""Beginnings of questions that are answered by yes or no, or by a number, and of what only names a property:
+"status of the build". "Is it possible to" and "are you able to" order something."""
+
+
+def added_for(order: str, word: str) -> NDArray[np.float32]:
+    """Return the amount that is added for each effect of a tool, by an order and the word that opens it."""
+    found = additions().get(word)
+    added = np.zeros(EFFECTS, np.float32) if found is None else found
+    if _ASKS_FOR_FACTS.match(order) is not None:
+        added = added.copy()
+        added[CHANGES], added[DELETE] = -TAKEN_FROM_CHANGING, -TAKEN_FROM_DELETING
+    return added
 
 
 CHANGING: Final = frozenset(

@@ -23,15 +23,10 @@ from typing import Final
 
 from mcp_context_proxy.retrieval.forms import SOMEBODY, value_kind
 from mcp_context_proxy.retrieval.item_metadata import (
-    CHANGES,
     CHANGING,
-    DELETE,
-    EFFECTS,
     ORDERS,
-    TAKEN_FROM_CHANGING,
-    TAKEN_FROM_DELETING,
     VERBS,
-    additions,
+    added_for,
 )
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
@@ -94,22 +89,6 @@ _ASKED_INSIDE: Final = spoken(
 OPENING_CHARACTERS: Final = 40
 """Characters of a statement in which such a question is looked for."""
 
-_ASKS_FOR_FACTS = spoken(
-    r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s"
-    r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)"
-    r"|how (?:come|many|much|long|old|far|big|large|high|often|recent\w*)\b)"
-)
-"""Beginnings of questions that are answered by yes or no, or by a number. "Is it possible to" and "are you
-able to" order something."""
-
-_ATTRIBUTE = spoken(
-    r"\W*(?:(?:the|current|latest|last|exact|full|total) )*(?:status|state|size|length|number"
-    r"|names?|title|urls?|address|owners?|authors?|date|time|price|cost|version|details|contents?|body|values?|location|type"
-    r"|age|height|progress|members?) of "
-    r"(?!.{0,200} (?:is|are|was|were|should|will|must)\b)"
-)
-"""Beginnings of orders that only name what is asked for: "status of the build"."""
-
 
 def opening(order: str) -> str:
     """Return the word with which an order opens, stemmed unless it asks; empty without one."""
@@ -140,12 +119,7 @@ def opening_match(order: str) -> re.Match[str] | None:
 
 def wanted(order: str) -> NDArray[np.float32]:
     """Return the amount that is added to the score of a tool for its effect, by position."""
-    found = additions().get("which" if _ATTRIBUTE.match(order) else opening(order))
-    added = np.zeros(EFFECTS, np.float32) if found is None else found
-    if _ASKS_FOR_FACTS.match(order) is not None:
-        added = added.copy()
-        added[CHANGES], added[DELETE] = -TAKEN_FROM_CHANGING, -TAKEN_FROM_DELETING
-    return added
+    return added_for(order, opening(order))
 
 
 # Where one need ends and the next begins.
@@ -342,6 +316,33 @@ def denied(request: str) -> Iterator[tuple[int, int, str]]:
             yield *match.span(), verb
 
 
+_CORRECTION: Final = spoken(
+    r"(?s)(?:(?<=[.!?…,;])\s*|\s[-–—]\s*)(?:(?:oh|hm+|or|but|well)\b[, .…]*)?(?:(?P<back>"
+    r"(?:(?:actually|wait|sorry|hold on)[,.]? )?(?:no(?:,? (?:no|wait))*|scratch that|never ?mind"
+    r"|forget (?:that|it)|on second thoughts?|not that(?: one)?|wrong))(?:[,.:;!…–—-]+ |(?= I mea?nt\b))"
+    r"|(?<![,;]\s)(?:actually,? |(?:sorry|wait|hold on), )(?!(?:and|also|then|before|after|there|that|it)\b)"
+    r"|(?=(?:better|rather|I meant?|I['’]d rather)\b(?! than\b)))(?:don['’]?t[,.;] |(?:just|only|better) "
+    r"|rather |I (?:meant?|wanted|want|would rather)(?: to)?\b:? |I['’]d rather )*(?P<meant>\S.*)",
+    "actually|wait|hold on|sorry|no,| no |no.|scratch|never|forget|thought|not that|wrong|mean|rather|better",
+)
+"""Words that take an order back, with what is meant instead: "delete it. Actually no, rename it"."""
+
+
+def corrected(query: str) -> str:
+    """Return a query without the order that it takes back, of which the object stays if it is needed."""
+    if (match := _CORRECTION.search(query)) is None:
+        return query
+    before, meant = query[: match.start()], match["meant"]
+    start, end = [*needs_of(before), (0, 0)][-2 if before.strip() else -1]
+    opened, asked, asks_again = opening_match(before[start:end]), asks(before[start:end]), asks(meant)
+    # "No wait, on Tuesday" takes a value back, and no order.
+    if opened is None or not (asks_again >= asked if match["back"] else asked and asks_again):
+        return query
+    if _stands_alone(meant):
+        return before[:start] + meant
+    return f"{before[:start]}{meant.rstrip(' .!?')} ({before[start + opened.end() : end].strip(' .!?,;')})"
+
+
 # Statements that mean orders.
 
 LONGEST_STATEMENT = 300
@@ -384,16 +385,15 @@ _IMPLIED: Final = tuple(
             "create {what}",
         ),
         (
-            rf"{_SUBJECT} (?:(?:is|are)(?:n['’]?t| not) {_NEEDLESS}(?: {_NO_MORE})?"
-            rf"|(?:is|are) no longer {_NEEDLESS}|(?:is|are) (?:obsolete|superfluous|redundant)"
-            r"|should (?:be gone|disappear))\W*$",
+            rf"{_SUBJECT} (?:(?:is|are)(?:n['’]?t| not| no longer) {_NEEDLESS}(?: {_NO_MORE})?"
+            r"|(?:is|are) (?:obsolete|superfluous|redundant)|should (?:be gone|disappear))\W*$",
             "delete {what}",
         ),
         (
-            rf"(?:I|we) (?:don['’]?t|do not) (?:need|want|use) (?P<what>[^,;:?!]+?) {_NO_MORE}\W*$",
+            rf"(?:I|we) (?=no longer|.+ {_NO_MORE}\W*$)(?:don['’]?t|do not|no longer) (?:need|want|use)"
+            rf" (?P<what>[^,;:?!]+?)(?: {_NO_MORE})?\W*$",
             "delete {what}",
         ),
-        (r"(?:I|we) no longer (?:need|want|use) (?P<what>[^,;:?!]+)$", "delete {what}"),
         (
             rf"it(?:['’]d| would| might| could) (?:be (?:\w+ )?{_PRAISED}|help)(?: (?:me|us|a lot))*"
             r" to (?:have|see|get|know) (?P<what>.+?)(?: in front of (?:me|us))?\W*$",

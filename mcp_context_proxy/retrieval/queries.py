@@ -42,6 +42,7 @@ from mcp_context_proxy.retrieval.needs import (
     asked_in_story,
     asks,
     cores,
+    corrected,
     denied,
     needs_of,
     opening_match,
@@ -218,7 +219,8 @@ def read_query(
     """
     said = without_pasted(query)[:QUERY_LIMIT]
     as_written = without_opener(encodable(said).strip())
-    written = ordered(rejoined(as_written) if translates else as_written)
+    meant = corrected(as_written)
+    written = ordered(rejoined(meant) if translates else meant)
     idiom = idiom_of(written)
     divided = _Divided.of(written, None if idiom is None else idiom.end)
     reader = _Reader(written, divided, has_term, catalog, stands_for=stands_for, translates=translates)
@@ -259,8 +261,8 @@ def read_query(
         refused=_refused(whole, divided.reported),
         inside=contained(written) if len(divided.needs) == 1 else None,
         service=None if (service := service_of(written)) is None else stem(service),
-        cores=tuple(asked_in_story(as_written) or (cores(as_written) if written == as_written else ())),
-        alone=asked_alone(as_written),
+        cores=tuple(asked_in_story(meant) or (cores(meant) if written == meant else ())),
+        alone=asked_alone(meant),
     )
 
 

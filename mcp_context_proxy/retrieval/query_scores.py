@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.items import Item, Kind, Tool
@@ -107,42 +108,20 @@ REFUSED_LOOKED_FOR = 40
 T = TypeVar("T")
 
 
-class PreparedQuery:
+class PreparedQuery(Struct, frozen=True, eq=False):
     """A query with everything that is computed of it once for all items of an index."""
 
-    def __init__(
-        self,
-        query: ReadQuery,
-        index: Index,
-        *,
-        words: QueryWords,
-        vectors: NDArray[np.float32] | None,
-        rivals: Rivals | None,
-        method: Method,
-        supports: Mapping[int, Support],
-        novel: Mapping[int, float],
-    ) -> None:
-        """Put together the facts about a query.
-
-        The vectors are those of its texts, None in a search by words only, and the rivals what is nearest to
-        it elsewhere, None where that is not known. Past use and the additions for new items are given by
-        position in the index.
-        """
-        self.index, self.vectors, self.rivals, self.method = index, vectors, rivals, method
-        self.supports, self.novel = supports, novel
-        self.texts, self.needs, self.actions = query.texts, query.needs, query.actions
-        self.orders = query.orders
-        self.terms: Mapping[str, str] = {**query.asked, **query.added}
-        """Index terms of the query and those added to it, each with its word."""
-        self.asked = frozenset(query.asked)
-        """Index terms of the query itself."""
-        self.telling = {term: weight for term, weight in query.weights.items() if weight > SYNONYM_SHARE}
-        """Terms that say what is meant, with their weights: no mere synonyms."""
-        self.foreign, self.is_gibberish = query.foreign, query.is_gibberish
-        self.purpose, self.purposes, self.service = query.purpose, query.purposes, query.service
-        self.refused, self.inside, self.is_unreadable = query.refused, query.inside, query.is_unreadable
-        self.lexical, self.instructed = words.lexical, words.instructed
-        self.addressed, self.named = words.addressed, words.named
+    read: ReadQuery
+    index: Index
+    words: QueryWords
+    vectors: NDArray[np.float32] | None
+    """The vectors of its texts, None in a search by words only."""
+    rivals: Rivals | None
+    """What is nearest to it elsewhere, None where that is not known."""
+    method: Method
+    supports: Mapping[int, Support]
+    """Past use, by position in the index, as are the additions for new items."""
+    novel: Mapping[int, float]
 
 
 class QueryScores:
@@ -155,7 +134,7 @@ class QueryScores:
         """Score the items of the index that are marked as allowed; without vectors by words only."""
         index = query.index
         self.query, self.allowed = query, int(allowed.sum())
-        purposes = {one for one in (query.purpose, *query.purposes) if one is not None}
+        purposes = {one for one in (query.read.purpose, *query.read.purposes) if one is not None}
         self.serves = {one: index.serving(one, allowed) for one in purposes}
         """Items that serve each general purpose of the query, chosen among all: no estimate takes part."""
         self.dense: DenseIndex | None = None
@@ -170,11 +149,11 @@ class QueryScores:
         if index.dense is None or query.vectors is None:
             self.items = np.flatnonzero(allowed)
         else:
-            words = fuse(None, query.lexical.scores)
+            words = fuse(None, query.words.lexical.scores)
             if query.method == "dense":
                 words.fill(0)
             words[~allowed] = -np.inf
-            certain = {*query.named, *query.supports, *chain.from_iterable(self.serves.values())}
+            certain = {*query.words.named, *query.supports, *chain.from_iterable(self.serves.values())}
             self.items = index.dense.candidates(query.vectors, words, certain)
             self.dense = index.dense.of(self.items)
             compared, texts = query.vectors, len(query.vectors)
@@ -188,14 +167,14 @@ class QueryScores:
             self.cosine = near = cosines.max(axis=0)
             if texts > SEVERAL_SENTENCES:
                 of_needs = self.dense.by_item(in_context(self.by_chunk, query.vectors))
-        self.lexical = query.lexical.scores[self.items]
+        self.lexical = query.words.lexical.scores[self.items]
         self.passages = self._passages()
         """Passages of the best documents of several chunks, by place."""
         for place, passage in self.passages.items():
             self.lexical[place] = passage.lexical
             if near is not None:
                 near[place] = passage.cosine
-        self.exact = frozenset(_by_place(dict.fromkeys(query.named), self.items))
+        self.exact = frozenset(_by_place(dict.fromkeys(query.words.named), self.items))
         self.supports = _by_place(query.supports, self.items)
         self.novel = _by_place(query.novel, self.items)
         self.nearest = math.inf
@@ -203,7 +182,7 @@ class QueryScores:
         if near is not None:
             if not index.complete:
                 near = fill_missing_cosines(near, self.lexical, index.ready[self.items])
-            if self.supports and len(query.asked) < TERMS_OF_A_NEED:
+            if self.supports and len(query.read.asked) < TERMS_OF_A_NEED:
                 self.nearest = float(near.max(initial=-np.inf))
             near = add_learned(near, self.supports, self.nearest)
         self.acting: NDArray[np.float32] | None = None
@@ -211,27 +190,27 @@ class QueryScores:
         purpose; None where another method is used."""
         self.instructed: NDArray[np.float32] | None = None
         """[items]: what is added for the instructions of their servers; None where they say nothing of it."""
-        factor = OF_UNREADABLE if query.is_unreadable and query.method == "hybrid" else 1.0
+        factor = OF_UNREADABLE if query.read.is_unreadable and query.method == "hybrid" else 1.0
         fused = fuse(near, np.float32(factor) * self.lexical, query.method)
         if near is not None and query.method == "hybrid":
-            self.acting = query.actions[:, index.actions[self.items]]
-            one_need = len(query.texts) <= SEVERAL_SENTENCES
-            if query.purpose is not None and query.purpose.added and one_need:
-                self.acting[0, self._serving(query.purpose)] += np.float32(query.purpose.added)
+            self.acting = query.read.actions[:, index.actions[self.items]]
+            one_need = len(query.read.texts) <= SEVERAL_SENTENCES
+            if query.read.purpose is not None and query.read.purpose.added and one_need:
+                self.acting[0, self._serving(query.read.purpose)] += np.float32(query.read.purpose.added)
             from mcp_context_proxy.retrieval.purposes import WEB_SEARCH  # noqa: PLC0415 - for searches only
 
-            for at, purpose in enumerate(query.purposes, 1):
+            for at, purpose in enumerate(query.read.purposes, 1):
                 if purpose is not None and purpose is not WEB_SEARCH:
                     self.acting[at, self._serving(purpose)] += np.float32(SERVES_NEED)
-            if query.refused or query.inside is not None:
+            if query.read.refused or query.read.inside is not None:
                 for place, amount in self._unwanted(fused + self.acting[0]):
                     self.acting[:, place] -= np.float32(amount)
             fused = np.round(fused + self.acting[0], DECIMALS)
-            if query.instructed is not None or query.addressed:
+            if query.words.instructed is not None or query.words.addressed:
                 of_source = np.zeros(len(index.keys), np.float32)
-                if query.instructed is not None:
-                    of_source += INSTRUCTIONS * query.instructed
-                for at, by_word in query.addressed.items():
+                if query.words.instructed is not None:
+                    of_source += INSTRUCTIONS * query.words.instructed
+                for at, by_word in query.words.addressed.items():
                     of_source[at] += ADDRESSED if by_word else ADDRESSED_OTHERWISE
                 self.instructed = of_source[index.sources[self.items]]
                 fused = np.round(fused + self.instructed, DECIMALS)
@@ -246,14 +225,14 @@ class QueryScores:
         self.whole = None if self.near_whole is None else float(self.near_whole.max())
         """Highest cosine of the query as a whole with any item."""
         if of_needs is not None and self.acting is not None and self.items.size and not self.exact:
-            words = np.stack([query.lexical.of(need)[self.items] for need in query.needs])
+            words = np.stack([query.words.lexical.of(need)[self.items] for need in query.read.needs])
             of_needs += LEXICAL_FACTOR * words + self.acting[1:]
             sources = index.sources[self.items]
-            self.fused, self.boosted_by = share_places(self.plain, of_needs, query.orders, sources)
+            self.fused, self.boosted_by = share_places(self.plain, of_needs, query.read.orders, sources)
 
     def _unwanted(self, scores: NDArray[np.float32]) -> Iterator[tuple[int, float]]:
         """Yield the places of the best tools that do what is not wanted, by their names, and their loss."""
-        refused, inside, changing = self.query.refused, self.query.inside, dict[int, Tool]()
+        refused, inside, changing = self.query.read.refused, self.query.read.inside, dict[int, Tool]()
         for place in best(scores, REFUSED_LOOKED_FOR).tolist():
             position = int(self.items[place])
             item = self.query.index.items[position]
@@ -285,7 +264,7 @@ class QueryScores:
                 break
             place = int(places[at])
             item = int(self.items[place])
-            (parts,) = index.lexical.parts([item], self.query.lexical.idf)
+            (parts,) = index.lexical.parts([item], self.query.words.lexical.idf)
             found[place] = best_passage(index.texts_of(item), self._of_chunks(place), parts)
             insort(scores, found[place].score)
         return found
@@ -326,10 +305,10 @@ class QueryScores:
             return None, 0.0
         if not isinstance(calibration, Background) or query.rivals is None or self.counterparts is None:
             return None, 0.0
-        if query.is_gibberish:
+        if query.read.is_gibberish:
             return 0.0, 0.0
-        scores, idf = query.lexical.among(ORDINARY_TOOLS, ordinary_terms())
-        highest = (K1 + 1) * math.fsum(idf[term] for term in query.asked - query.foreign)
+        scores, idf = query.words.lexical.among(ORDINARY_TOOLS, ordinary_terms())
+        highest = (K1 + 1) * math.fsum(idf[term] for term in query.read.asked.keys() - query.read.foreign)
         told, unaided = evidence(
             cosines=self.near_whole,
             general=dots(calibration.requests, query.vectors[0]),
@@ -338,7 +317,7 @@ class QueryScores:
             unaided=float((calibration.unaided @ query.vectors[0]).max()),
             coverage=np.minimum(scores[self.items] / (highest or 1.0), 1.0),
         )
-        return told + (EVIDENCE_OF_ADDRESS if query.addressed else 0.0), unaided
+        return told + (EVIDENCE_OF_ADDRESS if query.words.addressed else 0.0), unaided
 
     def fits(self, calibration: Calibration, evidence: float | None) -> bool:
         """Return whether anything seems to be meant: near in meaning, an exact name, or most of the words.
@@ -362,8 +341,8 @@ class QueryScores:
 
     def _doubt_of_others(self) -> float:
         """Return the evidence that tools need for a purpose or service that none of them serves."""
-        purpose, service = self.query.purpose, self.query.service
-        if len(self.query.texts) > SEVERAL_SENTENCES:
+        purpose, service = self.query.read.purpose, self.query.read.service
+        if len(self.query.read.texts) > SEVERAL_SENTENCES:
             return 0.0
         if service is not None:
             naming = self.query.index.lexical.score({service: 1.0}).scores[self.items]
@@ -381,7 +360,7 @@ class QueryScores:
     def is_certain(self, evidence: float | None) -> bool:
         """Return whether something is meant beyond the doubt that a general purpose leaves."""
         return (
-            self.query.purpose is None
+            self.query.read.purpose is None
             or bool(self.exact or self._firm_supports())
             or evidence is None
             or (
@@ -392,7 +371,7 @@ class QueryScores:
 
     def serving(self) -> list[Result]:
         """Return the tools that serve the general purpose of the query, best first."""
-        if (purpose := self.query.purpose) is None:
+        if (purpose := self.query.read.purpose) is None:
             return []
         found = self._serving(purpose)
         found.sort(key=lambda place: -self.fused[place])
@@ -444,10 +423,10 @@ class QueryScores:
             vectors = self.dense.first_of(head)
             alike |= vectors @ vectors.T >= COPY_COSINE
         passing &= alike & (np.subtract.outer(self.fused[head], self.fused[head]) <= COPY_MARGIN)
-        if self.query.addressed:
-            parts = index.lexical.parts(self.items[head].tolist(), self.query.lexical.idf)
+        if self.query.words.addressed:
+            parts = index.lexical.parts(self.items[head].tolist(), self.query.words.lexical.idf)
             stated = np.array([1 + sum(by for field, _, by in one if field == "server") for one in parts])
-            stated *= np.isin(index.sources[self.items[head]], [*self.query.addressed])
+            stated *= np.isin(index.sources[self.items[head]], [*self.query.words.addressed])
             passing &= np.less_equal.outer(stated, stated)
         exact = np.isin(head, [*self.exact])
         passing &= np.less_equal.outer(exact, exact)
@@ -489,26 +468,27 @@ class QueryScores:
         if not self.lexical.any():
             return 0.0
         best_item = int(self.items[self.lexical.argmax()])
-        (parts,) = self.query.index.lexical.parts([best_item], self.query.lexical.idf)
+        (parts,) = self.query.index.lexical.parts([best_item], self.query.words.lexical.idf)
         matched = {term for _, term, _ in parts}
-        idf, asked = self.query.lexical.idf, self.query.asked - self.query.foreign
+        idf, asked = self.query.words.lexical.idf, self.query.read.asked.keys() - self.query.read.foreign
         return math.fsum(idf[term] for term in matched) / math.fsum(idf[term] for term in asked)
 
     def _has_a_word(self) -> bool:
         """Return whether any item has a telling word of the query."""
-        lexical, telling = self.query.index.lexical, self.query.telling
+        lexical, weights = self.query.index.lexical, self.query.read.weights
+        telling = {term: weight for term, weight in weights.items() if weight > SYNONYM_SHARE}
         return bool(telling) and bool(lexical.score(telling).scores[self.items].any())
 
     def _results(self, places: Sequence[int], twins: Mapping[int, tuple[Tool, ...]] = {}) -> list[Result]:
         """Return the items at some places with their scores and reasons."""
         worded = [place for place in places if self.lexical[place]]
-        found = self.query.index.lexical.parts(self.items[worded].tolist(), self.query.lexical.idf)
+        found = self.query.index.lexical.parts(self.items[worded].tolist(), self.query.words.lexical.idf)
         parts = dict(zip(worded, found, strict=True))
         return [self._result(place, parts.get(place, []), twins.get(place, ())) for place in places]
 
     def _result(self, place: int, parts: list[tuple[str, str, float]], twins: tuple[Tool, ...]) -> Result:
         """Return the item at a place with its reasons; ``parts`` is its score by field and term."""
-        query, index, item = self.query, self.query.index, int(self.items[place])
+        index, item, read = self.query.index, int(self.items[place]), self.query.read
         cosine = float(self.cosine[place]) if self.cosine is not None and index.ready[item] else None
         passage = self.passages.get(place)
         if passage is not None:
@@ -518,7 +498,7 @@ class QueryScores:
             start = int(self.dense.starts[place])
             own = self.by_chunk[:, start : start + int(index.sizes[item])]
             nearest = int(own.max(axis=0).argmax()) if passage is None else passage.chunk
-            text = query.texts[int(own[:, nearest].argmax())]
+            text = read.texts[int(own[:, nearest].argmax())]
         boosted_by, support = self.boosted_by.get(place), self.supports.get(place)
         learned = 0.0
         if support is not None and self.cosine is not None:
@@ -533,14 +513,14 @@ class QueryScores:
             nearest=nearest,
             several_servers=index.several_servers,
             matched=None if cosine is None else text,
-            serves=None if boosted_by is None else query.texts[1 + boosted_by],
+            serves=None if boosted_by is None else read.texts[1 + boosted_by],
             learned=learned,
             action=0.0 if self.acting is None else float(self.acting[0, place]),
             instructions=0.0 if self.instructed is None else float(self.instructed[place]),
             support=support,
             exact=place in self.exact,
             novelty=self.novel.get(place, 0.0),
-            terms=tuple((field, query.terms[term], added) for field, term, added in parts),
+            terms=tuple((field, read.asked.get(term) or read.added[term], by) for field, term, by in parts),
             why=self._why(place, cosine, parts, twins),
             twins=twins,
         )
@@ -556,7 +536,7 @@ class QueryScores:
         reasons = (
             ["exact name"]
             if place in self.exact
-            else lexical_reasons(parts, self.query.terms, self.query.asked)
+            else lexical_reasons(parts, self.query.read.asked, self.query.read.added)
         )
         if cosine is not None:
             reasons.append(f"meaning {cosine:.2f}")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support.catalogs import snapshot, tool
+from support.catalogs import read, snapshot, tool
 from support.tables import each
 
 from mcp_context_proxy.items import Snapshot
@@ -89,6 +89,11 @@ def test_tools_that_do_what_the_order_wants_gain_most(order: str, action: str) -
 def test_an_order_that_tells_nothing_adds_nothing() -> None:
     assert not wanted("xylophone of the note").any()
     assert not wanted("").any()
+
+
+def test_to_get_something_is_not_to_get_rid_of_it() -> None:
+    assert wanted("get the unread articles")[DELETE] < 0
+    assert read("get rid of the old articles").actions[0, DELETE] > 0
 
 
 @pytest.mark.parametrize("order", ["delete the entity", "erase the last line", "please wipe the disk"])

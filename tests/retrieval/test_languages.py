@@ -287,6 +287,23 @@ def test_a_verb_is_read_together_with_its_particle_at_the_end(query, understood)
 @each(
     "query",
     [
+        "Suche die Rechnung, danach lösche die Datei",
+        "cherche la facture puis supprime le fichier",
+        "busca la factura y después borra el archivo",
+        "cerca la fattura e in seguito cancella il file",
+        "procure a fatura, em seguida exclua o arquivo",
+        "zoek de factuur, vervolgens verwijder het bestand",
+    ],
+)
+def test_the_second_of_two_orders_in_another_language_is_a_need_of_its_own(query):
+    needs = read_query(query, lambda _term: False, lambda: WordList([]), {}).texts[1:]
+    assert len(needs) == 2
+    assert needs[1].startswith("delete")
+
+
+@each(
+    "query",
+    [
         "type it in",
         "what should I put the label on",
         "turn the light on",

@@ -269,3 +269,43 @@ def test_all_that_a_story_may_ask_for_is_embedded_at_once() -> None:
 
     assert len(vectors.calls) == 1
     assert {"List the open deals.", "Who has signed the last contract?"} <= {*vectors.texts}
+
+
+@each(
+    ("request_", "meant"),
+    [
+        ("Delete the tag old. Actually no, rename it to new.", "rename it to new (the tag old)"),
+        ("Merge the branch. Hold on, just show me its files first.", "show me its files first (the branch)"),
+        ("Close the window, scratch that, open the settings page", "open the settings page"),
+        ("find the invoice - no, list the unpaid orders", "list the unpaid orders"),
+        ("Read the page. Create a card. Sorry, I meant archive it", "Read the page. archive it (a card)"),
+        ("weekly sales report. Never mind. low stock products", "low stock products"),
+    ],
+)
+def test_of_an_order_that_is_taken_back_only_the_object_counts(request_: str, meant: str) -> None:
+    assert read(request_).read_as == meant
+
+
+@each(
+    "request_",
+    [
+        "Send the letter on Monday. No wait, Tuesday is better.",
+        "open the page, wait, click the button",
+        "Start the job. Wait until it is done. Show its output.",
+        "Close the card. Actually, also delete the list.",
+        "create a draft rather than send the letter",
+        "Is there a card about it? No rush, list the cards.",
+    ],
+)
+def test_what_takes_back_no_order_is_read_as_it_is(request_: str) -> None:
+    assert read(request_).read_as is None
+
+
+def test_a_tool_for_what_is_taken_back_comes_after_the_one_that_is_meant(engine: Engine) -> None:
+    tools = snapshot(
+        tool("delete_tag", "Delete the tag of a note.", server="notes"),
+        tool("rename_tag", "Rename the tag of a note.", server="notes"),
+    )
+
+    found = engine.search("Delete the tag old. Actually no, rename it to new.", tools)
+    assert found.results[0].item.name == "rename_tag"
