@@ -228,7 +228,7 @@ def owner(name: str, servers: Collection[str]) -> str | None:
     return None
 
 
-def _parted(name: str, servers: Collection[str]) -> tuple[str | None, str]:
+def parted(name: str, servers: Collection[str]) -> tuple[str | None, str]:
     """Return the server that a full name belongs to, and the rest; None and the name if there is none."""
     server = owner(name, servers)
     start = 0 if server is None else name.index(server) + len(server) + len(SEPARATOR)
@@ -284,7 +284,7 @@ def by_full_name(items: Mapping[str, Named], name: str, servers: Collection[str]
     exact = items.get(name)
     if exact is not None:
         return exact
-    server, own = _parted(name, servers)
+    server, own = parted(name, servers)
     if server is None:
         return None
     among = [item for item in items.values() if item.server == server]
@@ -365,7 +365,7 @@ def tool_named(
 
 def _respelt(snapshot: Snapshot, name: str) -> Tool | None:
     """Return the one tool whose full name reads the same, as ``getSum`` does as ``get-sum``."""
-    server, own = _parted(name, snapshot.servers)
+    server, own = parted(name, snapshot.servers)
     if len(own) > COMPARED or _HAS_DIGEST.search(name):
         return None
     read, known = folded(own).replace("_", ""), (snapshot.tools, snapshot.turned_off, snapshot.withheld)
@@ -420,7 +420,7 @@ def suggested(
     name_of: Callable[[Named], str] = EXPOSED,
 ) -> list[str]:
     """Return names of items that are similar to an unknown one; for a full name those of its server alone."""
-    server, own = _parted(name, servers)
+    server, own = parted(name, servers)
     among = (item for item in items.values() if server in (None, item.server))
     exposed: dict[str, list[str]] = {}
     for item in itertools.islice(among, most * LOOKED_AT):

@@ -14,11 +14,10 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from mcp_context_proxy.catalog.names import SEPARATOR
-from mcp_context_proxy.errors import AwaitedServersError, SharedNameError, UnknownItemError
 from mcp_context_proxy.items import NO_FILTERS, SearchFilters
 from mcp_context_proxy.protocol import envelope, strangers
-from mcp_context_proxy.protocol.strangers import bounded, named, one_line
-from mcp_context_proxy.results import failure, shortening
+from mcp_context_proxy.protocol.strangers import named, one_line
+from mcp_context_proxy.results import shortening
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust import ACTING
 
@@ -539,10 +538,3 @@ def _tool(name: str, text: str, schema: Mapping[str, Any], title: str | None = N
             **ALWAYS_LOAD,
         }
     )
-
-
-def unknown(error: UnknownItemError) -> bytes:
-    """Return a tool result that says that there is no such tool, and how to find one where it names none."""
-    if isinstance(error, SharedNameError) or (isinstance(error, AwaitedServersError) and error.known):
-        return failure(bounded(str(error)))
-    return failure(f"{bounded(str(error))}\n{SEARCH} finds tools by what they do.")

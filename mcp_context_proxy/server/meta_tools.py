@@ -66,7 +66,6 @@ from mcp_context_proxy.server.meta_definitions import (
     in_our_words,
     in_words,
     no_servers,
-    unknown,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.questions import ask_client
@@ -201,7 +200,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)
             result = _not_read_only(caller.name_of(tool), f"counts as {tool.tool_class}: {tool.class_reason}")
         except UnknownItemError as error:
-            result = unknown(error)
+            result = await self.calls.unknown(error, wanted.name, caller)
         except NotAnObjectError as error:
             result = failure(needs_object(tool, caller.name_of(tool)) if tool else str(error))
         except (DownstreamError, RequestError) as error:
