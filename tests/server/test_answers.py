@@ -585,6 +585,56 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
     assert "It takes" not in json.dumps(right)
 
 
+SLOT = {"type": "object", "properties": {"day": {"type": "string"}}}
+BOOKING = {
+    "type": "object",
+    "properties": {
+        "bookIds": {"type": "array", "items": {"type": "string"}},
+        "slot": {"$ref": "#/$defs/Slot"},
+        "number": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "share": {"type": "number"},
+        "paid": {"type": "boolean"},
+        "card": {"type": "string"},
+        "by": {"type": "string", "enum": ["MAIL", "sms"]},
+        "free": {},
+        "either": {"type": ["string", "array"]},
+    },
+    "$defs": {"Slot": SLOT},
+}
+
+
+MEANT: list[tuple[dict[str, Any], str]] = [
+    ({"bookIds": '["a"]', "slot": ' {"day": "x"}'}, '{"bookIds":["a"],"slot":{"day":"x"}}'),
+    ({"book_ids": ["a"], "Card": "c"}, '{"bookIds":["a"],"card":"c"}'),
+    ({"number": "3", "share": "1.50", "paid": "True"}, '{"number":3,"share":1.50,"paid":true}'),
+    ({"card": 12, "by": "mail"}, '{"card":"12","by":"MAIL"}'),
+]
+LEFT: list[dict[str, Any]] = [
+    # They fit, or may be meant in another way, or in none.
+    {"free": "[1]", "either": "[1]", "card": "[1]", "number": None},
+    {"bookIds": "a", "slot": "[1]", "number": "3.5", "share": "1,5", "paid": "yes", "by": "post"},
+    {"book_ids": ["a"], "bookIds": ["b"], "bookids": ["c"]},
+    {"share": "1e999", "bookIds": "[" * 40 + "]" * 40},
+    {"card": {"a": 1}, "slot": True},
+]
+
+
+async def test_arguments_that_can_mean_one_thing_only_are_sent_as_the_tool_takes_them(
+    workshop: Workshop,
+) -> None:
+    server = workshop.server("library", tools=[tool("book", "Books.", inputSchema=BOOKING)])
+    given = [*(one for one, _ in MEANT), *LEFT]
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        for one in given:
+            await host.call("call_tool", {"name": "library__book", "arguments": one})
+        # A host that calls a tool by its own name has its schema.
+        await host.call("library__book", given[0])
+
+    sent = [one["params"]["arguments"] for one in server.ledger.messages("tools/call")]
+    assert sent == [*(json.loads(one) for _, one in MEANT), *LEFT, given[0]]
+
+
 @pytest.mark.parametrize("given", ["UTC", [1]])
 async def test_a_call_without_an_object_is_told_the_tool_and_the_object_that_it_takes(
     workshop: Workshop, given: object
