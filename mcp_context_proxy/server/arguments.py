@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -21,7 +21,15 @@ from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope, strangers
 from mcp_context_proxy.retrieval.text import name_key
 from mcp_context_proxy.server.meta_definitions import CallArguments, SearchArguments
-from mcp_context_proxy.server.signatures import Detail, ToolSignature, as_dict, as_list, as_literal, as_word
+from mcp_context_proxy.server.signatures import (
+    LOOKS,
+    Detail,
+    ToolSignature,
+    as_dict,
+    as_list,
+    as_literal,
+    as_word,
+)
 
 Own = TypeVar("Own", bound=Struct)
 
@@ -184,42 +192,77 @@ def is_null(raw: Raw) -> bool:
 _KINDS: Final = {"string": b'"', "array": b"[", "object": b"{", "boolean": b"tf", "number": b"-0123456789"}
 """First characters of JSON values, by the type that a schema demands."""
 
-Demanded: TypeAlias = tuple[str, tuple[Any, ...]]
-"""Type and values of an argument, as far as its schema tells them plainly; empty if it does not."""
+
+class Demand(Struct, frozen=True, eq=False):
+    """The demands of a schema on a value, as far as they are plain."""
+
+    kind: str = ""
+    values: tuple[Any, ...] = ()
+    members: Mapping[str, Demand] = {}
+    spelled: Mapping[str, str] = {}
+    """Names of the members by `name_key`, without those that it does not tell apart."""
+    elements: Demand | None = None
+
 
 DEMANDS_KEPT: Final = 256
 """Latest tools of which that is kept."""
+
+DEPTH: Final = 4
+"""Levels of a schema whose demands are known."""
 
 NESTING: Final = 32
 """Levels of JSON in a text up to which it is read."""
 
 
 @lru_cache(DEMANDS_KEPT)
-def _demanded(tool: Tool) -> dict[str, Demanded]:
-    told, demanded = ToolSignature(tool), dict[str, Demanded]()
-    for name in told.properties:
-        schema = told.plain(name)
-        kind = schema.get("type")
-        demanded[name] = kind if isinstance(kind, str) else "", tuple(as_list(schema, "enum"))
-    return demanded
+def _demanded(tool: Tool) -> Demand:
+    told = ToolSignature(tool)
+    return _demands(told, told.properties, DEPTH)
+
+
+def _demands(told: ToolSignature, properties: Mapping[str, Any], depth: int) -> Demand:
+    members, spelled = dict[str, Demand](), dict[str, list[str]]()
+    for name, schema in properties.items():
+        members[name] = _demand(told, schema, depth - 1)
+        spelled.setdefault(name_key(name), []).append(name)
+    return Demand("object", (), members, {key: same[0] for key, same in spelled.items() if len(same) == 1})
+
+
+def _demand(told: ToolSignature, schema: Any, depth: int) -> Demand:
+    plain = told.plain(schema)
+    kind, items = plain.get("type"), plain.get("items")
+    if kind == "object" and depth and told.looks < LOOKS:
+        return _demands(told, told.members(plain)[0], depth)
+    elements = _demand(told, items, depth - 1) if kind == "array" and items and depth else None
+    return Demand(kind if isinstance(kind, str) else "", tuple(as_list(plain, "enum")), elements=elements)
 
 
 def as_meant(tool: Tool, arguments: Raw) -> Raw:
     """Return arguments in the names and types of a tool's schema where they can mean nothing else."""
-    if len(arguments) > envelope.TAKEN_APART_BYTES:
+    if len(arguments) > envelope.TAKEN_APART_BYTES or not envelope.starts_with(arguments, b"{"):
         return arguments
     try:
-        given = envelope.members(arguments)
+        return _meant(arguments, _demanded(tool))
     except (msgspec.DecodeError, RecursionError):
         return arguments
-    demanded, meant = _demanded(tool), dict[str, Raw]()
-    for name, value in given.items():
+
+
+def _meant(value: Raw, demand: Demand) -> Raw:
+    value = _value_meant(value, demand.kind, demand.values)
+    if demand.elements is not None and envelope.starts_with(value, b"["):
+        listed = envelope.elements(value)
+        each = [_meant(one, demand.elements) for one in listed]
+        return value if each == listed else envelope.raw(each)
+    if not demand.members or not envelope.starts_with(value, b"{"):
+        return value
+    given, meant = envelope.members(value), dict[str, Raw]()
+    for name, one in given.items():
         known = name
-        if name not in demanded:
-            same = [one for one in demanded if one not in given and name_key(one) == name_key(name)]
-            known = same[0] if len(same) == 1 and same[0] not in meant else name
-        meant[known] = _value_meant(value, *demanded[known]) if known in demanded else value
-    return arguments if meant == given else envelope.raw(meant)
+        if name not in demand.members:
+            same = demand.spelled.get(name_key(name), name)
+            known = name if same in given or same in meant else same
+        meant[known] = _meant(one, demand.members[known]) if known in demand.members else one
+    return value if meant == given else envelope.raw(meant)
 
 
 def _value_meant(value: Raw, kind: str, values: tuple[Any, ...]) -> Raw:
@@ -271,8 +314,10 @@ def misfit(tool: Tool, name: str, arguments: bytes) -> str:
     missing = [one for one in properties if one in needed and one not in given]
     is_closed = as_dict(envelope.schema_of(tool.definition)).get("additionalProperties") is False
     unknown = [one for one in given if one not in properties] if properties and (missing or is_closed) else []
-    demanded = _demanded(tool)
-    wrong = [one for one in given if one in demanded and not _may_be(given[one], *demanded[one])]
+    demanded = _demanded(tool).members
+    wrong = [
+        one for one in given if (of := demanded.get(one)) and not _may_be(given[one], of.kind, of.values)
+    ]
     sentences = [
         f"{how}: {', '.join(as_word(one) for one in some[:MISFITS])}."
         for how, some in (("Missing", missing), ("Not known", unknown), ("Wrong type or value", wrong))

@@ -228,8 +228,8 @@ class ToolSignature:
 
     def __init__(self, tool: Tool) -> None:
         self._tool, self._root = tool, envelope.schema_of(tool.definition)
-        self._nested, self._looks = 0, 0
-        self.properties, self.needed, self._options = self._members(self._root)
+        self._nested, self.looks = 0, 0
+        self.properties, self.needed, self._options = self.members(self._root)
         self._first: Named | None = None
         self._optional_named = 0
 
@@ -238,7 +238,7 @@ class ToolSignature:
         # A schema that leaves open whether there are any parameters; the protocol demands at least its type.
         if not isinstance(self._root, dict) or not self._root.keys() - {"$schema", "title", "description"}:
             return f"{name}(parameters not told by its server)"
-        self._first, self._optional_named, self._looks = first, detail.optional, 0
+        self._first, self._optional_named, self.looks = first, detail.optional, 0
         return f"{name}({', '.join(self._parameters(self._root, detail.depth))})"
 
     def names(self) -> tuple[list[str], list[tuple[str, str, str]]]:
@@ -283,7 +283,7 @@ class ToolSignature:
         """Yield the required parameters of an object with their types, then optional ones, then choices."""
         properties, needed, options = self.properties, self.needed, self._options
         if schema is not self._root:
-            properties, needed, options = self._members(schema)
+            properties, needed, options = self.members(schema)
         for name in (required := [name for name in properties if name in needed])[:COUNTED_NAMES]:
             default = _default(properties[name])
             yield f"{as_word(name)}: {self._type(properties[name], depth, True)}{default}"
@@ -298,19 +298,19 @@ class ToolSignature:
             yield f"{as_word(name)}?: {self._type(given, depth, spelled)}"
         if (more := len(optional) - len(first)) > 0:
             yield f"... {more} optional"
-        if depth > 0 and self._looks < LOOKS:
+        if depth > 0 and self.looks < LOOKS:
             told = (", ".join(self._parameters(option, depth - 1)) for option in options)
             if choices := dict.fromkeys(f"{{{one}}}" for one in told if one):
                 yield " | ".join(choices)
 
-    def _members(self, schema: Any) -> tuple[dict[str, Any], set[str], list[Any]]:
+    def members(self, schema: Any) -> tuple[dict[str, Any], set[str], list[Any]]:
         """Return the properties of an object, the required ones, and the objects of which it is one."""
         whole = self._resolved(schema)
         parts = [whole, *map(self._resolved, as_list(whole, "allOf")[:OPTIONS])]
         properties: dict[str, Any] = {}
         for part in map(as_dict, parts):
             given = as_dict(part.get("properties"))
-            self._looks += len(given) + len(as_list(part, "required"))
+            self.looks += len(given) + len(as_list(part, "required"))
             properties |= {name: given[name] for name in given if name not in properties}
         needed = {name for part in parts for name in as_list(part, "required") if isinstance(name, str)}
         options = [
@@ -336,9 +336,9 @@ class ToolSignature:
                 break
         return schema
 
-    def plain(self, name: str) -> dict[str, Any]:
+    def plain(self, schema: Any) -> dict[str, Any]:
         """Return the schema of a parameter without the null that says that it is optional."""
-        schema = _without_null(self._resolved(self.properties[name]))
+        schema = _without_null(self._resolved(schema))
         options = as_list(schema, "anyOf") or as_list(schema, "oneOf") or [schema]
         plain = as_dict(self._resolved(options[0])) if len(options) == 1 else {}
         kinds = as_list(plain, "type")
@@ -347,12 +347,12 @@ class ToolSignature:
     def _any_type(self, schema: Any, depth: int, spelled: bool) -> str:
         if not isinstance(schema, dict):
             return "any"
-        self._looks += 1 + len(schema)
+        self.looks += 1 + len(schema)
         values = [schema["const"]] if "const" in schema else []
-        if (values := as_list(schema, "enum") or values) and self._looks < LOOKS:
+        if (values := as_list(schema, "enum") or values) and self.looks < LOOKS:
             return self._values(values, spelled)
         kind = schema.get("type")
-        if kind == "object" and depth > 0 and spelled and self._looks < LOOKS:
+        if kind == "object" and depth > 0 and spelled and self.looks < LOOKS:
             nested, self._nested = self._nested, 0
             fields = ", ".join(self._parameters(schema, depth - 1))
             self._nested = nested
@@ -360,7 +360,7 @@ class ToolSignature:
         options = as_list(schema, "anyOf") or as_list(schema, "oneOf")
         options = options or [{**schema, "type": one} for one in as_list(schema, "type")[:OPTIONS]]
         if options or kind == "array":
-            if self._nested >= NESTED or self._looks >= LOOKS:
+            if self._nested >= NESTED or self.looks >= LOOKS:
                 return "any"
             self._nested += 1
             told = self._one_of(options, depth, spelled) if options else self._list_of(schema, depth, spelled)
@@ -374,7 +374,7 @@ class ToolSignature:
     def _values(self, values: list[Any], spelled: bool) -> str:
         most = ENUM_VALUES if spelled else OPTIONAL_ENUM_VALUES
         first = values if len(values) <= most else values[: most if spelled else FIRST_VALUES]
-        self._looks += len(first)
+        self.looks += len(first)
         more = [f"... {len(values) - len(first)} more"] if len(values) > len(first) else []
         return " | ".join([*map(as_literal, first), *more])
 

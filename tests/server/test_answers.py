@@ -585,7 +585,8 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
     assert "It takes" not in json.dumps(right)
 
 
-SLOT = {"type": "object", "properties": {"day": {"type": "string"}}}
+HOUR = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+SLOT = {"type": "object", "properties": {"day": {"enum": ["monday", "friday"]}, "fromHour": HOUR}}
 BOOKING = {
     "type": "object",
     "properties": {
@@ -593,6 +594,7 @@ BOOKING = {
         "slot": {"$ref": "#/$defs/Slot"},
         "number": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
         "share": {"type": "number"},
+        "rows": {"type": "array", "items": {"type": "array", "items": {"type": "string"}}},
         "paid": {"type": "boolean"},
         "card": {"type": "string"},
         "by": {"type": "string", "enum": ["MAIL", "sms"]},
@@ -604,7 +606,9 @@ BOOKING = {
 
 
 MEANT: list[tuple[dict[str, Any], str]] = [
-    ({"bookIds": '["a"]', "slot": ' {"day": "x"}'}, '{"bookIds":["a"],"slot":{"day":"x"}}'),
+    ({"bookIds": '["a"]', "slot": ' {"day": "friday"}'}, '{"bookIds":["a"],"slot":{"day":"friday"}}'),
+    ({"slot": {"Day": "Monday", "from_hour": "9"}}, '{"slot":{"day":"monday","fromHour":9}}'),
+    ({"rows": '[["a", 1], [2.50]]'}, '{"rows":[["a","1"],["2.50"]]}'),
     ({"book_ids": ["a"], "Card": "c"}, '{"bookIds":["a"],"card":"c"}'),
     ({"number": "3", "share": "1.50", "paid": "True"}, '{"number":3,"share":1.50,"paid":true}'),
     ({"card": 12, "by": "mail"}, '{"card":"12","by":"MAIL"}'),
@@ -615,7 +619,8 @@ LEFT: list[dict[str, Any]] = [
     {"bookIds": "a", "slot": "[1]", "number": "3.5", "share": "1,5", "paid": "yes", "by": "post"},
     {"book_ids": ["a"], "bookIds": ["b"], "bookids": ["c"]},
     {"share": "1e999", "bookIds": "[" * 40 + "]" * 40},
-    {"card": {"a": 1}, "slot": True},
+    {"card": {"a": 1}, "slot": True, "rows": ["a"]},
+    {"slot": {"day": "sunday", "Day": "friday"}, "rows": [[None, ["x"]]]},
 ]
 
 
