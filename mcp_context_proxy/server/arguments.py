@@ -27,7 +27,6 @@ from mcp_context_proxy.server.signatures import (
     ToolSignature,
     as_dict,
     as_list,
-    as_literal,
     as_word,
 )
 
@@ -239,7 +238,7 @@ def _demand(told: ToolSignature, schema: Any, depth: int) -> Demand:
 
 def as_meant(tool: Tool, arguments: Raw) -> Raw:
     """Return arguments in the names and types of a tool's schema where they can mean nothing else."""
-    if len(arguments) > envelope.TAKEN_APART_BYTES or not envelope.starts_with(arguments, b"{"):
+    if len(arguments) > envelope.TAKEN_APART_BYTES:
         return arguments
     try:
         return _meant(arguments, _demanded(tool))
@@ -305,10 +304,7 @@ def misfit(tool: Tool, name: str, arguments: bytes) -> str:
     """
     if len(arguments) > envelope.TAKEN_APART_BYTES:
         return ""
-    try:
-        given = envelope.members(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return ""
+    given = envelope.members(arguments) if envelope.starts_with(arguments, b"{") else {}
     told = ToolSignature(tool)
     properties, needed = told.properties, told.needed
     missing = [one for one in properties if one in needed and one not in given]
@@ -327,14 +323,3 @@ def misfit(tool: Tool, name: str, arguments: bytes) -> str:
         return ""
     takes = f"It takes {told.text('', DETAIL_OF_MISFIT)}."
     return " ".join([takes, *sentences, f"Search for {name} to see all about it."])
-
-
-def needs_object(tool: Tool, name: str) -> str:
-    """Return advice for a model that has called a tool with something else than an object."""
-    told = ToolSignature(tool)
-    shown = [one for one in told.properties if one in told.needed][:MISFITS] or [*told.properties][:1]
-    example = ", ".join(f"{as_literal(one)}: ..." for one in shown)
-    return (
-        f"{name} was not called: its arguments must be an object, {{{example}}}. "
-        f"It takes {told.text('', DETAIL_OF_MISFIT)}."
-    )

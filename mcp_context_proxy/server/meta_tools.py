@@ -48,7 +48,6 @@ from mcp_context_proxy.server.arguments import (
     decoded,
     is_null,
     misfit,
-    needs_object,
 )
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import NotAnObjectError, tell_waiting
@@ -205,10 +204,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             result = _not_read_only(caller.name_of(tool), f"counts as {tool.tool_class}: {tool.class_reason}")
         except UnknownItemError as error:
             result = await self.calls.unknown(error, wanted.name, caller)
-        except NotAnObjectError as error:
-            result = failure(needs_object(tool, caller.name_of(tool)) if tool else str(error))
         except (DownstreamError, RequestError) as error:
-            refused = tool is not None and isinstance(error, RemoteError)
+            refused = tool is not None and isinstance(error, RemoteError | NotAnObjectError)
             differs = misfit(tool, caller.name_of(tool), arguments) if refused and tool else ""
             result = failure("\n".join(filter(None, [str(error), differs])))
         return eras.fit_result_to_client("tools/call", result, caller.era)

@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from mcp_context_proxy.catalog.model_schemas import plain_schema
 from mcp_context_proxy.catalog.names import EXPOSED, parted
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext
@@ -41,7 +42,7 @@ from mcp_context_proxy.server.meta_definitions import (
     no_servers,
     server_line,
 )
-from mcp_context_proxy.server.signatures import Detail, ToldTool, plain_schema, query_terms
+from mcp_context_proxy.server.signatures import Detail, ToldTool, query_terms
 from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.fingerprints import sign_in, withheld
 

@@ -20,7 +20,6 @@ from weakref import ref
 
 from msgspec import Struct, field
 
-from mcp_context_proxy.catalog.model_schemas import CHOICES
 from mcp_context_proxy.items import Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
@@ -424,24 +423,6 @@ def _default(schema: Any) -> str:
     value = schema.get("default") if isinstance(schema, dict) else None
     is_plain = isinstance(value, str | int | float) and len(str(value)) <= FORMAT_CHARACTERS
     return f" = {as_literal(value)}" if is_plain and value != "" else ""
-
-
-def plain_schema(schema: Any) -> Any:
-    """Return a schema without what is said to programs alone: dialects, and titles that repeat names."""
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: value for key, value in schema.items() if key not in ("$schema", "title")}
-    if found.get("additionalProperties") is False:
-        del found["additionalProperties"]
-    for key in ("properties", "$defs", "definitions"):
-        if isinstance(named := found.get(key), dict):
-            found[key] = {name: plain_schema(one) for name, one in named.items()}
-    for key in (*CHOICES, "allOf"):
-        if isinstance(parts := found.get(key), list):
-            found[key] = [plain_schema(one) for one in parts]
-    if "items" in found:
-        found["items"] = plain_schema(found["items"])
-    return found
 
 
 def telling_sentences(tool: Tool, source: Source, characters: int) -> list[str]:
