@@ -209,6 +209,9 @@ DEMANDS_KEPT: Final = 256
 DEPTH: Final = 4
 """Levels of a schema whose demands are known."""
 
+SEVERAL: Final = frozenset(",;\n[{")
+"""Characters of a text that may be several elements of a list; any other text is a list of one."""
+
 NESTING: Final = 32
 """Levels of JSON in a text up to which it is read."""
 
@@ -248,6 +251,9 @@ def as_meant(tool: Tool, arguments: Raw) -> Raw:
 
 def _meant(value: Raw, demand: Demand) -> Raw:
     value = _value_meant(value, demand.kind, demand.values)
+    if demand.elements is not None and demand.elements.kind == "string":
+        text = envelope.text(value)
+        value = envelope.raw([text]) if text and SEVERAL.isdisjoint(text) else value
     if demand.elements is not None and envelope.starts_with(value, b"["):
         listed = envelope.elements(value)
         each = [_meant(one, demand.elements) for one in listed]

@@ -611,15 +611,16 @@ MEANT: list[tuple[dict[str, Any], str]] = [
     ({"rows": '[["a", 1], [2.50]]'}, '{"rows":[["a","1"],["2.50"]]}'),
     ({"book_ids": ["a"], "Card": "c"}, '{"bookIds":["a"],"card":"c"}'),
     ({"number": "3", "share": "1.50", "paid": "True"}, '{"number":3,"share":1.50,"paid":true}'),
+    ({"bookIds": "a b"}, '{"bookIds":["a b"]}'),
     ({"card": 12, "by": "mail"}, '{"card":"12","by":"MAIL"}'),
 ]
 LEFT: list[dict[str, Any]] = [
     # They fit, or may be meant in another way, or in none.
     {"free": "[1]", "either": "[1]", "card": "[1]", "number": None},
-    {"bookIds": "a", "slot": "[1]", "number": "3.5", "share": "1,5", "paid": "yes", "by": "post"},
+    {"bookIds": "a, b", "slot": "[1]", "number": "3.5", "share": "1,5", "paid": "yes", "by": "post"},
     {"book_ids": ["a"], "bookIds": ["b"], "bookids": ["c"]},
     {"share": "1e999", "bookIds": "[" * 40 + "]" * 40},
-    {"card": {"a": 1}, "slot": True, "rows": ["a"]},
+    {"card": {"a": 1}, "slot": True, "rows": "a"},
     {"slot": {"day": "sunday", "Day": "friday"}, "rows": [[None, ["x"]]]},
 ]
 
