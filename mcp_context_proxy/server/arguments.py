@@ -20,7 +20,12 @@ from mcp_context_proxy.catalog.names import SEPARATOR
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope, strangers
 from mcp_context_proxy.retrieval.text import name_key
-from mcp_context_proxy.server.meta_definitions import CallArguments, SearchArguments
+from mcp_context_proxy.server.meta_definitions import (
+    CallArguments,
+    ReadArguments,
+    ReadResultArguments,
+    SearchArguments,
+)
 from mcp_context_proxy.server.signatures import (
     LOOKS,
     Detail,
@@ -37,11 +42,25 @@ OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "arguments": ("args", "params", "parameters", "input", "tool_args", "tool_arguments", "tool_input"),
 }
 """Words that models use for the arguments of a call tool, which are those of other proxies and of APIs."""
-SEARCH_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "query": ("q", "queries", "search", "task", "need", "needs", "description", "keywords"),
-    "top_n": ("limit", "top_k", "k", "n", "count", "max_results", "num_results"),
+OWN_WORDS: Final[Mapping[type[Struct], Mapping[str, tuple[str, ...]]]] = {
+    SearchArguments: {
+        "query": (
+            "q",
+            "queries",
+            "search",
+            "search_query",
+            "task",
+            "need",
+            "needs",
+            "description",
+            "keywords",
+        ),
+        "top_n": ("limit", "top_k", "k", "n", "count", "max_results", "num_results"),
+    },
+    ReadArguments: {"name": ("uri", "document", "document_name", "path")},
+    ReadResultArguments: {"id": ("result_id", "result"), "pattern": ("query", "search", "regex")},
 }
-"""The same for the arguments of a search."""
+"""The same for the arguments of other tools of the proxy."""
 SERVER_WORDS: Final = ("server", "server_name", "serverName")
 """The same for the server of a tool, which is a part of the name here."""
 
@@ -52,11 +71,8 @@ def _in_our_words(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw 
         given = dict(envelope.members(raw))
     except msgspec.DecodeError:
         return None
-    changed = given
-    if kind is CallArguments:
-        changed = _of_call(given, servers)
-    elif kind is SearchArguments:
-        changed = _of_search(given)
+    words = OWN_WORDS.get(kind, {})
+    changed = _of_call(given, servers) if kind is CallArguments else _of_other(given, words)
     return None if changed == given else envelope.raw(changed)
 
 
@@ -91,13 +107,13 @@ def _of_call(given: Mapping[str, Raw], servers: Container[str]) -> dict[str, Raw
     return renamed
 
 
-def _of_search(given: Mapping[str, Raw]) -> dict[str, Raw]:
-    """Return the arguments of a search under the names and in the forms that they have here.
+def _of_other(given: Mapping[str, Raw], words: Mapping[str, tuple[str, ...]]) -> dict[str, Raw]:
+    """Return the arguments of another tool under the names and in the forms that they have here.
 
-    Filters are an object, and tags lists; a list of needs is a query with each of them on a line.
+    Filters of a search are an object, and tags lists; a list of needs is a query with each of them on a line.
     """
     formed = dict(given)
-    for name, others in SEARCH_WORDS.items():
+    for name, others in words.items():
         there = [word for word in others if word in given]
         if name not in given and len(there) == 1:
             formed[name] = formed.pop(there[0])
