@@ -175,16 +175,9 @@ class DataFileError(ContextProxyError):
 class UnknownItemError(ContextProxyError):
     """The catalog has no item of that name."""
 
-    TOLD = 15
-    """Names of a server's tools up to which all are told where none is similar."""
-
-    def __init__(
-        self, kind: str, name: str, nearest: Sequence[str] = (), of_server: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, kind: str, name: str, nearest: Sequence[str] = ()) -> None:
         self.nearest = tuple(nearest)
         hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
-        if 0 < len(of_server) <= self.TOLD:
-            hint = f"; its server has {', '.join(of_server)}"
         super().__init__(f"unknown {kind} {name!r}{hint}")
 
 

@@ -94,6 +94,24 @@ def taken_by_models(schema: Raw) -> tuple[Raw, list[str]]:
     return envelope.raw(_of_today(made)), left_out[:TOLD]
 
 
+def plain_schema(schema: Any) -> Any:
+    """Return a schema without what is said to programs alone: dialects, and titles that repeat names."""
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: value for key, value in schema.items() if key not in ("$schema", "title")}
+    if found.get("additionalProperties") is False:
+        del found["additionalProperties"]
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(named := found.get(key), dict):
+            found[key] = {name: plain_schema(one) for name, one in named.items()}
+    for key in (*CHOICES, "allOf"):
+        if isinstance(parts := found.get(key), list):
+            found[key] = [plain_schema(one) for one in parts]
+    if "items" in found:
+        found["items"] = plain_schema(found["items"])
+    return found
+
+
 def _has_usual_properties(members: Mapping[str, Raw]) -> bool:
     try:
         return all(map(_PROPERTY.fullmatch, envelope.members(members["properties"])))

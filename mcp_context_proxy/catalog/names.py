@@ -342,9 +342,7 @@ def tool_named(
             raise AwaitedServersError("tool", name, [stated])
         if (respelt := _respelt(snapshot, name)) is not None:
             return respelt
-        near = suggested(tools, name, snapshot.servers, compared, name_of)
-        of_server = [] if near else [name_of(tool) for tool in tools.values() if tool.server == stated]
-        raise UnknownItemError("tool", name, near, of_server)
+        raise UnknownItemError("tool", name, suggested(tools, name, snapshot.servers, compared, name_of))
     same = [tool for tool in tools.values() if tool.name == name and server in (None, tool.server)]
     names = [*map(name_of, same)]
     near = [] if names else suggested(tools, name, snapshot.servers, compared, name_of)

@@ -16,10 +16,10 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mcp_context_proxy.config.forms import expand
 from mcp_context_proxy.config.host_profiles import HOSTS, SERVER
 from mcp_context_proxy.config.hosts import ALLOWED_SERVERS
 from mcp_context_proxy.config.source import MAX_BYTES
+from mcp_context_proxy.config.variables import expand
 from mcp_context_proxy.installation.editing import EditError, Form, Place, entries
 
 _WORDS: Final = "{words}"

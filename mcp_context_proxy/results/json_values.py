@@ -1,7 +1,8 @@
 """Takes large JSON apart without decoding it whole: its shape, a smaller copy of it, and parts by a path.
 
-Values stay the bytes that came, so that numbers and the order of members are those of the server. Each step
-goes through the JSON once, and takes apart no more than a bounded number of entries.
+Values stay as they are written, each on one line: without the white space between their parts, but with the
+numbers and the order of members of the server. Each step goes through the JSON once, and takes apart no more
+than a bounded number of entries.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ _NAME: Final = pattern(r"""\s*(?:(['"])(.*?)\1[^,]*|([^,]+))""", re.DOTALL)
 
 _EMPTY_STEP: Final = 'it has an empty step; write it as items[*].title, or ["a name"] for odd names'
 
+_CONDITION: Final = "it can have no condition; a pattern beside a path such as items[*] finds values by words"
+
 _any = msgspec.json.Decoder(Raw).decode
 
 
@@ -68,12 +71,12 @@ class NoSmallerCopyError(Exception):
 
 
 def parsed(text: bytes) -> Raw | None:
-    """Return the object or array that a text is; None if it is something else."""
+    """Return the object or array that a text is, without white space; None if it is something else."""
     stripped = text.strip()
     if stripped[:1] not in (b"{", b"["):
         return None
     try:
-        return _any(stripped)
+        return _any(msgspec.json.format(stripped, indent=-1))
     except (msgspec.DecodeError, RecursionError):
         return None
 
@@ -340,6 +343,8 @@ def _bracket(inside: str) -> _Step:
         return _Elements(slice(index, index + 1 or None), single=True)
     if bounds := _SLICE.fullmatch(inside):
         return _Elements(slice(*(int(bound) if bound else None for bound in bounds.groups())))
+    if inside.startswith("?"):
+        raise PathError(_CONDITION)
     found = (quoted or plain.strip() for _, quoted, plain in _NAME.findall(inside))
     names = tuple(dict.fromkeys(filter(None, found)))
     return _MemberName(names[0]) if len(names) == 1 else _Fields(names)

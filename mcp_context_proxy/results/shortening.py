@@ -354,7 +354,7 @@ def _note(result_id: str, whole: bytes, shown: str) -> str:
     ways = ["page=1", 'pattern="words"']
     if value is not None:
         paths = '"[0:20]" or "[*][id,name]"' if whole.lstrip()[:1] == b"[" else '"items[0:20]" or "user.name"'
-        ways.insert(1, f"a path such as {paths}")
+        ways[1:] = [f"a path such as {paths}", ways[1], "both: the values of the path with these words"]
     return (
         f"[Shortened by the proxy: {shown} the result, about {len(whole) // BYTES_PER_TOKEN:,} tokens "
         f"({size}). Nothing is lost. To read the rest, call {READ_RESULT} (directly, or through call_tool by "
@@ -422,7 +422,7 @@ def _is_same_json(text: bytes, form: Raw) -> bool:
     value = json_values.parsed(text)
     if value is None:
         return False
-    if msgspec.json.format(bytes(value), indent=-1) == msgspec.json.format(bytes(form), indent=-1):
+    if bytes(value) == msgspec.json.format(bytes(form), indent=-1):
         return True
     if max(len(value), len(form)) > COMPARED_BYTES:
         return False

@@ -6,19 +6,17 @@ process, so that the prompt cache of a host stays valid.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from mcp_context_proxy.catalog.names import SEPARATOR
-from mcp_context_proxy.errors import AwaitedServersError, SharedNameError, UnknownItemError
 from mcp_context_proxy.items import NO_FILTERS, SearchFilters
-from mcp_context_proxy.protocol import envelope, strangers
-from mcp_context_proxy.protocol.strangers import bounded, named, one_line
-from mcp_context_proxy.results import failure, shortening
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.strangers import named, one_line
+from mcp_context_proxy.results import shortening
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust import ACTING
 
@@ -108,99 +106,6 @@ class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
     context_id: str | None = None
 
 
-OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "name": ("tool", "tool_name", "toolName"),
-    "arguments": ("args", "params", "parameters", "input", "tool_args", "tool_arguments", "tool_input"),
-}
-"""Words that models use for the arguments of a call tool, which are those of other proxies and of APIs."""
-SEARCH_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "query": ("q", "queries", "search", "task", "need", "needs", "description", "keywords"),
-    "top_n": ("limit", "top_k", "k", "n", "count", "max_results", "num_results"),
-}
-"""The same for the arguments of a search."""
-SERVER_WORDS: Final = ("server", "server_name", "serverName")
-"""The same for the server of a tool, which is a part of the name here."""
-
-
-def in_our_words(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw | None:
-    """Return arguments as they are named and formed here; None if that changes none of them."""
-    try:
-        given = dict(envelope.members(raw))
-    except msgspec.DecodeError:
-        return None
-    changed = given
-    if kind is CallArguments:
-        changed = _of_call(given, servers)
-    elif kind is SearchArguments:
-        changed = _of_search(given)
-    return None if changed == given else envelope.raw(changed)
-
-
-def _of_call(given: Mapping[str, Raw], servers: Container[str]) -> dict[str, Raw]:
-    """Return the arguments of a call tool under the names that they have here.
-
-    A word stays as it is beside the name that it stands for, and so do two for the same. A server becomes the
-    prefix of the name. Where nothing stands for ``arguments``, they are the members beside the name; a member
-    is then taken for the server only if it is one of ``servers`` and the name has no other one.
-    """
-    renamed, several = dict(given), False
-    for name, others in OTHER_WORDS.items():
-        there = [word for word in others if word in given and (name == "name" or _is_object(given[word]))]
-        several = name not in given and len(there) > 1
-        if name not in given and len(there) == 1:
-            renamed[name] = renamed.pop(there[0])
-    beside = [word for word in renamed if word not in CallArguments.__struct_fields__]
-    flat = "arguments" not in renamed and not several
-    words = [word for word in beside if word in SERVER_WORDS]
-    tool = envelope.text(renamed.get("name"))
-    if len(words) == 1 and tool and (flat or len(beside) == 1):
-        server, owner = envelope.text(renamed[words[0]]), tool.partition(SEPARATOR)[0]
-        is_argument = flat and (server not in servers or (owner != server and owner in servers))
-        if server is not None and not is_argument:
-            beside.remove(words[0])
-            del renamed[words[0]]
-            if server:
-                prefix = f"{server}{SEPARATOR}"
-                renamed["name"] = envelope.raw(prefix + tool.removeprefix(prefix))
-    if beside and flat:
-        renamed["arguments"] = envelope.raw({word: renamed.pop(word) for word in beside})
-    return renamed
-
-
-def _of_search(given: Mapping[str, Raw]) -> dict[str, Raw]:
-    """Return the arguments of a search under the names and in the forms that they have here.
-
-    Filters are an object, and tags lists; a list of needs is a query with each of them on a line.
-    """
-    formed = dict(given)
-    for name, others in SEARCH_WORDS.items():
-        there = [word for word in others if word in given]
-        if name not in given and len(there) == 1:
-            formed[name] = formed.pop(there[0])
-    if "query" in formed and envelope.starts_with(formed["query"], b"["):
-        needs = list(map(envelope.text, envelope.elements(formed["query"])))
-        if None not in needs:
-            formed["query"] = envelope.raw("\n".join(filter(None, needs)))
-    filters = formed.get("filters")
-    if filters is not None and _is_object(filters):
-        try:
-            formed["filters"] = envelope.raw(_with_lists(envelope.members(envelope.text(filters) or filters)))
-        except msgspec.DecodeError:
-            return formed
-    return _with_lists(formed)
-
-
-def _with_lists(filters: Mapping[str, Raw]) -> dict[str, Raw]:
-    lists = ("tags", "any_tags", "kinds")
-    texts = [name for name in lists if envelope.text(filters.get(name)) is not None]
-    return {name: envelope.raw([value]) if name in texts else value for name, value in filters.items()}
-
-
-def _is_object(value: Raw) -> bool:
-    """Return whether a value is a JSON object, or a text that may be one."""
-    return bytes(value).lstrip(b' \t\r\n"').startswith(b"{")
-
-
 class ContextArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Arguments of `set_context`."""
 
@@ -260,21 +165,6 @@ class ReadResultArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 _NOT_FOR_MODELS: Final = {"max_latency_ms", "min_success_rate", "min_calls", "strict"}
 """Filters on how earlier calls went, which no model is told of: they are for those who know the figures."""
-
-CALLED_AS: Final = 'It takes {"name": "name of the tool", "arguments": {what the tool is given}}'
-
-_NAMED: Final[Mapping[type[Struct], Mapping[str, Sequence[str]]]] = {
-    SearchArguments: {"": ("query", "top_n", "include_schema", "filters")},
-    CallArguments: {"": ("name", "arguments", "goal")},
-}
-"""Arguments that an error about an unknown one names: those that every definition has."""
-
-
-def in_words(error: Exception, kind: type[Struct]) -> str:
-    """Return why arguments cannot be used, for the model that sent them."""
-    said = strangers.in_words(error, kind, "the arguments", _NAMED.get(kind))
-    return f"{said}{'' if said.endswith('?') else '.'} {CALLED_AS}" if kind is CallArguments else said
-
 
 _KEYWORDS: Final = ("type", "additionalProperties", "items", "enum", "description")
 
@@ -539,10 +429,3 @@ def _tool(name: str, text: str, schema: Mapping[str, Any], title: str | None = N
             **ALWAYS_LOAD,
         }
     )
-
-
-def unknown(error: UnknownItemError) -> bytes:
-    """Return a tool result that says that there is no such tool, and how to find one where it names none."""
-    if isinstance(error, SharedNameError) or (isinstance(error, AwaitedServersError) and error.known):
-        return failure(bounded(str(error)))
-    return failure(f"{bounded(str(error))}\n{SEARCH} finds tools by what they do.")

@@ -9,23 +9,26 @@ told whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from functools import cache
+from functools import cache, partial
 from typing import Final
 
 from msgspec import Struct
 
-from mcp_context_proxy.catalog.names import EXPOSED
+from mcp_context_proxy.catalog.model_schemas import plain_schema
+from mcp_context_proxy.catalog.names import EXPOSED, parted
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext
-from mcp_context_proxy.context.search import Found, server_asked_for
+from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.search import Found, Scope, server_asked_for
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet, error_line
 from mcp_context_proxy.downstream.lifecycle import ServerState
-from mcp_context_proxy.errors import some_of
-from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass, key_of
+from mcp_context_proxy.errors import AwaitedServersError, UnknownItemError, some_of
+from mcp_context_proxy.items import Document, Kind, NameOf, SearchFilters, Snapshot, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.strangers import one_line, stranger_text
+from mcp_context_proxy.protocol.strangers import bounded, one_line, stranger_text
+from mcp_context_proxy.results import failure
 from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.server.meta_definitions import (
@@ -35,10 +38,11 @@ from mcp_context_proxy.server.meta_definitions import (
     READ_MARK,
     SAID_CHARACTERS,
     SAID_LATER_BYTES,
+    SEARCH,
     no_servers,
     server_line,
 )
-from mcp_context_proxy.server.signatures import Detail, ToldTool, plain_schema, query_terms
+from mcp_context_proxy.server.signatures import Detail, ToldTool, query_terms
 from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.fingerprints import sign_in, withheld
 
@@ -73,6 +77,9 @@ SCHEMAS_CHARACTERS: Final = 6_000
 
 NOTHING_FITS_TOKENS: Final = 80
 """Budget of an answer that nothing fits."""
+
+UNKNOWN_TOKENS: Final = 200
+"""Budget of the tools that are told where a model calls one that does not exist."""
 
 TOKENS_EACH: Final = 80
 """Budget for each item where a caller asks for a number of them."""
@@ -399,6 +406,24 @@ def _nearest(found: Found, known: str, most: int, name_of: NameOf) -> str:
     why = found.leaves_note or f"None of {known} fits."
     names = "\n".join(f"- {item_name(result, name_of)}" for result in found.near_misses[:most])
     return f"{why} Nearest:\n{names}\n{HOW_TO_GO_ON}"
+
+
+async def unknown(
+    error: UnknownItemError, name: str, contexts: ContextEngine, snapshot: Snapshot, name_of: NameOf
+) -> bytes:
+    """Return a tool result that says that there is no such tool, and what a search for its words finds.
+
+    Models know names of other servers, and what such a tool would do is nearly always what they want now.
+    """
+    text, (server, own) = bounded(str(error)), parted(name, snapshot.servers)
+    leads_nowhere = isinstance(error, AwaitedServersError) and not error.known
+    if not (leads_nowhere or type(error) is UnknownItemError) or server in snapshot.unlisted:
+        return failure(text)
+    scope = Scope(frozenset({Kind.TOOL}), SearchFilters(server=server))
+    written = partial(search_text, count=contexts.costs.count, tokens=UNKNOWN_TOKENS, name_of=name_of)
+    query = identifier_words(own)
+    found = await contexts.select(query, scope=scope, remember=False, write=written, within=0)
+    return failure(f"{text}\n\n{found.text or f'{SEARCH} finds tools by what they do.'}")
 
 
 def read_mark(tool: Tool) -> str:

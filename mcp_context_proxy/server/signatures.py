@@ -18,8 +18,7 @@ from operator import attrgetter
 from typing import Any, Final, TypeAlias
 from weakref import ref
 
-import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Struct, field
 
 from mcp_context_proxy.items import Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.protocol import envelope
@@ -228,8 +227,8 @@ class ToolSignature:
 
     def __init__(self, tool: Tool) -> None:
         self._tool, self._root = tool, envelope.schema_of(tool.definition)
-        self._nested, self._looks = 0, 0
-        self.properties, self.needed, self._options = self._members(self._root)
+        self._nested, self.looks = 0, 0
+        self.properties, self.needed, self._options = self.members(self._root)
         self._first: Named | None = None
         self._optional_named = 0
 
@@ -238,7 +237,7 @@ class ToolSignature:
         # A schema that leaves open whether there are any parameters; the protocol demands at least its type.
         if not isinstance(self._root, dict) or not self._root.keys() - {"$schema", "title", "description"}:
             return f"{name}(parameters not told by its server)"
-        self._first, self._optional_named, self._looks = first, detail.optional, 0
+        self._first, self._optional_named, self.looks = first, detail.optional, 0
         return f"{name}({', '.join(self._parameters(self._root, detail.depth))})"
 
     def names(self) -> tuple[list[str], list[tuple[str, str, str]]]:
@@ -248,8 +247,8 @@ class ToolSignature:
             if name in self.needed:
                 required.append(name)
                 continue
-            values = [value.lower() for value in _list(schema, "enum") if isinstance(value, str)]
-            described = _dict(schema).get("description")
+            values = [value.lower() for value in as_list(schema, "enum") if isinstance(value, str)]
+            described = as_dict(schema).get("description")
             told = described[:DESCRIBED_CHARACTERS].lower() if isinstance(described, str) else ""
             optional.append((name, " ".join([identifier_words(name), *values]), told))
         return required[:NOTES], optional
@@ -257,8 +256,8 @@ class ToolSignature:
     def note(self, name: str) -> str:
         """Return a line about a parameter whose description says more than its name; empty for another."""
         schema = self.properties[name]
-        note = self._note(name, {**_dict(self._resolved(schema)), **_dict(schema)})
-        return note and f"{_word(name)}: {note}"
+        note = self._note(name, {**as_dict(self._resolved(schema)), **as_dict(schema)})
+        return note and f"{as_word(name)}: {note}"
 
     def _note(self, name: str, schema: Mapping[str, Any]) -> str:
         """Return the part of a parameter's description that goes beyond its name; empty if none does."""
@@ -283,10 +282,10 @@ class ToolSignature:
         """Yield the required parameters of an object with their types, then optional ones, then choices."""
         properties, needed, options = self.properties, self.needed, self._options
         if schema is not self._root:
-            properties, needed, options = self._members(schema)
+            properties, needed, options = self.members(schema)
         for name in (required := [name for name in properties if name in needed])[:COUNTED_NAMES]:
             default = _default(properties[name])
-            yield f"{_word(name)}: {self._type(properties[name], depth, True)}{default}"
+            yield f"{as_word(name)}: {self._type(properties[name], depth, True)}{default}"
         if (more := len(required) - COUNTED_NAMES) > 0:
             yield f"... {more} more"
         optional = [name for name in properties if name not in needed]
@@ -295,25 +294,27 @@ class ToolSignature:
             first = tuple((name, False) for name in _named(optional, self._optional_named))
         for name, spelled in first:
             given = _without_null(self._resolved(properties[name]))
-            yield f"{_word(name)}?: {self._type(given, depth, spelled)}"
+            yield f"{as_word(name)}?: {self._type(given, depth, spelled)}"
         if (more := len(optional) - len(first)) > 0:
             yield f"... {more} optional"
-        if depth > 0 and self._looks < LOOKS:
+        if depth > 0 and self.looks < LOOKS:
             told = (", ".join(self._parameters(option, depth - 1)) for option in options)
             if choices := dict.fromkeys(f"{{{one}}}" for one in told if one):
                 yield " | ".join(choices)
 
-    def _members(self, schema: Any) -> tuple[dict[str, Any], set[str], list[Any]]:
+    def members(self, schema: Any) -> tuple[dict[str, Any], set[str], list[Any]]:
         """Return the properties of an object, the required ones, and the objects of which it is one."""
         whole = self._resolved(schema)
-        parts = [whole, *map(self._resolved, _list(whole, "allOf")[:OPTIONS])]
+        parts = [whole, *map(self._resolved, as_list(whole, "allOf")[:OPTIONS])]
         properties: dict[str, Any] = {}
-        for part in map(_dict, parts):
-            given = _dict(part.get("properties"))
-            self._looks += len(given) + len(_list(part, "required"))
+        for part in map(as_dict, parts):
+            given = as_dict(part.get("properties"))
+            self.looks += len(given) + len(as_list(part, "required"))
             properties |= {name: given[name] for name in given if name not in properties}
-        needed = {name for part in parts for name in _list(part, "required") if isinstance(name, str)}
-        options = [one for part in parts for key in ("anyOf", "oneOf") for one in _list(part, key)[:OPTIONS]]
+        needed = {name for part in parts for name in as_list(part, "required") if isinstance(name, str)}
+        options = [
+            one for part in parts for key in ("anyOf", "oneOf") for one in as_list(part, key)[:OPTIONS]
+        ]
         return properties, needed, options[:OPTIONS]
 
     def _type(self, schema: Any, depth: int, spelled: bool) -> str:
@@ -334,23 +335,31 @@ class ToolSignature:
                 break
         return schema
 
+    def plain(self, schema: Any) -> dict[str, Any]:
+        """Return the schema of a parameter without the null that says that it is optional."""
+        schema = _without_null(self._resolved(schema))
+        options = as_list(schema, "anyOf") or as_list(schema, "oneOf") or [schema]
+        plain = as_dict(self._resolved(options[0])) if len(options) == 1 else {}
+        kinds = as_list(plain, "type")
+        return {**plain, "type": kinds[0]} if len(kinds) == 1 else plain
+
     def _any_type(self, schema: Any, depth: int, spelled: bool) -> str:
         if not isinstance(schema, dict):
             return "any"
-        self._looks += 1 + len(schema)
+        self.looks += 1 + len(schema)
         values = [schema["const"]] if "const" in schema else []
-        if (values := _list(schema, "enum") or values) and self._looks < LOOKS:
+        if (values := as_list(schema, "enum") or values) and self.looks < LOOKS:
             return self._values(values, spelled)
         kind = schema.get("type")
-        if kind == "object" and depth > 0 and spelled and self._looks < LOOKS:
+        if kind == "object" and depth > 0 and spelled and self.looks < LOOKS:
             nested, self._nested = self._nested, 0
             fields = ", ".join(self._parameters(schema, depth - 1))
             self._nested = nested
             return f"{{{fields}}}" if fields and not fields.startswith("...") else "object"
-        options = _list(schema, "anyOf") or _list(schema, "oneOf")
-        options = options or [{**schema, "type": one} for one in _list(schema, "type")[:OPTIONS]]
+        options = as_list(schema, "anyOf") or as_list(schema, "oneOf")
+        options = options or [{**schema, "type": one} for one in as_list(schema, "type")[:OPTIONS]]
         if options or kind == "array":
-            if self._nested >= NESTED or self._looks >= LOOKS:
+            if self._nested >= NESTED or self.looks >= LOOKS:
                 return "any"
             self._nested += 1
             told = self._one_of(options, depth, spelled) if options else self._list_of(schema, depth, spelled)
@@ -359,14 +368,14 @@ class ToolSignature:
         form = schema.get("format")
         if kind == "string" and isinstance(form, str) and form not in PLAIN_FORMATS:
             return f"string({one_line(form, FORMAT_CHARACTERS)})"
-        return _word(kind) if isinstance(kind, str) else "any"
+        return as_word(kind) if isinstance(kind, str) else "any"
 
     def _values(self, values: list[Any], spelled: bool) -> str:
         most = ENUM_VALUES if spelled else OPTIONAL_ENUM_VALUES
         first = values if len(values) <= most else values[: most if spelled else FIRST_VALUES]
-        self._looks += len(first)
+        self.looks += len(first)
         more = [f"... {len(values) - len(first)} more"] if len(values) > len(first) else []
-        return " | ".join([*map(_literal, first), *more])
+        return " | ".join([*map(as_literal, first), *more])
 
     def _list_of(self, schema: Mapping[str, Any], depth: int, spelled: bool) -> str:
         inner = self._type(schema.get("items"), depth, spelled)
@@ -392,63 +401,6 @@ def _is_choice(kind: str) -> bool:
     return False
 
 
-_KINDS: Final = {"string": b'"', "array": b"[", "object": b"{", "boolean": b"tf", "number": b"-0123456789"}
-"""First characters of JSON values, by the type that a schema demands."""
-
-DETAIL_OF_MISFIT: Final = Detail(0, 6, 2)
-
-MISFITS: Final = 8
-"""Parameters of each kind that `misfit` names."""
-
-
-def misfit(tool: Tool, name: str, arguments: bytes) -> str:
-    """Return how arguments differ from the schema of a tool, and its signature; empty if nothing is seen.
-
-    Only names, types and values at the top are compared; ``name`` is that under which the model has the tool.
-    """
-    if len(arguments) > envelope.TAKEN_APART_BYTES:
-        return ""
-    try:
-        given = envelope.members(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return ""
-    told = ToolSignature(tool)
-    properties, needed = told.properties, told.needed
-    missing = [one for one in properties if one in needed and one not in given]
-    is_closed = _dict(envelope.schema_of(tool.definition)).get("additionalProperties") is False
-    unknown = [one for one in given if one not in properties] if properties and (missing or is_closed) else []
-    wrong = [one for one in given if one in properties and not _may_be(given[one], properties[one])]
-    sentences = [
-        f"{how}: {', '.join(_word(one) for one in some[:MISFITS])}."
-        for how, some in (("Missing", missing), ("Not known", unknown), ("Wrong type or value", wrong))
-        if some
-    ]
-    if not sentences:
-        return ""
-    takes = f"It takes {told.text('', DETAIL_OF_MISFIT)}."
-    return " ".join([takes, *sentences, f"Search for {name} to see all about it."])
-
-
-def needs_object(tool: Tool, name: str) -> str:
-    """Return advice for a model that has called a tool with something else than an object."""
-    told = ToolSignature(tool)
-    shown = [one for one in told.properties if one in told.needed][:MISFITS] or [*told.properties][:1]
-    example = ", ".join(f"{_literal(one)}: ..." for one in shown)
-    return (
-        f"{name} was not called: its arguments must be an object, {{{example}}}. "
-        f"It takes {told.text('', DETAIL_OF_MISFIT)}."
-    )
-
-
-def _may_be(value: Raw, schema: Any) -> bool:
-    """Return whether a value has the type of a schema, and is one of its values, as far as that is plain."""
-    values, kind = _list(schema, "enum"), _dict(schema).get("type")
-    if values:
-        return envelope.value_or_none(value) in values
-    kind = "number" if kind == "integer" else kind
-    return not isinstance(kind, str) or kind not in _KINDS or envelope.starts_with(value, _KINDS[kind])
-
-
 def _speaks_of(asked: Sequence[str], text: str) -> bool:
     """Return whether a word of a text begins with one of some terms, each after a blank."""
     text = f" {text}"
@@ -459,7 +411,9 @@ def _without_null(schema: Any) -> Any:
     """Return the schema of an optional parameter without the type null, which says that it is optional."""
     if not isinstance(schema, dict):
         return schema
-    kinds = {key: found for key in ("anyOf", "oneOf", "type") if (found := _list(schema, key)[: OPTIONS + 1])}
+    kinds = {
+        key: found for key in ("anyOf", "oneOf", "type") if (found := as_list(schema, key)[: OPTIONS + 1])
+    }
     null = "null", {"type": "null"}
     return {**schema, **{key: [kind for kind in kinds[key] if kind not in null] for key in kinds}}
 
@@ -468,25 +422,7 @@ def _default(schema: Any) -> str:
     """Return the default of a required parameter, which is nearly always meant."""
     value = schema.get("default") if isinstance(schema, dict) else None
     is_plain = isinstance(value, str | int | float) and len(str(value)) <= FORMAT_CHARACTERS
-    return f" = {_literal(value)}" if is_plain and value != "" else ""
-
-
-def plain_schema(schema: Any) -> Any:
-    """Return a schema without what is said to programs alone: dialects, and titles that repeat names."""
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: value for key, value in schema.items() if key not in ("$schema", "title")}
-    if found.get("additionalProperties") is False:
-        del found["additionalProperties"]
-    for key in ("properties", "$defs", "definitions"):
-        if isinstance(named := found.get(key), dict):
-            found[key] = {name: plain_schema(one) for name, one in named.items()}
-    for key in ("anyOf", "oneOf", "allOf"):
-        if isinstance(parts := found.get(key), list):
-            found[key] = [plain_schema(one) for one in parts]
-    if "items" in found:
-        found["items"] = plain_schema(found["items"])
-    return found
+    return f" = {as_literal(value)}" if is_plain and value != "" else ""
 
 
 def telling_sentences(tool: Tool, source: Source, characters: int) -> list[str]:
@@ -577,23 +513,23 @@ def _sources(snapshot: Snapshot) -> dict[str, Source]:
     return {one.key: one for one in snapshot.sources if one.items and isinstance(one.items[0], Tool)}
 
 
-def _dict(schema: Any) -> dict[str, Any]:
+def as_dict(schema: Any) -> dict[str, Any]:
     return schema if isinstance(schema, dict) else {}
 
 
-def _list(schema: Any, key: str) -> list[Any]:
+def as_list(schema: Any, key: str) -> list[Any]:
     value = schema.get(key) if isinstance(schema, dict) else None
     return value if isinstance(value, list) else []
 
 
-def _literal(value: Any) -> str:
+def as_literal(value: Any) -> str:
     if isinstance(value, dict | list):
         return "[...]" if isinstance(value, list) else "{...}"
     text = json.dumps(value[:LITERAL_CHARACTERS] if isinstance(value, str) else value, ensure_ascii=False)
     return text if len(text) <= LITERAL_CHARACTERS else text[: LITERAL_CHARACTERS - 3] + "..."
 
 
-def _word(name: str) -> str:
+def as_word(name: str) -> str:
     """Return the name of a parameter or type, in quotes if it is not one word."""
     is_word = len(name) <= NAME_CHARACTERS and name.replace("-", "_").isidentifier()
-    return name if is_word else _literal(name)
+    return name if is_word else as_literal(name)

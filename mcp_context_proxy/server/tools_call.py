@@ -63,6 +63,7 @@ from mcp_context_proxy.results.shortening import SMALL_BYTES, Call, LargeResults
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, object_in_text, request_error, tell_waiting
+from mcp_context_proxy.server.search_answers import unknown
 from mcp_context_proxy.server.tasks import Tasks
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store.interactions import CALL, SEARCH, Interaction
@@ -393,9 +394,15 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         except RemoteError as error:
             raise request_error(error, caller.era) from error
         except UnknownItemError as error:
-            return eras.fit_result_to_client("tools/call", meta_definitions.unknown(error), caller.era)
+            said = await self.unknown(error, name or "", caller)
+            return eras.fit_result_to_client("tools/call", said, caller.era)
         except DownstreamError as error:
             return eras.fit_result_to_client("tools/call", failure(str(error)), caller.era)
+
+    async def unknown(self, error: UnknownItemError, name: str, caller: Caller) -> bytes:
+        """Return what a model is told that has called a tool which does not exist."""
+        await in_task()
+        return await unknown(error, name, self.contexts, self.catalog.snapshot, caller.name_of)
 
     async def resolve(self, name: str, params: Members, caller: Caller) -> Tool:
         """Look for the tool that a request names; `catalog.names` tells which names a tool has.

@@ -98,6 +98,15 @@ def test_a_path_and_a_pattern_together_search_the_part() -> None:
     assert read(data, 1, "a[*]", "pear").text == b'1- "apple"\n2: "pear"'
 
 
+def test_each_of_several_values_is_one_line_however_its_server_has_written_it() -> None:
+    rows = [{"id": number, "state": "open" if number % 2 else "done"} for number in range(3)]
+    data = json.dumps({"rows": rows}, indent=4).encode()
+
+    assert read(data, 1, "rows[0:2]", None).text == b'{"id":0,"state":"done"}\n{"id":1,"state":"open"}'
+    found = read(data, 1, "rows[*]", '"id":2*done')
+    assert found.text.splitlines()[-1] == b'3: {"id":2,"state":"done"}'
+
+
 @each(
     ("path", "value"),
     [
@@ -129,6 +138,7 @@ def test_the_fields_of_a_list_need_no_brackets() -> None:
         ("a.c", "no member 'c'; what there is: {b: number}"),
         ("list[9]", "no element 9; what there is: array of 1 number"),
         ("a[", "not closed"),
+        ("$.rows[?(@.id == 3)]", "a pattern beside a path such as items[*]"),
         ("a..b", "empty step"),
         ("a. .b", "empty step"),
         ("rows[9]", "array of 2 {id: number}"),

@@ -43,6 +43,17 @@ def test_elements_and_members_that_are_left_out_are_counted() -> None:
     assert shape.endswith("m29: number, ... 8,970 more}")
 
 
+def test_json_is_shown_without_its_white_space() -> None:
+    rows = [{"id": number, "name": "x"} for number in range(9_000)]
+    (apart, wide), (_, dense) = (
+        [json.dumps(rows, indent=at), shortened(json.dumps(rows, indent=at))] for at in (8, None)
+    )
+
+    assert shown(wide)[0].startswith('[{"id":0,"name":"x"},{"id":1,')
+    assert shown(wide) == shown(dense)
+    assert dict(wide.texts)["id"].decode() == apart
+
+
 FLOOD = {f"a{at}": 0 for at in range(100_001)}
 BLOCK = {"type": "text", "text": "x"}
 
@@ -77,8 +88,9 @@ def test_the_note_names_the_ways_that_lead_to_the_rest() -> None:
         for text in (json.dumps([0] * 9_000), json.dumps({"a": "x" * 9_000}), "x\n" * 9_000)
     )
 
-    assert 'one of: page=1, a path such as "[0:20]" or "[*][id,name]", pattern="words".' in listed
-    assert 'one of: page=1, a path such as "items[0:20]" or "user.name", pattern="words".' in record
+    both = 'pattern="words", both: the values of the path with these words.'
+    assert f'one of: page=1, a path such as "[0:20]" or "[*][id,name]", {both}' in listed
+    assert f'one of: page=1, a path such as "items[0:20]" or "user.name", {both}' in record
     assert 'one of: page=1, pattern="words".' in plain
     assert "about 4,500 tokens (18,000 bytes in 9,000 lines)" in plain
 

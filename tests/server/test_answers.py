@@ -585,6 +585,64 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
     assert "It takes" not in json.dumps(right)
 
 
+HOUR = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+SLOT = {"type": "object", "properties": {"day": {"enum": ["monday", "friday"]}, "fromHour": HOUR}}
+BOOKING = {
+    "type": "object",
+    "properties": {
+        "bookIds": {"type": "array", "items": {"type": "string"}},
+        "slot": {"$ref": "#/$defs/Slot"},
+        "number": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "share": {"type": "number"},
+        "rows": {"type": "array", "items": {"type": "array", "items": {"type": "string"}}},
+        "paid": {"type": "boolean"},
+        "card": {"type": "string"},
+        "by": {"type": "string", "enum": ["MAIL", "sms"]},
+        "free": {},
+        "either": {"type": ["string", "array"]},
+    },
+    "$defs": {"Slot": SLOT},
+}
+
+
+MEANT: list[tuple[dict[str, Any], str]] = [
+    ({"bookIds": '["a"]', "slot": ' {"day": "friday"}'}, '{"bookIds":["a"],"slot":{"day":"friday"}}'),
+    ({"slot": {"Day": "Monday", "from_hour": "9"}}, '{"slot":{"day":"monday","fromHour":9}}'),
+    ({"rows": '[["a", 1], [2.50]]'}, '{"rows":[["a","1"],["2.50"]]}'),
+    ({"book_ids": ["a"], "Card": "c"}, '{"bookIds":["a"],"card":"c"}'),
+    ({"number": "3", "share": "1.50", "paid": "True"}, '{"number":3,"share":1.50,"paid":true}'),
+    ({"bookIds": "a b"}, '{"bookIds":["a b"]}'),
+    ({"card": 12, "by": "mail"}, '{"card":"12","by":"MAIL"}'),
+]
+LEFT: list[dict[str, Any]] = [
+    # They fit, or may be meant in another way, or in none.
+    {"free": "[1]", "either": "[1]", "card": "[1]", "number": None},
+    {"bookIds": "a, b", "slot": "[1]", "number": "3.5", "share": "1,5", "paid": "yes", "by": "post"},
+    {"book_ids": ["a"], "bookIds": ["b"], "bookids": ["c"]},
+    {"share": "1e999", "bookIds": "[" * 40 + "]" * 40},
+    {"card": {"a": 1}, "slot": True, "rows": "a"},
+    {"slot": {"day": "sunday", "Day": "friday"}, "rows": [[None, ["x"]]]},
+]
+
+
+async def test_arguments_that_can_mean_one_thing_only_are_sent_as_the_tool_takes_them(
+    workshop: Workshop,
+) -> None:
+    server = workshop.server("library", tools=[tool("book", "Books.", inputSchema=BOOKING)])
+    given = [*(one for one, _ in MEANT), *LEFT]
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        for one in given:
+            await host.call("call_tool", {"name": "library__book", "arguments": one})
+        # A text may have all of them.
+        await host.call("call_tool", {"name": "library__book", "arguments": json.dumps(given[0])})
+        # A host that calls a tool by its own name has its schema.
+        await host.call("library__book", given[0])
+
+    sent = [one["params"]["arguments"] for one in server.ledger.messages("tools/call")]
+    assert sent == [*(json.loads(one) for _, one in MEANT), *LEFT, json.loads(MEANT[0][1]), given[0]]
+
+
 @pytest.mark.parametrize("given", ["UTC", [1]])
 async def test_a_call_without_an_object_is_told_the_tool_and_the_object_that_it_takes(
     workshop: Workshop, given: object
@@ -596,5 +654,6 @@ async def test_a_call_without_an_object_is_told_the_tool_and_the_object_that_it_
 
     assert answer["isError"]
     assert answer["content"][0]["text"] == (
-        'clock__tell was not called: its arguments must be an object, {"zone": ...}. It takes (zone: string).'
+        "arguments of tools/call must be an object\n"
+        "It takes (zone: string). Missing: zone. Search for clock__tell to see all about it."
     )

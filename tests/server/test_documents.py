@@ -240,6 +240,20 @@ async def test_an_unknown_document_is_answered_with_the_nearest_name(
     assert "did you mean reference://billing?" in result["content"][0]["text"]
 
 
+async def test_a_document_is_read_under_the_words_that_models_have_for_its_name(
+    workshop: Workshop, folder: Path
+) -> None:
+    write(folder, {"billing.md": "Text."})
+    async with opened(workshop, folder) as proxy:
+        host = Host(proxy, "modern")
+        known = [await text_of(host, READ, {word: "reference://billing"}) for word in ("uri", "document")]
+        both = await text_of(host, READ, {"uri": "reference://billing", "path": "billing.md"})
+
+    assert all(one.endswith("Text.") for one in known)
+    # It cannot be told which is meant.
+    assert "is not known" in both
+
+
 async def test_a_file_of_sections_is_answered_with_its_sections(workshop: Workshop, folder: Path) -> None:
     write(folder, {"AGENTS.md": "# Tests\nRun them.\n# Deploying\nOn Tuesdays.\n"})
     async with opened(workshop, folder) as proxy:

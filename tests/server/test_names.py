@@ -256,6 +256,37 @@ async def test_an_error_about_a_full_name_suggests_tools_of_its_server_only(
     assert "helper__github__create_issue" in text_of(foreign)
 
 
+async def test_a_name_from_elsewhere_is_answered_with_the_tools_that_do_what_it_says(
+    workshop: Workshop,
+) -> None:
+    edit = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+    tools = [tool("edit_block", "Replace a text in a file.", inputSchema=edit), tool("stop", "End a search.")]
+    workshop.server("desk", tools=tools)
+    workshop.server("mail", tools=[tool("replace_text_in_file", "Replaces text in a file.")])
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        own, full, nothing, direct = [
+            text_of(one)
+            for one in (
+                await host.call("call_tool", {"name": "str_replace_in_file"}),
+                await host.call("call_tool", {"name": "desk__strReplaceInFile"}),
+                await host.call("call_tool", {"name": "desk__brew_coffee"}),
+                await host.call("str_replace_in_file"),
+            )
+        ]
+        records = [*proxy.contexts.records.recent(60)]
+
+    assert own.startswith("unknown tool 'str_replace_in_file'")
+    assert "desk__edit_block(path: string)" in own
+    assert "mail__replace_text_in_file(" in own
+    assert "desk__edit_block(path: string)" in full
+    assert "mail__" not in full
+    assert "desk__" not in nothing.partition("Nearest:")[0].partition("\n")[2]
+    assert direct == own
+    # The model has asked for nothing, so there is no request that a call could be attributed to.
+    assert not records
+
+
 async def test_an_error_about_an_own_name_suggests_the_items_of_all_servers_that_have_it(
     workshop: Workshop, helper: Server
 ) -> None:

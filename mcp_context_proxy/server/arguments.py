@@ -1,0 +1,347 @@
+"""Arguments of calls: those that models write in other words or forms, read as they are meant.
+
+A call tool tells hosts and APIs nothing about the arguments of the tool behind it, so nothing holds a model
+to its schema. It writes JSON as a text, numbers as texts and texts as numbers, and names in another spelling.
+Such an argument is read where its schema refuses it and it can be meant in one way only; every other one
+stays as it is, and its server judges. If that refuses, the model is told what the tool takes, and what its
+call lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from mcp_context_proxy.catalog.names import SEPARATOR
+from mcp_context_proxy.items import Tool
+from mcp_context_proxy.protocol import envelope, strangers
+from mcp_context_proxy.retrieval.text import name_key
+from mcp_context_proxy.server.meta_definitions import (
+    CallArguments,
+    ReadArguments,
+    ReadResultArguments,
+    SearchArguments,
+)
+from mcp_context_proxy.server.signatures import (
+    LOOKS,
+    Detail,
+    ToolSignature,
+    as_dict,
+    as_list,
+    as_word,
+)
+
+Own = TypeVar("Own", bound=Struct)
+
+OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "name": ("tool", "tool_name", "toolName"),
+    "arguments": ("args", "params", "parameters", "input", "tool_args", "tool_arguments", "tool_input"),
+}
+"""Words that models use for the arguments of a call tool, which are those of other proxies and of APIs."""
+OWN_WORDS: Final[Mapping[type[Struct], Mapping[str, tuple[str, ...]]]] = {
+    SearchArguments: {
+        "query": (
+            "q",
+            "queries",
+            "search",
+            "search_query",
+            "task",
+            "need",
+            "needs",
+            "description",
+            "keywords",
+        ),
+        "top_n": ("limit", "top_k", "k", "n", "count", "max_results", "num_results"),
+    },
+    ReadArguments: {"name": ("uri", "document", "document_name", "path")},
+    ReadResultArguments: {"id": ("result_id", "result"), "pattern": ("query", "search", "regex")},
+}
+"""The same for the arguments of other tools of the proxy."""
+SERVER_WORDS: Final = ("server", "server_name", "serverName")
+"""The same for the server of a tool, which is a part of the name here."""
+
+
+def _in_our_words(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw | None:
+    """Return arguments as they are named and formed here; None if that changes none of them."""
+    try:
+        given = dict(envelope.members(raw))
+    except msgspec.DecodeError:
+        return None
+    words = OWN_WORDS.get(kind, {})
+    changed = _of_call(given, servers) if kind is CallArguments else _of_other(given, words)
+    return None if changed == given else envelope.raw(changed)
+
+
+def _of_call(given: Mapping[str, Raw], servers: Container[str]) -> dict[str, Raw]:
+    """Return the arguments of a call tool under the names that they have here.
+
+    A word stays as it is beside the name that it stands for, and so do two for the same. A server becomes the
+    prefix of the name. Where nothing stands for ``arguments``, they are the members beside the name; a member
+    is then taken for the server only if it is one of ``servers`` and the name has no other one.
+    """
+    renamed, several = dict(given), False
+    for name, others in OTHER_WORDS.items():
+        there = [word for word in others if word in given and (name == "name" or _is_object(given[word]))]
+        several = name not in given and len(there) > 1
+        if name not in given and len(there) == 1:
+            renamed[name] = renamed.pop(there[0])
+    beside = [word for word in renamed if word not in CallArguments.__struct_fields__]
+    flat = "arguments" not in renamed and not several
+    words = [word for word in beside if word in SERVER_WORDS]
+    tool = envelope.text(renamed.get("name"))
+    if len(words) == 1 and tool and (flat or len(beside) == 1):
+        server, owner = envelope.text(renamed[words[0]]), tool.partition(SEPARATOR)[0]
+        is_argument = flat and (server not in servers or (owner != server and owner in servers))
+        if server is not None and not is_argument:
+            beside.remove(words[0])
+            del renamed[words[0]]
+            if server:
+                prefix = f"{server}{SEPARATOR}"
+                renamed["name"] = envelope.raw(prefix + tool.removeprefix(prefix))
+    if beside and flat:
+        renamed["arguments"] = envelope.raw({word: renamed.pop(word) for word in beside})
+    return renamed
+
+
+def _of_other(given: Mapping[str, Raw], words: Mapping[str, tuple[str, ...]]) -> dict[str, Raw]:
+    """Return the arguments of another tool under the names and in the forms that they have here.
+
+    Filters of a search are an object, and tags lists; a list of needs is a query with each of them on a line.
+    """
+    formed = dict(given)
+    for name, others in words.items():
+        there = [word for word in others if word in given]
+        if name not in given and len(there) == 1:
+            formed[name] = formed.pop(there[0])
+    if "query" in formed and envelope.starts_with(formed["query"], b"["):
+        needs = list(map(envelope.text, envelope.elements(formed["query"])))
+        if None not in needs:
+            formed["query"] = envelope.raw("\n".join(filter(None, needs)))
+    filters = formed.get("filters")
+    if filters is not None and _is_object(filters):
+        try:
+            formed["filters"] = envelope.raw(_with_lists(envelope.members(envelope.text(filters) or filters)))
+        except msgspec.DecodeError:
+            return formed
+    return _with_lists(formed)
+
+
+def _with_lists(filters: Mapping[str, Raw]) -> dict[str, Raw]:
+    lists = ("tags", "any_tags", "kinds")
+    texts = [name for name in lists if envelope.text(filters.get(name)) is not None]
+    return {name: envelope.raw([value]) if name in texts else value for name, value in filters.items()}
+
+
+def _is_object(value: Raw) -> bool:
+    """Return whether a value is a JSON object, or a text that may be one."""
+    return bytes(value).lstrip(b' \t\r\n"').startswith(b"{")
+
+
+CALLED_AS: Final = 'It takes {"name": "name of the tool", "arguments": {what the tool is given}}'
+
+_NAMED: Final[Mapping[type[Struct], Mapping[str, Sequence[str]]]] = {
+    SearchArguments: {"": ("query", "top_n", "include_schema", "filters")},
+    CallArguments: {"": ("name", "arguments", "goal")},
+}
+"""Arguments that an error about an unknown one names: those that every definition has."""
+
+
+def _in_words(error: Exception, kind: type[Struct]) -> str:
+    """Return why arguments cannot be used, for the model that sent them."""
+    said = strangers.in_words(error, kind, "the arguments", _NAMED.get(kind))
+    return f"{said}{'' if said.endswith('?') else '.'} {CALLED_AS}" if kind is CallArguments else said
+
+
+class UnusableArgumentsError(Exception):
+    """The arguments of a meta tool cannot be used; the message tells the model why."""
+
+
+def bounded(raw: Raw, kind: type[Own]) -> Own:
+    if len(raw) > envelope.TAKEN_APART_BYTES:
+        text = f"its arguments have {len(raw):,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
+        raise UnusableArgumentsError(text)
+    return decoded(raw, kind)
+
+
+@cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, strict=False)  # models send numbers as texts
+
+
+def decoded(raw: Raw, kind: type[Own], servers: Container[str] = ()) -> Own:
+    """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
+    decoder: msgspec.json.Decoder[Own] = _decoder(kind)
+    try:
+        return decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        if (given := _without_nulls(raw)) is not None:
+            return decoded(given, kind, servers)
+        if (written := envelope.text(raw)) is not None:
+            return decoded(Raw(written.encode()), kind, servers)
+        if (ours := _in_our_words(raw, kind, servers)) is not None:
+            return decoded(ours, kind, servers)
+        raise UnusableArgumentsError(_in_words(error, kind)) from None
+
+
+def _without_nulls(raw: Raw) -> Raw | None:
+    """Return arguments without those that are null, as in their filters; None if that changes none."""
+    try:
+        given = envelope.members(raw)
+    except msgspec.DecodeError:
+        return None
+    kept = {name: value for name, value in given.items() if not is_null(value)}
+    filters = _without_nulls(kept["filters"]) if "filters" in kept else None
+    if filters is not None:
+        kept["filters"] = filters
+    return None if filters is None and len(kept) == len(given) else envelope.raw(kept)
+
+
+def is_null(raw: Raw) -> bool:
+    return len(raw) == len(b"null") and bytes(raw) == b"null"
+
+
+_KINDS: Final = {"string": b'"', "array": b"[", "object": b"{", "boolean": b"tf", "number": b"-0123456789"}
+"""First characters of JSON values, by the type that a schema demands."""
+
+
+class Demand(Struct, frozen=True, eq=False):
+    """The demands of a schema on a value, as far as they are plain."""
+
+    kind: str = ""
+    values: tuple[Any, ...] = ()
+    members: Mapping[str, Demand] = {}
+    spelled: Mapping[str, str] = {}
+    """Names of the members by `name_key`, without those that it does not tell apart."""
+    elements: Demand | None = None
+
+
+DEMANDS_KEPT: Final = 256
+"""Latest tools of which that is kept."""
+
+DEPTH: Final = 4
+"""Levels of a schema whose demands are known."""
+
+SEVERAL: Final = frozenset(",;\n[{")
+"""Characters of a text that may be several elements of a list; any other text is a list of one."""
+
+NESTING: Final = 32
+"""Levels of JSON in a text up to which it is read."""
+
+
+@lru_cache(DEMANDS_KEPT)
+def _demanded(tool: Tool) -> Demand:
+    told = ToolSignature(tool)
+    return _demands(told, told.properties, DEPTH)
+
+
+def _demands(told: ToolSignature, properties: Mapping[str, Any], depth: int) -> Demand:
+    members, spelled = dict[str, Demand](), dict[str, list[str]]()
+    for name, schema in properties.items():
+        members[name] = _demand(told, schema, depth - 1)
+        spelled.setdefault(name_key(name), []).append(name)
+    return Demand("object", (), members, {key: same[0] for key, same in spelled.items() if len(same) == 1})
+
+
+def _demand(told: ToolSignature, schema: Any, depth: int) -> Demand:
+    plain = told.plain(schema)
+    kind, items = plain.get("type"), plain.get("items")
+    if kind == "object" and depth and told.looks < LOOKS:
+        return _demands(told, told.members(plain)[0], depth)
+    elements = _demand(told, items, depth - 1) if kind == "array" and items and depth else None
+    return Demand(kind if isinstance(kind, str) else "", tuple(as_list(plain, "enum")), elements=elements)
+
+
+def as_meant(tool: Tool, arguments: Raw) -> Raw:
+    """Return arguments in the names and types of a tool's schema where they can mean nothing else."""
+    if len(arguments) > envelope.TAKEN_APART_BYTES:
+        return arguments
+    try:
+        return _meant(arguments, _demanded(tool))
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+
+
+def _meant(value: Raw, demand: Demand) -> Raw:
+    value = _value_meant(value, demand.kind, demand.values)
+    if demand.elements is not None and demand.elements.kind == "string":
+        text = envelope.text(value)
+        value = envelope.raw([text]) if text and SEVERAL.isdisjoint(text) else value
+    if demand.elements is not None and envelope.starts_with(value, b"["):
+        listed = envelope.elements(value)
+        each = [_meant(one, demand.elements) for one in listed]
+        return value if each == listed else envelope.raw(each)
+    if not demand.members or not envelope.starts_with(value, b"{"):
+        return value
+    given, meant = envelope.members(value), dict[str, Raw]()
+    for name, one in given.items():
+        known = name
+        if name not in demand.members:
+            same = demand.spelled.get(name_key(name), name)
+            known = name if same in given or same in meant else same
+        meant[known] = _meant(one, demand.members[known]) if known in demand.members else one
+    return value if meant == given else envelope.raw(meant)
+
+
+def _value_meant(value: Raw, kind: str, values: tuple[Any, ...]) -> Raw:
+    """Return a value as the type or one of the values that are demanded, if it plainly is one of them."""
+    if _may_be(value, kind, values):
+        return value
+    text = envelope.text(value)
+    if text is None:
+        # A number for a text, such as an id.
+        meant = envelope.raw(bytes(value).decode()) if _may_be(value, "number", ()) else value
+        return meant if kind == "string" and _may_be(meant, kind, values) else value
+    if values:
+        same = [one for one in values if isinstance(one, str) and one.casefold() == text.casefold()]
+        return envelope.raw(same[0]) if len(same) == 1 else value
+    written = text.strip().lower() if kind == "boolean" else text.strip()
+    meant, read = Raw(written.encode()), envelope.value_or_none(written.encode())
+    is_one = read is not None and not (kind == "integer" and isinstance(read, float))
+    fits = is_one and _may_be(meant, kind, ()) and not envelope.nests_deeper(bytes(meant), NESTING)
+    return meant if fits else value
+
+
+def _may_be(value: Raw, kind: str, values: tuple[Any, ...]) -> bool:
+    """Return whether a value has a type and is one of some values, where any are demanded."""
+    if values:
+        return envelope.value_or_none(value) in values
+    kind = "number" if kind == "integer" else kind
+    return kind not in _KINDS or envelope.starts_with(value, _KINDS[kind])
+
+
+DETAIL_OF_MISFIT: Final = Detail(0, 12, 2)
+
+MISFITS: Final = 8
+"""Parameters of each kind that `misfit` names."""
+
+
+def misfit(tool: Tool, name: str, arguments: bytes) -> str:
+    """Return how arguments differ from the schema of a tool, and its signature; empty if nothing is seen.
+
+    Only names, types and values at the top are compared; ``name`` is that under which the model has the tool.
+    """
+    if len(arguments) > envelope.TAKEN_APART_BYTES:
+        return ""
+    given = envelope.members(arguments) if envelope.starts_with(arguments, b"{") else {}
+    told = ToolSignature(tool)
+    properties, needed = told.properties, told.needed
+    missing = [one for one in properties if one in needed and one not in given]
+    is_closed = as_dict(envelope.schema_of(tool.definition)).get("additionalProperties") is False
+    unknown = [one for one in given if one not in properties] if properties and (missing or is_closed) else []
+    demanded = _demanded(tool).members
+    wrong = [
+        one for one in given if (of := demanded.get(one)) and not _may_be(given[one], of.kind, of.values)
+    ]
+    sentences = [
+        f"{how}: {', '.join(as_word(one) for one in some[:MISFITS])}."
+        for how, some in (("Missing", missing), ("Not known", unknown), ("Wrong type or value", wrong))
+        if some
+    ]
+    if not sentences:
+        return ""
+    takes = f"It takes {told.text('', DETAIL_OF_MISFIT)}."
+    return " ".join([takes, *sentences, f"Search for {name} to see all about it."])
