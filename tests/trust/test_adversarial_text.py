@@ -48,9 +48,10 @@ from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.next_steps import CallResult
 from mcp_context_proxy.retrieval.reranker import numbers_in
 from mcp_context_proxy.server import Profiles, UnknownProfileError
+from mcp_context_proxy.server.arguments import DETAIL_OF_MISFIT
 from mcp_context_proxy.server.consent import described_arguments
 from mcp_context_proxy.server.questions import secret_field
-from mcp_context_proxy.server.signatures import DETAIL_OF_MISFIT, ToolSignature
+from mcp_context_proxy.server.signatures import ToolSignature
 from mcp_context_proxy.trust import THE_USER
 from mcp_context_proxy.trust.decisions import changed_lines
 from mcp_context_proxy.trust.fingerprints import sign_in
