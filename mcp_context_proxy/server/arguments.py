@@ -10,8 +10,8 @@ call lacks.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from functools import cache, lru_cache
-from typing import Any, Final, TypeVar
+from functools import lru_cache
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -34,8 +34,6 @@ from mcp_context_proxy.server.signatures import (
     as_list,
     as_word,
 )
-
-Own = TypeVar("Own", bound=Struct)
 
 OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "name": ("tool", "tool_name", "toolName"),
@@ -65,7 +63,7 @@ SERVER_WORDS: Final = ("server", "server_name", "serverName")
 """The same for the server of a tool, which is a part of the name here."""
 
 
-def _in_our_words(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw | None:
+def in_our_words(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw | None:
     """Return arguments as they are named and formed here; None if that changes none of them."""
     try:
         given = dict(envelope.members(raw))
@@ -150,58 +148,10 @@ _NAMED: Final[Mapping[type[Struct], Mapping[str, Sequence[str]]]] = {
 """Arguments that an error about an unknown one names: those that every definition has."""
 
 
-def _in_words(error: Exception, kind: type[Struct]) -> str:
+def in_words(error: Exception, kind: type[Struct]) -> str:
     """Return why arguments cannot be used, for the model that sent them."""
     said = strangers.in_words(error, kind, "the arguments", _NAMED.get(kind))
     return f"{said}{'' if said.endswith('?') else '.'} {CALLED_AS}" if kind is CallArguments else said
-
-
-class UnusableArgumentsError(Exception):
-    """The arguments of a meta tool cannot be used; the message tells the model why."""
-
-
-def bounded(raw: Raw, kind: type[Own]) -> Own:
-    if len(raw) > envelope.TAKEN_APART_BYTES:
-        text = f"its arguments have {len(raw):,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
-        raise UnusableArgumentsError(text)
-    return decoded(raw, kind)
-
-
-@cache
-def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, strict=False)  # models send numbers as texts
-
-
-def decoded(raw: Raw, kind: type[Own], servers: Container[str] = ()) -> Own:
-    """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
-    decoder: msgspec.json.Decoder[Own] = _decoder(kind)
-    try:
-        return decoder.decode(raw)
-    except msgspec.DecodeError as error:
-        if (given := _without_nulls(raw)) is not None:
-            return decoded(given, kind, servers)
-        if (written := envelope.text(raw)) is not None:
-            return decoded(Raw(written.encode()), kind, servers)
-        if (ours := _in_our_words(raw, kind, servers)) is not None:
-            return decoded(ours, kind, servers)
-        raise UnusableArgumentsError(_in_words(error, kind)) from None
-
-
-def _without_nulls(raw: Raw) -> Raw | None:
-    """Return arguments without those that are null, as in their filters; None if that changes none."""
-    try:
-        given = envelope.members(raw)
-    except msgspec.DecodeError:
-        return None
-    kept = {name: value for name, value in given.items() if not is_null(value)}
-    filters = _without_nulls(kept["filters"]) if "filters" in kept else None
-    if filters is not None:
-        kept["filters"] = filters
-    return None if filters is None and len(kept) == len(given) else envelope.raw(kept)
-
-
-def is_null(raw: Raw) -> bool:
-    return len(raw) == len(b"null") and bytes(raw) == b"null"
 
 
 _KINDS: Final = {"string": b'"', "array": b"[", "object": b"{", "boolean": b"tf", "number": b"-0123456789"}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from contextlib import nullcontext
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeVar
 
-from msgspec import UNSET, Struct
+import msgspec
+from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
@@ -40,15 +41,7 @@ from mcp_context_proxy.results.result_store import ReadError, read
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.server import Caller
-from mcp_context_proxy.server.arguments import (
-    CALLED_AS,
-    UnusableArgumentsError,
-    as_meant,
-    bounded,
-    decoded,
-    is_null,
-    misfit,
-)
+from mcp_context_proxy.server.arguments import CALLED_AS, as_meant, in_our_words, in_words, misfit
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import NotAnObjectError, tell_waiting
 from mcp_context_proxy.server.meta_definitions import (
@@ -100,6 +93,8 @@ from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import Role, reaches
 
+Arguments = TypeVar("Arguments", bound=msgspec.Struct)
+
 Search = Callable[[RerankerModel | None, Notify], Awaitable[bytes]]
 """A search; takes the client's model, if it may be asked, and the channel for notifications."""
 
@@ -142,18 +137,18 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             if name in (SEARCH, SET_CONTEXT):
                 kind: type[SearchArguments | ContextArguments]
                 kind = SearchArguments if name == SEARCH else ContextArguments
-                wanted = bounded(raw, kind)
+                wanted = _arguments(raw, kind)
                 search = partial(self._search, wanted, params, caller)
                 return await self._with_sampling(params, caller, search)
             await in_task()
             if name == MANAGE:
-                return await self._manage(bounded(raw, ManageArguments), caller)
+                return await self._manage(_arguments(raw, ManageArguments), caller)
             if name == READ_DOCUMENT:
-                return await self._read(bounded(raw, ReadArguments), caller)
+                return await self._read(_arguments(raw, ReadArguments), caller)
             if name == RECALL:
-                return await self._recall(bounded(raw, RecallArguments), caller)
-            return await self._read_result(bounded(raw, ReadResultArguments), caller)
-        except UnusableArgumentsError as error:
+                return await self._recall(_arguments(raw, RecallArguments), caller)
+            return await self._read_result(_arguments(raw, ReadResultArguments), caller)
+        except _UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
 
     async def call_through(self, through: str, params: Members, caller: Caller) -> bytes:
@@ -166,11 +161,11 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             _wants_data(caller)  # before anything is done
             if len(raw) > envelope.TAKEN_APART_BYTES:  # those of the tool may be large
                 await in_task()
-                wanted = await in_thread(decoded, raw, CallArguments, self.fleet.clients)
+                wanted = await in_thread(_decoded, raw, CallArguments, self.fleet.clients)
             else:
-                wanted = decoded(raw, CallArguments, self.fleet.clients)
+                wanted = _decoded(raw, CallArguments, self.fleet.clients)
             arguments = wanted.arguments
-            if arguments is UNSET or is_null(arguments):
+            if arguments is UNSET or _is_null(arguments):
                 arguments = NO_ARGUMENTS
             sent = {**params, "arguments": arguments}
             if wanted.name in RESERVED:
@@ -181,10 +176,10 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 meta = eras.Meta({**caller.meta, eras.CONTEXT_KEY: envelope.raw(wanted.context_id)})
                 sent["_meta"], caller = envelope.raw(meta), replace(caller, meta=meta)
             if "://" in wanted.name:
-                page = decoded(arguments, PageArguments).page
+                page = _decoded(arguments, PageArguments).page
                 result = await self.resources.read_by_model(wanted.name, page, caller)
                 return eras.fit_result_to_client("tools/call", result, caller.era)
-        except UnusableArgumentsError as error:
+        except _UnusableArgumentsError as error:
             return eras.fit_result_to_client("tools/call", failure(f"{through}: {error}"), caller.era)
         try:
             tool = self.calls.known(wanted.name, caller) or await self.calls.resolve(
@@ -213,7 +208,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     async def _own_through(self, through: str, name: str, params: Members, caller: Caller) -> bytes:
         """Return the result of a meta tool that is called through a call tool, fitted to the caller's era."""
         if name in CALLS:
-            raise UnusableArgumentsError(f"name must be that of the tool to call, not {name}. {CALLED_AS}")
+            raise _UnusableArgumentsError(f"name must be that of the tool to call, not {name}. {CALLED_AS}")
         if through == CALL_READ_ONLY and name not in READ_ONLY:
             result = _not_read_only(name, "is none of them")
         else:
@@ -277,7 +272,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                     scope = overviewed(scope, query, self.fleet.clients, self.fleet.failed)
                     return await self._overview(scope, caller, known, partial(tell_waiting, params, notify))
             if not query.strip():
-                raise UnusableArgumentsError("query must not be empty")
+                raise _UnusableArgumentsError("query must not be empty")
         else:
             handle = handle or self._new_handle(caller)
             query = query if wanted.intent is None else f"{query}\n{wanted.intent}"
@@ -300,7 +295,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 given=caller.given,
             )
         except UnknownFilterError as error:
-            raise UnusableArgumentsError(str(error)) from None
+            raise _UnusableArgumentsError(str(error)) from None
         if self.log is not None:
             self.log.searched(answer.context.query, eras.name_of(caller.client_info), caller.rights.owner)
         if caller.session is not None:
@@ -369,7 +364,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         try:
             answer = await self.contexts.select("", scope=scope, remember=False, on_wait=on_wait)
         except UnknownFilterError as error:
-            raise UnusableArgumentsError(str(error)) from None
+            raise _UnusableArgumentsError(str(error)) from None
         snapshot, count = answer.found.snapshot, self.contexts.costs.count
         told: dict[str, frozenset[str]] = {}
         notes = [
@@ -393,14 +388,14 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         )
         if wanted.action != "list":
             if wanted.type is None or wanted.name is None:
-                raise UnusableArgumentsError(f"to {wanted.action} an item, give its type and name")
+                raise _UnusableArgumentsError(f"to {wanted.action} an item, give its type and name")
             change = self.contexts.add if wanted.action == "add" else self.contexts.remove
             watched = nullcontext() if caller.session is None else self.changes.watching(caller.session)
             try:
                 with watched:
                     change(session, Kind(wanted.type), wanted.name, wanted.server, by_model=True)
             except (UnknownItemError, NotForModelsError) as error:
-                raise UnusableArgumentsError(str(error)) from error
+                raise _UnusableArgumentsError(str(error)) from error
         items = await self.contexts.items(session)
         context_id = session.secret if isinstance(session, Handle) else None
         snapshot = self.calls.catalog.snapshot
@@ -472,12 +467,12 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         results = self.calls.results.kept
         kept = await results.get(caller.owner, wanted.id)
         if kept is None and results.is_elsewhere(wanted.id):
-            raise UnusableArgumentsError(
+            raise _UnusableArgumentsError(
                 "the replica of the proxy that kept this result has ended, and the result with it: it cannot "
                 "be read any more. Call the tool that gave it once more, with the same arguments"
             )
         if kept is None:
-            raise UnusableArgumentsError(
+            raise _UnusableArgumentsError(
                 "there is no result with this id: it was another session's, or is no longer kept; "
                 "call its tool again"
             )
@@ -485,7 +480,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         try:
             reading = await in_thread(read, kept.text, wanted.page, wanted.path, wanted.pattern, most)
         except ReadError as error:
-            raise UnusableArgumentsError(str(error)) from None
+            raise _UnusableArgumentsError(str(error)) from None
         result = envelope.encode({"content": [{"type": "text", "text": reading.text.decode()}]})
         client = self.fleet.clients.get(kept.server)
         if client is None or client.config.spotlight:
@@ -498,7 +493,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             return handle_of(caller.meta, self.handles, caller.principal)
         handle = self.handles.get(context_id, caller.principal)
         if handle is None:
-            raise UnusableArgumentsError(f"unknown or expired context_id; {SET_CONTEXT} gives one")
+            raise _UnusableArgumentsError(f"unknown or expired context_id; {SET_CONTEXT} gives one")
         return handle
 
 
@@ -510,13 +505,61 @@ def _not_read_only(name: str, why: str) -> bytes:
     )
 
 
+class _UnusableArgumentsError(Exception):
+    """The arguments of a meta tool cannot be used; the message tells the model why."""
+
+
+def _arguments(raw: Raw, kind: type[Arguments]) -> Arguments:
+    if len(raw) > envelope.TAKEN_APART_BYTES:
+        text = f"its arguments have {len(raw):,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
+        raise _UnusableArgumentsError(text)
+    return _decoded(raw, kind)
+
+
+@cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, strict=False)  # models send numbers as texts
+
+
+def _decoded(raw: Raw, kind: type[Arguments], servers: Container[str] = ()) -> Arguments:
+    """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
+    decoder: msgspec.json.Decoder[Arguments] = _decoder(kind)
+    try:
+        return decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        if (given := _without_nulls(raw)) is not None:
+            return _decoded(given, kind, servers)
+        if (written := envelope.text(raw)) is not None:
+            return _decoded(Raw(written.encode()), kind, servers)
+        if (ours := in_our_words(raw, kind, servers)) is not None:
+            return _decoded(ours, kind, servers)
+        raise _UnusableArgumentsError(in_words(error, kind)) from None
+
+
+def _without_nulls(raw: Raw) -> Raw | None:
+    """Return arguments without those that are null, as in their filters; None if that changes none."""
+    try:
+        given = envelope.members(raw)
+    except msgspec.DecodeError:
+        return None
+    kept = {name: value for name, value in given.items() if not _is_null(value)}
+    filters = _without_nulls(kept["filters"]) if "filters" in kept else None
+    if filters is not None:
+        kept["filters"] = filters
+    return None if filters is None and len(kept) == len(given) else envelope.raw(kept)
+
+
+def _is_null(raw: Raw) -> bool:
+    return len(raw) == len(b"null") and bytes(raw) == b"null"
+
+
 def _wants_data(caller: Caller) -> bool:
     """Return whether a program asks for data instead of the text that models read."""
     wanted = caller.meta.get(eras.FORMAT_KEY)
     if wanted is None:
         return False
     if envelope.text(wanted) != "json":
-        raise UnusableArgumentsError(f'{eras.FORMAT_KEY} in _meta can only be "json"')
+        raise _UnusableArgumentsError(f'{eras.FORMAT_KEY} in _meta can only be "json"')
     return True
 
 
