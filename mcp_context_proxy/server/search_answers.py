@@ -415,7 +415,7 @@ async def unknown(
 
     Models know names of other servers, and what such a tool would do is nearly always what they want now.
     """
-    text, (server, own) = bounded(str(error)), parted(name, snapshot.servers)
+    text, (server, own) = bounded(str(error)), parted(name, [*filter(reaches, snapshot.servers)])
     leads_nowhere = isinstance(error, AwaitedServersError) and not error.known
     if not (leads_nowhere or type(error) is UnknownItemError) or server in snapshot.unlisted:
         return failure(text)
