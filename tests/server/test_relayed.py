@@ -128,7 +128,7 @@ async def test_a_model_is_told_of_a_resource_and_reads_it_by_its_uri(workshop: W
         unknown = await host.call("call_tool", {"name": "game://none"})
         long = await host.call("call_tool", {"name": "skill://own.folders/" + "x" * 100_000})
 
-    told = "A resource that fits: game://rules of game ('House rules of the game'). Read it through call_read_only"
+    told = "A resource that fits: game://rules of game ('House rules of the game'). Read it through call_read"
     assert told in found["content"][0]["text"]
     assert "game://rules" not in other["content"][0]["text"]
     assert read["content"][0]["text"].startswith("game ")
