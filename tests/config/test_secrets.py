@@ -32,6 +32,7 @@ def server(**settings: object) -> ServerConfig:
         ({"args": ["--token-from-keyring", "--verbose"]}, "not --verbose", "not --verbose"),
         ({"command": None, "url": f"https://host/s/{KEY}/mcp"}, f"/s/{KEY}/mcp", "/s/[redacted url]/mcp"),
         ({"command": None, "url": f"https://host/x?profile={KEY}"}, f"bad {KEY}", "bad [redacted url]"),
+        ({"args": [f"Authorization: Bearer {KEY}"]}, f"bad {KEY}", "bad [redacted args]"),
         ({"env": {"PAT": KEY}}, f"bad {KEY}", "bad [redacted PAT]"),
         ({"env": {"HOOK": f"https://host/T0/{KEY}"}}, f"bad {KEY}", "bad [redacted HOOK]"),
         ({"env": {"DB": f"Server=x;Account={KEY}/{KEY}==;"}}, f"bad {KEY}/{KEY}==", "bad [redacted DB]=="),
