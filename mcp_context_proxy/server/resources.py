@@ -12,10 +12,10 @@ that apply to it, as messages for the conversation.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache, partial
-from itertools import islice
 from typing import Any
 
 import anyio
@@ -36,7 +36,7 @@ from mcp_context_proxy.downstream import Outgoing
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError, WithheldError
-from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Prompt, Resource, SearchFilters
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, IncludeMode, Prompt, Resource, SearchFilters
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
@@ -180,10 +180,7 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         return await in_thread_if(len(body) > envelope.TAKEN_APART_BYTES, _as_result, body, page, spotlit)
 
     async def fitting(self, query: str, wanted: SearchFilters) -> str:
-        """Return a sentence that names the resources with most words of a query; empty if there are none.
-
-        They are of the server that is `wanted`, and have no category or tag.
-        """
+        """Return a sentence that names the resources with most words of a query; empty if there are none."""
         # A thread costs more than to compare a few.
         many = len(self.catalog.snapshot.resources) > COMPARED_IN_LOOP
         return await in_thread_if(many, self._fitting, query, wanted)
@@ -193,9 +190,14 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             return ""
         snapshot, found = self.catalog.snapshot, list[tuple[float, str]]()
         asked, hidden = frozenset(terms(query)) - {"server", "resourc"}, self.skills.sources(snapshot)
-        for uri, one in islice(snapshot.resources.items(), RESOURCES_COMPARED):
-            if not one.listed or one.withheld or wanted.server not in (None, one.server):
+        off = {name for name, one in self.fleet.clients.items() if one.config.include is IncludeMode.MANUAL}
+        compared, servers = Counter[str](), {one.server for one in snapshot.resources.values()}
+        for uri, one in snapshot.resources.items():
+            is_meant = one.listed and one.server not in off and wanted.server in (None, one.server)
+            # No server takes the room of another.
+            if not is_meant or compared[one.server] >= RESOURCES_COMPARED // len(servers):
                 continue
+            compared[one.server] += 1
             told, has = _told(one)
             is_fit = len(asked & has) >= max(LEAST_SHARED, SHARED * len(asked))
             if is_fit and (one.server, uri) not in hidden:
