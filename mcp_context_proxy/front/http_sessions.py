@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from operator import itemgetter
 
 import anyio
 from msgspec import Struct, field
@@ -146,15 +147,22 @@ class HttpSessions:
                 if not session.under_way and session.idle_since <= horizon:
                     self.end(session)
 
-    def make_room(self) -> bool:
-        """End an idle session if there is no place; return whether there is one now."""
+    def make_room(self, person: str | None) -> bool:
+        """End an idle session if there is no place; return whether there is one now for a person.
+
+        Nobody ends that of somebody who has fewer than they have.
+        """
         while len(self._open) >= self._limits.sessions:
             held = Counter(session.state.rights.person for session in self._open.values())
-            idle = [session for session in self._open.values() if not session.under_way]
+            idle = [
+                (held[one.state.rights.person], one)
+                for one in self._open.values()
+                if not one.under_way and held[one.state.rights.person] >= held[person]
+            ]
             if not idle:
                 return False
             # Of those with as many, the first in the order of idleness.
-            self.end(max(idle, key=lambda session: held[session.state.rights.person]))
+            self.end(max(idle, key=itemgetter(0))[1])
         return True
 
     def open(self, state: Session, owner: str | None) -> StreamableSession:
