@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from operator import itemgetter
 
 import anyio
 from msgspec import Struct, field
@@ -154,15 +153,12 @@ class HttpSessions:
         """
         while len(self._open) >= self._limits.sessions:
             held = Counter(session.state.rights.person for session in self._open.values())
-            idle = [
-                (held[one.state.rights.person], one)
-                for one in self._open.values()
-                if not one.under_way and held[one.state.rights.person] >= held[person]
-            ]
-            if not idle:
-                return False
+            idle = (session for session in self._open.values() if not session.under_way)
             # Of those with as many, the first in the order of idleness.
-            self.end(max(idle, key=itemgetter(0))[1])
+            chosen = max(idle, key=lambda session: held[session.state.rights.person], default=None)
+            if chosen is None or held[chosen.state.rights.person] < held[person]:
+                return False
+            self.end(chosen)
         return True
 
     def open(self, state: Session, owner: str | None) -> StreamableSession:
