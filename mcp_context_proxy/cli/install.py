@@ -28,7 +28,7 @@ from mcp_context_proxy.cli import (
 )
 from mcp_context_proxy.cli.terminal import Terminal, counted, results
 from mcp_context_proxy.config import default_path, load
-from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
+from mcp_context_proxy.config.secrets import Redactor, in_json, random_parts, secret_arguments, secrets_in_url
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.installation import HOST_PLACES, HostPlace, about, hosts_here, read_text
 from mcp_context_proxy.installation.editing import FORMS, EditError, entries
@@ -313,7 +313,8 @@ def secrets_of(data: Any) -> set[str]:
         left += inside
         texts = [one for one in inside if isinstance(one, str)]
         found |= {secret for _, _, secret in secret_arguments(texts)}
-        found |= {secret for text in texts for _, secret in secrets_in_url(text)}
+        for text in texts:
+            found |= {*random_parts(text), *(secret for _, secret in secrets_in_url(text))}
     return {one for one in found if len(one) >= SECRET_CHARACTERS and not _REFERENCE.search(one)}
 
 

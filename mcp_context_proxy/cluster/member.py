@@ -319,7 +319,9 @@ class Homes:
 
     async def _adopt(self, session_id: str, row: ContextRow, scope: Scope) -> bool:
         """Become the home of a session; return False if that cannot be, or another replica was faster."""
-        if self._replicas.lack is not None or self._drain.stopping or not self._app.sessions.make_room():
+        if self._replicas.lack is not None or self._drain.stopping:
+            return False
+        if not self._app.sessions.make_room(rights_of(scope).person):
             return False
         table, name = self._contexts.table, self._replicas.name
         try:

@@ -29,7 +29,7 @@ from msgspec.structs import asdict, replace
 
 from mcp_context_proxy.config.forms import Reload, Table, marked
 from mcp_context_proxy.config.programs import folder_of
-from mcp_context_proxy.config.secrets import SHORTEST, secrets_of
+from mcp_context_proxy.config.secrets import SHORTEST, named_secrets_of
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, first_told
 from mcp_context_proxy.system import open_regular
@@ -194,7 +194,7 @@ def connection_identity(server: ServerConfig) -> str:
         "headers": sorted(server.headers),
     }
     text = msgspec.json.encode(facts, order="deterministic").decode()
-    for name, value in sorted(secrets_of(server), key=lambda secret: -len(secret[1])):
+    for name, value in sorted(named_secrets_of(server), key=lambda secret: -len(secret[1])):
         if len(value) >= SHORTEST:
             text = text.replace(msgspec.json.encode(value).decode()[1:-1], f"${{{name}}}")
     return hashlib.sha256(text.encode()).hexdigest()

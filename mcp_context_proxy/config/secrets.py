@@ -369,6 +369,24 @@ def secrets_in_url(text: str) -> Iterator[Secret]:
             yield name, unquote_plus(value)
 
 
+_PART: Final = pattern(r"[^\s=:;,\"'?&#]{16,}")
+_OF_FILE: Final = ("/", ".", "~")
+
+
+def random_parts(text: str) -> Iterator[str]:
+    """Yield the parts of a literal value that look like keys, as the paths of some URLs have one.
+
+    A part of the path of a file is none, nor is a digest by which a program is pinned.
+    """
+    _, in_url, after = text.partition("://")
+    if in_url:
+        text = after.partition("/")[2].replace("/", " ")
+    elif text.startswith(_OF_FILE) or "@" in text:
+        return
+    found = (part for part in _PART.findall(text) if "@" not in part and not part.startswith(_OF_FILE))
+    yield from filter(is_random, found)
+
+
 def all_secrets_of(config: Config) -> list[Secret]:
     """Return name and value of every secret in a configuration."""
     return [
@@ -393,8 +411,17 @@ def own_secrets_of(config: Config) -> list[Secret]:
     return secrets
 
 
-def secrets_of(server: ServerConfig) -> Iterator[Secret]:
-    """Yield name and value of every secret in a server's configuration."""
+def secrets_of(server: ServerConfig) -> list[Secret]:
+    """Return name and value of every secret in a server's configuration."""
+    found = [*named_secrets_of(server)]
+    args = [("args", text) for text in server.args]
+    given = [("url", server.url or ""), *args, *server.env.items(), *server.headers.items()]
+    keys = [(name, key) for name, text in given for key in random_parts(text)]
+    return found + [one for one in keys if one[1] not in {value for _, value in found}]
+
+
+def named_secrets_of(server: ServerConfig) -> Iterator[Secret]:
+    """Yield name and value of each secret that is told by its variable, its name or its place in a URL."""
     yield from server.secrets
     if server.oauth is not None and server.oauth.client_secret is not None:
         yield "oauth.client_secret", server.oauth.client_secret
@@ -402,8 +429,6 @@ def secrets_of(server: ServerConfig) -> Iterator[Secret]:
         if names_secret(name):
             yield name, value
             yield name, _SCHEME.sub("", value)
-    for position, name, value in secret_arguments(server.args):
-        del position
-        yield name, value
+    yield from ((name, value) for _, name, value in secret_arguments(server.args))
     for text in (server.url or "", *server.args, *server.env.values()):
         yield from secrets_in_url(text)

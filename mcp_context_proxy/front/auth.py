@@ -284,7 +284,7 @@ class Guard:
         with Cancellable() as ending:
             if isinstance(token, NamedToken):
                 self._open[ending] = token
-            elif _is_stream(scope):
+            elif scope["method"] == "GET" or fields_of(scope).get("mcp-method") == LISTEN:
                 await in_task()
                 ending.end_at(anyio.current_time() + token.until - time.time())
             try:
@@ -419,10 +419,6 @@ def _bearer(given: list[str]) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def _is_stream(scope: Scope) -> bool:
-    return scope["method"] == "GET" or fields_of(scope).get("mcp-method") == LISTEN
-
-
 def _is_probe(scope: Scope) -> bool:
     return scope["path"] in PROBE_PATHS and scope["method"] in ("GET", "HEAD")
 
@@ -534,13 +530,12 @@ def same_origin(origins: list[str], host: str) -> bool:
         return False
     try:
         origin, own = urlsplit(origins[0]), urlsplit(f"//{host}")
-        if origin.scheme not in ("http", "https") or origin.username is not None or origin.hostname is None:
-            return False
-        if origin.path or origin.query or origin.fragment:
-            return False
-        default = 443 if origin.scheme == "https" else 80
-        if own.hostname is None or (origin.port or default) != (own.port or default):
+        # With nothing in it but a scheme, a host and a port.
+        is_origin = origin.username is None and not (origin.path or origin.query or origin.fragment)
+        default = {"https": 443, "http": 80}.get(origin.scheme)
+        if not is_origin or default is None or (origin.port or default) != (own.port or default):
             return False
     except ValueError:
         return False
-    return origin.hostname == own.hostname or {origin.hostname, own.hostname} <= LOOPBACK_NAMES
+    hosts = {origin.hostname, own.hostname}
+    return None not in hosts and (len(hosts) == 1 or hosts <= LOOPBACK_NAMES)

@@ -146,15 +146,19 @@ class HttpSessions:
                 if not session.under_way and session.idle_since <= horizon:
                     self.end(session)
 
-    def make_room(self) -> bool:
-        """End an idle session if there is no place; return whether there is one now."""
+    def make_room(self, person: str | None) -> bool:
+        """End an idle session if there is no place; return whether there is one now for a person.
+
+        Nobody ends that of somebody who has fewer than they have.
+        """
         while len(self._open) >= self._limits.sessions:
             held = Counter(session.state.rights.person for session in self._open.values())
-            idle = [session for session in self._open.values() if not session.under_way]
-            if not idle:
-                return False
+            idle = (session for session in self._open.values() if not session.under_way)
             # Of those with as many, the first in the order of idleness.
-            self.end(max(idle, key=lambda session: held[session.state.rights.person]))
+            chosen = max(idle, key=lambda session: held[session.state.rights.person], default=None)
+            if chosen is None or held[chosen.state.rights.person] < held[person]:
+                return False
+            self.end(chosen)
         return True
 
     def open(self, state: Session, owner: str | None) -> StreamableSession:

@@ -328,7 +328,7 @@ class StreamableHttp:
             params = params_of(message)
             if session is not None:
                 result = self._negotiation.initialize_again(params, rights_of(scope))
-            elif not self.sessions.make_room():
+            elif not self.sessions.make_room(rights_of(scope).person):
                 text, status = "busy: all sessions are in use", HTTPStatus.SERVICE_UNAVAILABLE
                 return error_response(status, None, text, INTERNAL_ERROR)
             else:

@@ -12,10 +12,10 @@ that apply to it, as messages for the conversation.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache, partial
-from itertools import islice
 from typing import Any
 
 import anyio
@@ -26,7 +26,7 @@ from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.definitions import is_page
 from mcp_context_proxy.catalog.document_reading import paged, uris_meant
-from mcp_context_proxy.catalog.uri_owners import OF_TWO, OWN_SKILLS, URI_BYTES, is_own
+from mcp_context_proxy.catalog.uri_owners import OF_TWO, URI_BYTES, is_own, skill_claim
 from mcp_context_proxy.context import as_data
 from mcp_context_proxy.context.delivery import ToldDocument
 from mcp_context_proxy.context.engine import ContextEngine
@@ -36,7 +36,7 @@ from mcp_context_proxy.downstream import Outgoing
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError, WithheldError
-from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Prompt, Resource, SearchFilters
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, IncludeMode, Prompt, Resource, SearchFilters
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
@@ -49,7 +49,7 @@ from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, te
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
 from mcp_context_proxy.server.notifications import LIVE, Watches
 from mcp_context_proxy.server.questions import check_prompt
-from mcp_context_proxy.server.skills import Skills, skill_owner
+from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread, in_thread_if
 from mcp_context_proxy.trust import reaches
@@ -141,6 +141,10 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
 
     async def read(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``resources/read``, fitted to the caller's era."""
+        return (await self._read(params, caller))[0]
+
+    async def _read(self, params: Members, caller: Caller) -> tuple[bytes, str]:
+        """Return what `read` returns, and the server that gave it; empty if that is the proxy itself."""
         uri = envelope.text(params["uri"]) or ""
         snapshot = self.catalog.snapshot
         document = snapshot.document(uri)
@@ -158,18 +162,17 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         if read is not None:
             content = {"uri": uri, "mimeType": read[0], "text": read[1]}
             body = envelope.encode({"contents": [content]})
-            return eras.fit_result_to_client("resources/read", body, caller.era)
+            return eras.fit_result_to_client("resources/read", body, caller.era), ""
         client, subject = self.owner(uri, caller.era, caller.owner), f"resource {uri!r}"
         judge = partial(self.raise_if_other, uri, client.name, caller.era, caller.owner)
         with _refusing(caller.era, uri):
-            return await self.forwarder.forward(client, "resources/read", params, caller, subject, judge)
+            result = await self.forwarder.forward(client, "resources/read", params, caller, subject, judge)
+            return result, client.name
 
     async def read_by_model(self, uri: str, page: int, caller: Caller) -> bytes:
         """Return a page of a resource as the result of a tool: its text, images, and other data as it is."""
         try:
-            body, server = await self.read({"uri": envelope.raw(uri)}, caller), skill_owner(uri)
-            if server not in (OWN_SKILLS, *self.fleet.clients):
-                server = "" if is_own(uri) else self.owner(uri, caller.era, caller.owner).name
+            body, server = await self._read({"uri": envelope.raw(uri)}, caller)
         except RequestError as error:
             return failure(bounded(str(error)))
         client = self.fleet.clients.get(server)
@@ -177,10 +180,7 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         return await in_thread_if(len(body) > envelope.TAKEN_APART_BYTES, _as_result, body, page, spotlit)
 
     async def fitting(self, query: str, wanted: SearchFilters) -> str:
-        """Return a sentence that names the resources with most words of a query; empty if there are none.
-
-        They are of the server that is `wanted`, and have no category or tag.
-        """
+        """Return a sentence that names the resources with most words of a query; empty if there are none."""
         # A thread costs more than to compare a few.
         many = len(self.catalog.snapshot.resources) > COMPARED_IN_LOOP
         return await in_thread_if(many, self._fitting, query, wanted)
@@ -190,13 +190,19 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             return ""
         snapshot, found = self.catalog.snapshot, list[tuple[float, str]]()
         asked, hidden = frozenset(terms(query)) - {"server", "resourc"}, self.skills.sources(snapshot)
-        for uri, one in islice(snapshot.resources.items(), RESOURCES_COMPARED):
-            if not one.listed or one.withheld or wanted.server not in (None, one.server):
+        off = {name for name, one in self.fleet.clients.items() if one.config.include is IncludeMode.MANUAL}
+        compared, servers = Counter[str](), {one.server for one in snapshot.resources.values()}
+        for uri, one in snapshot.resources.items():
+            is_meant = one.listed and one.server not in off and wanted.server in (None, one.server)
+            # No server takes the room of another.
+            if not is_meant or compared[one.server] >= RESOURCES_COMPARED // len(servers):
                 continue
+            compared[one.server] += 1
             told, has = _told(one)
             is_fit = len(asked & has) >= max(LEAST_SHARED, SHARED * len(asked))
             if is_fit and (one.server, uri) not in hidden:
-                found.append((-len(asked & has), f"{uri} ({told})" if told else uri))
+                said = f" ({quoted(told)})" if told else ""
+                found.append((-len(asked & has), f"{uri} of {one.server}{said}"))
         names = [name for _, name in sorted(found)[:RESOURCES_NAMED]]
         fit, one_of = ("Resources that fit", "one") if len(names) > 1 else ("A resource that fits", "it")
         how = f"Read {one_of} through {CALL_READ_ONLY}, with the URI as its name."
@@ -320,7 +326,7 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
     def _linking(self, uri: str, reader: str) -> DownstreamClient | None:
         """Return the client of the server that has linked to a resource, if it says that it has any.
 
-        A page is never linked to: the tool names it.
+        A page is never linked to: the tool names it. Nor is the skill of another.
 
         Raises:
             RequestError: two of them have.
@@ -329,6 +335,7 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             client
             for server in self.links.servers_of(uri, reader)
             if not is_page(uri)
+            and skill_claim(uri, server, self.fleet.clients) is None
             and (client := self.fleet.clients.get(server)) is not None
             and client.introduction is not None
             and client.introduction.offers("resources")

@@ -168,14 +168,16 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
             sent["cursor"] = cursor
         return {"resources": envelope.raw(children[:CHILDREN])}
 
-    async def read(self, uri: str, params: Members, caller: Caller) -> bytes | None:
+    async def read(self, uri: str, params: Members, caller: Caller) -> tuple[bytes, str] | None:
         """Return the result of ``resources/read`` of a file of a skill; None if it is not one.
+
+        With it comes the server that gave it; none gave one of the user's own.
 
         Raises `RequestError` if the file does not exist, or does not match the manifest of its skill.
         """
         owner = skill_owner(uri)
         if owner == OWN_SKILLS:
-            return await self._read_own(uri, caller)
+            return await self._read_own(uri, caller), ""
         around = list(self._around(uri)) if self._serving(owner) is not None else []
         if around:
             source = _source_root(around[0]) + uri.removeprefix(around[0].root)
@@ -191,8 +193,8 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
 
     async def _read(
         self, held: Sequence[tuple[Skill, str]], uri: str, source: str, params: Members, caller: Caller
-    ) -> bytes:
-        """Read a file from its server and check it.
+    ) -> tuple[bytes, str]:
+        """Read a file from its server and check it; return the result with the server.
 
         ``held`` are the skills with it in their folders, each with the URI of hosts; ``uri`` is the one that
         was asked for, and ``source`` that of the server.
@@ -217,7 +219,7 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
             )
         parts = envelope.members(result)
         if eras.result_type(parts) != "complete":
-            return result
+            return result, server
         try:
             content, data = await in_thread(_content_of, parts)
             for skill, each in held:
@@ -234,7 +236,7 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
         content |= {"uri": envelope.raw(uri), "_meta": envelope.raw({**meta, SERVER_KEY: server})}
         if uri.endswith(f"/{MANIFEST}"):
             content["mimeType"] = envelope.raw(MARKDOWN)
-        return envelope.encode({**parts, "contents": [content]})
+        return envelope.encode({**parts, "contents": [content]}), server
 
     async def _read_own(self, uri: str, caller: Caller) -> bytes:
         roots = own_roots(self._places())

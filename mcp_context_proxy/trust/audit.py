@@ -492,13 +492,10 @@ class KeptLogs(logging.Handler):
 
     def note(self, name: str, text: str, level: str | None = None) -> None:
         """Keep a line of a server, or of the proxy."""
-        entry = {"time": round(time.time(), 3), "kind": level or "stderr", "text": text[:LINE_CHARACTERS]}
-        entry["pid"] = os.getpid()
-        try:
-            self._waiting.append((name, msgspec.json.encode(entry)))
-        except UnicodeEncodeError:  # a lone surrogate has no bytes
-            entry["text"] = str(entry["text"]).encode("utf-8", "replace").decode()
-            self._waiting.append((name, msgspec.json.encode(entry)))
+        said = text[:LINE_CHARACTERS].encode("utf-8", "replace").decode()  # a lone surrogate has no bytes
+        at, pid = round(time.time(), 3), os.getpid()
+        entry = {"time": at, "kind": level or "stderr", "text": said, "pid": pid}
+        self._waiting.append((name, msgspec.json.encode(entry)))
         if self._loop is not None and not self._noted.is_set():
             with suppress(RuntimeError):  # the loop has ended, and with it `run`
                 self._loop.call_soon_threadsafe(self._noted.set)

@@ -210,10 +210,7 @@ HIDDEN: Final = "it hides characters"
 
 
 def hides(value: Any) -> bool:
-    """Return whether a text in a decoded definition has characters that a person does not see.
-
-    Regular expressions may speak of such characters, and are shown with escapes.
-    """
+    """Return whether a text of a definition, but for patterns, has characters that a person does not see."""
     # Texts of Windows end their lines with a return.
     texts = (text.replace("\r", "") for text in _texts_in(value, patterns=False))
     return any(clean(text) != text for text in texts)
@@ -298,6 +295,16 @@ _NAME: Final = pattern(r"[A-Za-z0-9_-]{8,128}")
 _COMPOUND: Final = pattern(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)+|[a-z]+(?:[A-Z][a-z0-9]+)+")
 """A word that is made of several, as names of tools are and words of a sentence are not."""
 
+_SPOKEN: Final = pattern(r"[\w'-]+")
+_ORDERS: Final = frozenset(
+    {
+        *("after", "always", "avoid", "before", "call", "called", "calling", "calls", "deprecated", "do"),
+        *("don't", "first", "instead", "invoke", "must", "never", "not", "once", "prefer", "replaced"),
+        *("replaces", "run", "should", "tool", "until", "use", "used", "uses", "using", "when", "whenever"),
+    }
+)
+"""Words near the name of a tool by which a text says what is to be done about it."""
+
 _PART: Final = pattern(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z0-9]+")
 _ENDINGS: Final = ("ies", "es", "s", "y", "e")
 """Endings by which a plural differs from its singular, the longest first."""
@@ -307,25 +314,23 @@ def is_distinctive(name: str) -> bool:
     """Return whether nobody writes the name of a tool in a sentence without meaning the tool.
 
     It says what is done, unlike other compounds, such as ``html_url``. It is no constant (``SLA_START``, but
-    not ``GMAIL_SEND_EMAIL``), no title that a library gives to arguments, and no two words that people join,
-    such as ``read-only`` or ``force-push``: a server with tools of such names would have those of others
-    withheld.
+    not ``GMAIL_SEND_EMAIL``), no title that a library gives to arguments, and no words that people join, such
+    as ``read-only`` or ``TypeScript-based``: with such names a server would have tools of others withheld.
     """
     if _NAME.fullmatch(name) is None or _COMPOUND.fullmatch(name) is None or verb_of(name) is None:
         return False
-    first, *others = re.split("[_-]", name)
-    is_joined = "-" in name and len(others) == 1 and verb_of(first) is None
+    first, *others = words = re.split("[_-]", name)
+    is_kebab = all(one in (one.lower(), one.upper()) for one in words)
+    is_joined = "-" in name and not (is_kebab and (len(others) > 1 or verb_of(first) is not None))
     is_constant = name.isupper() and (len(others) == 1 or verb_of(others[-1]) is not None)
     return not (is_joined or is_constant or name.endswith(("Arguments", "-only")))
 
 
 def foreign(owners: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:
-    """Return the names of other servers' tools by which a server cannot mean anything of its own.
+    """Return those of the distinctive names of others, with their servers, that a server cannot mean itself.
 
     By `update_issue`, `jira_update` or `updateIssues` it means its own `jira_update_issue`. So a name is left
-    out if its words are the first or the last ones of an own name.
-
-    ``owners`` has distinctive names, each with its server, ``own`` all that the server lists.
+    out if its words are the first or the last ones of an `own` name.
     """
     words = {name: _name_words(name) for name in owners}
     wanted = set(words.values())
@@ -339,11 +344,10 @@ def foreign(owners: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:
 
 
 def own_words(definitions: Iterable[Encoded], taken: Iterable[bytes]) -> set[str]:
-    """Return the names by which a server means something of its own.
+    """Return the names by which a server means something of its own, as others may name their tools.
 
     These are the members of its definitions, such as parameters, the values that these may have, and all
-    words of those that were `taken` before. Otherwise one that names its tools like what another has, or like
-    a member of each definition, would have the tools of that one withheld.
+    words of those that were `taken` before.
     """
     found = {name for one in taken for name in _NAME.findall(_words_of(one))}
     left = [json.loads(bytes(one)) for one in definitions]
@@ -381,9 +385,11 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
     text = _words_of(written)
     if (sign := sign_in(text)) is not None:
         return sign
-    named = owners.keys() & set(_NAME.findall(text)) if owners else ()
+    named = frozenset(owners.keys() & set(_NAME.findall(text)) if owners else ())
+    words = [one if one in named else one.lower() for one in _SPOKEN.findall(text)] if named else []
+    is_ordered = any(_follow(words, phrase) for phrase in ((named, _ORDERS), (_ORDERS, named)))
     # Not which server: whoever reads this may not reach it.
-    return f"it names {min(named)!r}, a tool of another server" if named else None
+    return f"it gives orders about {min(named)!r}, a tool of another server" if is_ordered else None
 
 
 def sign_in_definition(definition: bytes) -> str | None:

@@ -34,9 +34,9 @@ from mcp_context_proxy.config.secrets import (
     in_base64,
     in_json,
     in_urls,
+    named_secrets_of,
     names_secret,
     own_secrets_of,
-    secrets_of,
 )
 from mcp_context_proxy.config.settings import Config, GuardsConfig
 from mcp_context_proxy.items import ToolClass
@@ -110,9 +110,9 @@ class KnownSecrets:
     def configure(self, config: Config) -> None:
         """Follow a changed configuration; secrets learned since the start stay known."""
         self._guards, self.redacts_results = config.guards, config.guards.results == "redact"
-        self._configured = [
-            (name, secret) for name, server in config.servers.items() for secret in secrets_of(server)
-        ]
+        # Not what only looks like a key: that may be an id, about which several servers are asked.
+        servers = config.servers.items()
+        self._configured = [(name, secret) for name, one in servers for secret in named_secrets_of(one)]
         self._configured += [(None, secret) for secret in own_secrets_of(config)]
         self._forget_forms()
 

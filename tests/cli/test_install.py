@@ -82,10 +82,10 @@ def test_no_change_shows_a_secret_and_a_file_that_gets_one_is_private(
             "k3y-1n-an-argument",
         ),
         *("t0k3n-1nline", "3nv-v4lue", "p4ssw0rd-url", "qu3ry-t0k3n", "h34der-value", 'qu0"te\\d'),
-        *("st4ys-1n-1ts-host", "f0r-the-wh0le-host"),
+        *("st4ys-1n-1ts-host", "f0r-the-wh0le-host", "Zk9xQ2mP7vT4wB8nR1yL"),
     ]
     token, neighbour, comment, argument, inline, variable, password, query, header, quoted, *others = secrets
-    url = f"https://u:{password}@example.com/mcp?token={query}"
+    url = f"https://u:{password}@example.com/s/{others[2]}/mcp?token={query}"
     entries = {
         "a": {"command": "x", "args": ["--api-key", argument, f"--token={inline}"], "env": {"A": variable}},
         "b": {"url": url, "headers": {"Authorization": f"Bearer {header}", "X": quoted}},

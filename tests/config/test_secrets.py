@@ -3,6 +3,8 @@ from support.tables import each
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
 
+KEY = "Zk9xQ2mP7vT4wB8nR1yL"
+
 
 def server(**settings: object) -> ServerConfig:
     secrets = settings.pop("secrets", ())
@@ -28,9 +30,26 @@ def server(**settings: object) -> ServerConfig:
         ({"args": ["https://host/x?api_key=lit-12345&region=eu-central"]}, "in eu-central", "in eu-central"),
         ({"args": ["--region", "eu-central", "--verbose"]}, "in eu-central", "in eu-central"),
         ({"args": ["--token-from-keyring", "--verbose"]}, "not --verbose", "not --verbose"),
+        ({"command": None, "url": f"https://host/s/{KEY}/mcp"}, f"/s/{KEY}/mcp", "/s/[redacted url]/mcp"),
+        ({"command": None, "url": f"https://host/x?profile={KEY}"}, f"bad {KEY}", "bad [redacted url]"),
+        ({"args": [f"Authorization: Bearer {KEY}"]}, f"bad {KEY}", "bad [redacted args]"),
+        ({"env": {"PAT": KEY}}, f"bad {KEY}", "bad [redacted PAT]"),
+        ({"env": {"HOOK": f"https://host/T0/{KEY}"}}, f"bad {KEY}", "bad [redacted HOOK]"),
+        ({"env": {"DB": f"Server=x;Account={KEY}/{KEY}==;"}}, f"bad {KEY}/{KEY}==", "bad [redacted DB]=="),
+        ({"headers": {"X-Team": KEY}}, f"bad {KEY}", "bad [redacted X-Team]"),
+        ({"args": ["--header", f"X-Team: {KEY}"]}, f"bad {KEY}", "bad [redacted args]"),
+        ({"args": ["-e", f"PAT={KEY}"]}, f"bad {KEY}", "bad [redacted args]"),
+        ({"args": [f"/home/a b/{KEY}/c"]}, f"in {KEY}/c", f"in {KEY}/c"),
+        ({"args": [f"image@sha256:{KEY}"]}, f"in {KEY}", f"in {KEY}"),
+        ({"args": [f"git+https://host/me/x@{KEY}"]}, f"in {KEY}", f"in {KEY}"),
+        (
+            {"args": ["@scope/server-sequential-thinking"]},
+            "in server-sequential-thinking",
+            "in server-sequential-thinking",
+        ),
     ],
 )
-def test_a_value_is_a_secret_by_its_variable_its_name_or_its_place_in_a_url(
+def test_a_value_is_a_secret_by_its_variable_its_name_its_place_in_a_url_or_its_look(
     settings: dict[str, object], said: str, shown: str
 ) -> None:
     assert Redactor(secrets_of(server(**settings)))(said) == shown

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -215,6 +215,21 @@ async def test_many_sessions_and_guesses_of_one_principal_harm_no_other(workshop
             statuses = [(await ping(client, session, who)).status_code for session, who in asked]
 
     assert statuses == [200, 200, 404]
+
+
+async def test_whoever_has_streams_open_in_all_of_their_sessions_ends_none_of_another(
+    workshop: Workshop,
+) -> None:
+    with http_proxy(workshop.config(limits={"sessions": 3}), env=environment()) as proxy:
+        async with httpx2.AsyncClient(base_url=proxy.base, timeout=20) as client, AsyncExitStack() as stack:
+            first = await session_of(client, ALICE)
+            for _ in range(2):
+                theirs = await session_of(client, MALLORY) | MALLORY
+                await stack.enter_async_context(client.stream("GET", "/mcp", headers=theirs))
+            third = await client.post("/mcp", json=message("initialize", **WHO), headers=ACCEPT | MALLORY)
+            after = await ping(client, first, ALICE)
+
+    assert (third.status_code, after.status_code) == (503, 200)
 
 
 async def test_many_sessions_and_guesses_of_a_person_harm_no_other_whatever_the_profile(

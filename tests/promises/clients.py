@@ -88,6 +88,7 @@ CLIENTS = (
         "server/test_large_results.py::test_nobody_loses_kept_results_for_those_of_another",
         f"{LARGE}test_many_results_at_once_are_kept_in_the_same_bounded_number",
         "front/test_principals.py::test_many_sessions_and_guesses_of_one_principal_harm_no_other",
+        "front/test_principals.py::test_whoever_has_streams_open_in_all_of_their_sessions_ends_none_of_another",
         "trust/test_tokens.py::test_the_streams_of_one_principal_leave_room_for_those_of_others",
         "front/test_bodies.py::test_the_bodies_of_one_principal_leave_room_for_those_of_another",
         "front/test_principals.py::test_what_one_principal_searched_is_read_by_no_other",

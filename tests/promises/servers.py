@@ -199,7 +199,7 @@ SERVERS = (
         "oauth/test_proxy.py::test_a_token_that_its_server_reveals_is_in_no_error_and_no_log",
         "config/test_redaction.py::test_any_secret_is_found_however_it_is_written",
         "config/test_redaction.py::test_a_traceback_in_the_log_is_redacted",
-        "config/test_secrets.py::test_a_value_is_a_secret_by_its_variable_its_name_or_its_place_in_a_url",
+        "config/test_secrets.py::test_a_value_is_a_secret_by_its_variable_its_name_its_place_in_a_url_or_its_look",
         "downstream/test_calls.py::test_the_progress_of_a_call_reveals_no_secret",
         "downstream/test_stderr.py::test_a_secret_is_redacted_even_if_it_came_in_pieces_or_encoded",
     ),

@@ -11,6 +11,8 @@ from support.raw_client import RpcError
 from support.servers import Workshop, tool
 from support.skills import entry, manifest_file
 
+from mcp_context_proxy.server.resources import RESOURCES_COMPARED
+
 URI = "note://work/1"
 RESOURCES = [{"uri": URI, "name": "one"}]
 
@@ -128,7 +130,7 @@ async def test_a_model_is_told_of_a_resource_and_reads_it_by_its_uri(workshop: W
         unknown = await host.call("call_tool", {"name": "game://none"})
         long = await host.call("call_tool", {"name": "skill://own.folders/" + "x" * 100_000})
 
-    told = "A resource that fits: game://rules (House rules of the game). Read it through call_read_only_tool"
+    told = "A resource that fits: game://rules of game ('House rules of the game'). Read it through call_read"
     assert told in found["content"][0]["text"]
     assert "game://rules" not in other["content"][0]["text"]
     assert read["content"][0]["text"].startswith("game ")
@@ -182,17 +184,34 @@ async def test_a_search_names_no_resource_that_is_not_for_models_or_not_asked_fo
     skills = {"skills": [entry("skill://menu", files)], "files": {raw: files["SKILL.md"]}}
     workshop.server("work", tools=[tool("cook", "Cook a soup")], resources=[fit, *unfit], **skills)
     workshop.server("other", tools=[tool("eat", "Eat a soup")], settings={"category": "food"})
+    workshop.server("manual", resources=[{"uri": "a://menu"} | said], settings={"include": "manual"})
     query = {"query": "lunch menu of the canteen"}
     async with host_of(workshop.config(), "modern") as host:
-        told, *others = [
+        told, of_work, *others = [
             (await host.call("search_available_tools", query | more))["content"][0]["text"]
             for more in (
+                {},
                 {"filters": {"server": "work", "read_only": True}},
+                {"filters": {"server": "manual"}},
                 {"filters": {"server": "other"}},
                 {"filters": {"category": "food"}},
                 {"kinds": ["tool"]},
             )
         ]
 
-    assert "A resource that fits: menu://today (Lunch menu of the canteen). Read it" in told
+    assert "A resource that fits: menu://today of work ('Lunch menu of the canteen'). Read it" in told
+    assert "menu://today of work" in of_work
+    assert "a://menu" not in f"{told} {others}"
     assert "menu://today" not in str(others)
+
+
+async def test_no_server_keeps_the_resources_of_others_from_being_named_by_many_of_its_own(
+    workshop: Workshop,
+) -> None:
+    many = [{"uri": f"a://{number}", "name": "one"} for number in range(RESOURCES_COMPARED)]
+    workshop.server("first", resources=many)
+    workshop.server("work", resources=[{"uri": "menu://today", "name": "Lunch menu of the canteen"}])
+    async with host_of(workshop.config(), "modern") as host:
+        found = await host.call("search_available_tools", {"query": "lunch menu of the canteen"})
+
+    assert "menu://today of work" in found["content"][0]["text"]

@@ -79,12 +79,14 @@ def linking(*uris: str) -> list[dict[str, Any]]:
 async def test_a_resource_that_no_server_lists_is_read_where_a_result_has_linked_to_it(
     workshop: Workshop, era: str
 ) -> None:
+    not_its_own = ("rule://made", "skill://good/made", "SKILL://own.folders/made")
+    linked = ("made://1", "note://1", *not_its_own)
     workshop.server(
         "maker",
         tools=[tool("make")],
         resources=listed("maker://1"),
-        calls={"make": linking("made://1", "note://1", "rule://made")},
-        files={"made://1": "maker has it", "note://1": "maker has it", "rule://made": "maker has it"},
+        calls={"make": linking(*linked)},
+        files=dict.fromkeys(linked, "maker has it"),
     )
     workshop.server("good", resources=listed("note://1"))
     async with inside(workshop.config()) as proxy:
@@ -93,7 +95,7 @@ async def test_a_resource_that_no_server_lists_is_read_where_a_result_has_linked
             await host.request("resources/read", {"uri": "made://1"})
         await host.request("tools/call", {"name": "maker__make", "arguments": {}})
         found = [await reader(host, uri) for uri in ("made://1", "note://1")]
-        for one, uri in ((host, "rule://made"), (host, "made://2"), (other, "made://1")):
+        for one, uri in (*((host, uri) for uri in (*not_its_own, "made://2")), (other, "made://1")):
             with pytest.raises(RpcError, match="unknown resource"):
                 await one.request("resources/read", {"uri": uri})
         shown = (await host.request("resources/list"))["resources"]

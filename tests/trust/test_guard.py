@@ -106,6 +106,13 @@ def test_a_secret_of_the_proxy_itself_goes_to_no_server() -> None:
     assert str(known.in_params("a", params)) == "the bearer token, which is a secret of the proxy itself"
 
 
+def test_what_only_looks_like_a_key_may_be_an_id_that_several_servers_are_asked_about() -> None:
+    servers = {"a": ServerConfig(name="a", command="x", env={"VPC": "vpc-0a1b2c3d4e5f67890"})}
+    known = KnownSecrets(Config(servers=servers))
+
+    assert known.in_params("b", {"arguments": Raw(b'{"vpc": "vpc-0a1b2c3d4e5f67890"}')}) is None
+
+
 def test_the_keys_of_model_services_go_to_no_server() -> None:
     embedding = {"endpoint": "http://127.0.0.1/", "model": "m", "api_key": "k3y-of-the-embeddings"}
     known = KnownSecrets(Config.of({"embedding": embedding}))
