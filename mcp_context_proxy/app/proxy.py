@@ -427,13 +427,14 @@ class Proxy(Struct, kw_only=True, eq=False):
 
         Settings that need a restart keep their old values: see `config.forms.Reload`.
         """
-        before = self.config
+        # Those of settings that wait for the restart are secrets as well.
+        secrets, before = [*all_secrets_of(config)], self.config
+        redact_logs(secrets)
+        self.redact.know(secrets)
         config = self.config = without_restart(before, config)
         changed = {
             table for table in config.__struct_fields__ if getattr(config, table) != getattr(before, table)
         }
-        redact_logs(all_secrets_of(config))
-        self.redact.know(all_secrets_of(config))
         self.fleet.known.configure(config)
         difference = self.fleet.apply(config.servers.values(), config.limits, config.off)
         self.searcher.config = config

@@ -71,34 +71,27 @@ class Needed(Protocol):
         """The thing that is missing, in words of ours; None if nothing is."""
 
 
-class ReadinessCheck:
-    """Tells whether new clients should come to a proxy; called for each probe."""
+def readiness(proxy: Proxy, needed: Iterable[Needed] = ()) -> Readiness:
+    """Return whether new clients should come now to a proxy with further parts that it needs."""
+    from mcp_context_proxy.front.http import Readiness  # noqa: PLC0415 - a stdio front has no probes
 
-    def __init__(self, proxy: Proxy, needed: Iterable[Needed] = ()) -> None:
-        """Look at a proxy and at further parts that it needs."""
-        self._proxy, self._needed = proxy, tuple(needed)
-
-    def __call__(self) -> Readiness:
-        """Return the readiness of this moment. Does not block."""
-        from mcp_context_proxy.front.http import Readiness  # noqa: PLC0415 - a stdio front has no probes
-
-        proxy, missing = self._proxy, list[str]()
-        if proxy.gateway.drain.leaving:
-            missing.append("stopping: new clients should go elsewhere")
-        # Not for as long as the clock may have been set back.
-        if 0 <= time_of_day() - proxy.started < STARTING_SECONDS:
-            starting = [client for client in proxy.fleet.awaited() if not client.failures]
-            if starting:
-                missing.append(f"{len(starting)} of {len(proxy.fleet.clients)} servers have not answered yet")
-            elif proxy.refresh.is_behind:
-                missing.append("the lists of servers are not all in the catalog yet")
-        missing += [part.lack for part in self._needed if part.lack is not None]
-        degraded = []
-        if proxy.store.warning is not None:
-            degraded.append("the store cannot be used; calls are served without it")
-        if proxy.audit.warning is not None:
-            degraded.append("the audit cannot be written; calls are served without it")
-        return Readiness(missing, degraded)
+    missing = list[str]()
+    if proxy.gateway.drain.leaving:
+        missing.append("stopping: new clients should go elsewhere")
+    # Not for as long as the clock may have been set back.
+    if 0 <= time_of_day() - proxy.started < STARTING_SECONDS:
+        starting = [client for client in proxy.fleet.awaited() if not client.failures]
+        if starting:
+            missing.append(f"{len(starting)} of {len(proxy.fleet.clients)} servers have not answered yet")
+        elif proxy.refresh.is_behind:
+            missing.append("the lists of servers are not all in the catalog yet")
+    missing += [part.lack for part in needed if part.lack is not None]
+    degraded = []
+    if proxy.store.warning is not None:
+        degraded.append("the store cannot be used; calls are served without it")
+    if proxy.audit.warning is not None:
+        degraded.append("the audit cannot be written; calls are served without it")
+    return Readiness(missing, degraded)
 
 
 Front = Callable[[Proxy, Negotiation], Awaitable[None]]
@@ -454,10 +447,9 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
             *([] if issued is None else [issued.keys]),
             *([] if member is None else [member.replicas]),
         ]
-        ready = ReadinessCheck(proxy, needed)
         routes = [
             *await in_thread(web_routes, proxy, member),
-            *http.probe_routes(ready),
+            *http.probe_routes(partial(readiness, proxy, needed)),
             *([] if resource is None else resource.routes()),
         ]
         homes = None if member is None else member.homes

@@ -119,10 +119,6 @@ class ReplicaTable(Tables):
         """Return all replicas, those that started first before the others."""
         return self._database.read(ReplicaRow, "FROM replicas ORDER BY started, replica")
 
-    def now(self) -> float:
-        """Return the time by which replicas are alive."""
-        return self._database.now()
-
     def drain(self, replica: str, wanted: bool) -> bool:
         """Have a replica drained, or not any more; return whether there is such a one."""
         statement = "UPDATE replicas SET draining = ? WHERE replica = ?"

@@ -268,6 +268,10 @@ class Tables:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def now(self) -> float:
+        """Return the time by which leases end and replicas are alive."""
+        return self._database.now()
+
     def may_have_changed(self, area: str) -> bool:
         """Return whether looking at an area is worth while since this was asked before."""
         return self._database.may_have_changed(area)

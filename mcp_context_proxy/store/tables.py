@@ -543,10 +543,6 @@ class LeaseStore(Tables):
         query = "SELECT job, holder, until FROM leases WHERE until > ? ORDER BY job"
         return [(job, holder, until) for job, holder, until in self._database.rows(query, [self.now()])]
 
-    def now(self) -> float:
-        """Return the time by which leases end."""
-        return self._database.now()
-
 
 UPKEEP: Final = "upkeep"
 """Job of deleting old rows and summing up statistics."""

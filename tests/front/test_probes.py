@@ -17,7 +17,7 @@ from support.raw_client import ACCEPT, MODERN, PREFIX
 from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 
-from mcp_context_proxy.app.serve import STARTING_SECONDS, ReadinessCheck, open_proxy
+from mcp_context_proxy.app.serve import STARTING_SECONDS, open_proxy, readiness
 from mcp_context_proxy.config import load
 from mcp_context_proxy.front.http import Readiness
 from mcp_context_proxy.server.gateway import Quota
@@ -247,14 +247,13 @@ async def test_a_proxy_is_ready_once_its_servers_have_answered_or_failed(
     go = workshop.flag("go")
     workshop.server("work", tools=[tool("echo")], at_start=[{"wait": str(go)}])
     async with open_proxy(load(workshop.config())) as opened:
-        check = ReadinessCheck(opened)
-        early = check()
+        early = readiness(opened)
         opened.started -= STARTING_SECONDS
-        late = check()
+        late = readiness(opened)
         opened.started += STARTING_SECONDS
         go.touch()
-        await until(lambda: not check().missing)
-        lost = ReadinessCheck(opened, [Lacking()])()
+        await until(lambda: not readiness(opened).missing)
+        lost = readiness(opened, [Lacking()])
 
     assert early.missing == ["1 of 1 servers have not answered yet"]
     assert late == Readiness()

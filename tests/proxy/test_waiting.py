@@ -20,7 +20,7 @@ from support.raw_client import AS_DATA, RawClient, data_of
 from support.servers import Server, Workshop, tool
 from support.wires import http, sse, stdio
 
-from mcp_context_proxy.app.serve import ReadinessCheck
+from mcp_context_proxy.app.serve import readiness
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.downstream.fleet import server_facts
@@ -109,13 +109,12 @@ async def test_a_proxy_is_not_ready_before_the_lists_that_have_come_are_in_the_c
     late(workshop)
     workshop.flag("ready").touch()
     async with inside(workshop.config(), settled=False) as proxy:
-        readiness = ReadinessCheck(proxy)
         await until(lambda: not proxy.fleet.unlisted)
         assert "late" in proxy.catalog.whole.snapshot.unlisted
-        assert readiness().missing == ["the lists of servers are not all in the catalog yet"]
+        assert readiness(proxy).missing == ["the lists of servers are not all in the catalog yet"]
 
         go_on.set()
-        await until(lambda: not readiness().missing)
+        await until(lambda: not readiness(proxy).missing)
         assert "late" not in proxy.catalog.whole.snapshot.unlisted
 
 
