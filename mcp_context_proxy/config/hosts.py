@@ -74,8 +74,8 @@ def converted(dialect: Dialect, entry: Mapping[str, Any]) -> Converted:
 def dialect_of(place: KeyPath, source: ConfigSource) -> Dialect:
     if isinstance(_at(source.tables, place), list):
         return "continue"
-    if source.file.parent.name in {".gemini", ".qwen"}:
-        return "gemini"
+    if source.file.parent.name in {".gemini", ".qwen"} or "$version" in source.tables:
+        return "gemini"  # Qwen Code, in any folder, has a version
     if (stem := source.file.stem.lstrip(".")) in {"crush", "opencode", "cline_mcp_settings"}:
         return stem
     if place == ("mcp_servers",) and source.file.suffix != ".toml":
@@ -95,7 +95,8 @@ def _common(entry: dict[str, Any]) -> Converted:
         tools = None
     if decided:  # Claude Code
         denied = dict.fromkeys(name for name, decision in decided if decision in ("always_deny", "blocked"))
-        entry["excludeTools"] = [*(entry.get("excludeTools") or ()), *denied]
+        if isinstance(before := entry.get("excludeTools", []), list):
+            entry["excludeTools"] = [*before, *denied]
         asked = {name: {"approval_mode": one} for name, one in decided if name not in denied}
         entry["tools"] = asked if tools is None else tools
     # A list of words is that of opencode, whatever its file is called.

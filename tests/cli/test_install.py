@@ -343,6 +343,12 @@ def test_import_copies_from_a_file_of_any_host(
             {"url": "https://example.com/mcp", "headers": {"X": "Bearer ${PAT}"}},
         ),
         (
+            "settings.json",
+            '{"$version": 4, "mcpServers": '
+            '{"a": {"httpUrl": "https://example.com/mcp", "headers": {"X": "$PAT"}}}}',
+            {"url": "https://example.com/mcp", "headers": {"X": "${PAT}"}},
+        ),
+        (
             "hermes.yaml",
             "mcp_servers:\n  a:\n    command: desk\n    env: {KEY: '${PAT}'}\n"
             "    tools: {include: [look], exclude: b}",

@@ -336,6 +336,13 @@ def test_several_lists_of_tools_that_are_left_out_count_together(load_text):
     ]
 
 
+def test_decisions_beside_a_list_that_cannot_be_read_are_a_mistake(problems):
+    entry = {"command": "x", "toolPermissions": {"a": "blocked"}, "excludeTools": 3}
+    (found,) = problems(json.dumps({"mcpServers": {"x": entry}}), "mcp.json")
+
+    assert found.startswith("1 mcpServers.x.excludeTools: must be a list")
+
+
 @pytest.mark.parametrize("key", ["alwaysAllow", "autoApprove"])
 def test_tools_that_a_host_calls_without_asking_are_told_and_change_nothing(load_text, key):
     text = json.dumps({"mcpServers": {"x": {"command": "x", key: [f"t{number}" for number in range(7)]}}})
