@@ -319,11 +319,11 @@ def denied(request: str) -> Iterator[tuple[int, int, str]]:
 _CORRECTION: Final = spoken(
     r"(?s)(?:(?<=[.!?…,;])\s*|\s[-–—]\s*)(?:(?:oh|hm+|or|but|well)\b[, .…]*)?(?:(?P<back>"
     r"(?:(?:actually|wait|sorry|hold on)[,.]? )?(?:no(?:,? (?:no|wait))*|scratch that|never ?mind"
-    r"|forget (?:that|it)|on second thoughts?|not that(?: one)?|wrong))(?:[,.:;!…–—-]+ |(?= I mea?nt\b))"
+    r"|forget (?:that|it)|on second thoughts?|not that(?: one)?|wrong))(?:[,.!]+ |(?= I mea?nt\b))"
     r"|(?<![,;]\s)(?:actually,? |(?:sorry|wait|hold on), )(?!(?:and|also|then|before|after|there|that|it)\b)"
     r"|(?=(?:better|rather|I meant?|I['’]d rather)\b(?! than\b)))(?:don['’]?t[,.;] |(?:just|only|better) "
     r"|rather |I (?:meant?|wanted|want|would rather)(?: to)?\b:? |I['’]d rather )*(?P<meant>\S.*)",
-    "actually|wait|hold on|sorry|no,| no |no.|scratch|never|forget|thought|not that|wrong|mean|rather|better",
+    "actually|wait|hold on|sorry|no,|no.|no!|scratch|never|forget|thought|not that|wrong|mean|rather|better",
 )
 """Words that take an order back, with what is meant instead: "delete it. Actually no, rename it"."""
 
