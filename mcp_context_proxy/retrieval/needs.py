@@ -319,28 +319,30 @@ def denied(request: str) -> Iterator[tuple[int, int, str]]:
 _CORRECTION: Final = spoken(
     r"(?s)(?:(?<=[.!?…,;])\s*|\s[-–—]\s*)(?:(?:oh|hm+|or|but|well)\b[, .…]*)?(?:(?P<back>"
     r"(?:(?:actually|wait|sorry|hold on)[,.]? )?(?:no(?:,? (?:no|wait))*|scratch that|never ?mind"
-    r"|forget (?:that|it)|on second thoughts?|not that(?: one)?|wrong))(?:[,.:;!…–—-]+ |(?= I mea?nt\b))"
+    r"|forget (?:that|it)|on second thoughts?|not that(?: one)?|wrong))(?:[,.!]+ |(?= I mea?nt\b))"
     r"|(?<![,;]\s)(?:actually,? |(?:sorry|wait|hold on), )(?!(?:and|also|then|before|after|there|that|it)\b)"
     r"|(?=(?:better|rather|I meant?|I['’]d rather)\b(?! than\b)))(?:don['’]?t[,.;] |(?:just|only|better) "
     r"|rather |I (?:meant?|wanted|want|would rather)(?: to)?\b:? |I['’]d rather )*(?P<meant>\S.*)",
-    "actually|wait|hold on|sorry|no,| no |no.|scratch|never|forget|thought|not that|wrong|mean|rather|better",
+    "actually|wait|hold on|sorry|no,|no.|no!|scratch|never|forget|thought|not that|wrong|mean|rather|better",
 )
 """Words that take an order back, with what is meant instead: "delete it. Actually no, rename it"."""
 
 
 def corrected(query: str) -> str:
     """Return a query without the order that it takes back, of which the object stays if it is needed."""
-    if (match := _CORRECTION.search(query)) is None:
+    if (match := _CORRECTION.search(query)) is None or not (divided := needs_of(query[: match.start()])):
         return query
-    before, meant = query[: match.start()], match["meant"]
-    start, end = [*needs_of(before), (0, 0)][-2 if before.strip() else -1]
+    before, meant, (start, end) = query[: match.start()], match["meant"], divided[-1]
+    orders = (one.end() for one in _DIVIDER.finditer(before, start, end) if one["next"] in _ORDERS)
+    start = max(
+        orders, default=start
+    )  # which may have been interrupted: "export it and print... no, mail it"
     opened, asked, asks_again = opening_match(before[start:end]), asks(before[start:end]), asks(meant)
     # "No wait, on Tuesday" takes a value back, and no order.
     if opened is None or not (asks_again >= asked if match["back"] else asked and asks_again):
         return query
-    if _stands_alone(meant):
-        return before[:start] + meant
-    return f"{before[:start]}{meant.rstrip(' .!?')} ({before[start + opened.end() : end].strip(' .!?,;')})"
+    thing = "" if _stands_alone(meant) else before[start + opened.end() : end].strip(" .…!?,;")
+    return before[:start] + (f"{meant.rstrip(' .!?')} ({thing})" if thing else meant)
 
 
 # Statements that mean orders.

@@ -279,6 +279,7 @@ def test_all_that_a_story_may_ask_for_is_embedded_at_once() -> None:
         ("Close the window, scratch that, open the settings page", "open the settings page"),
         ("find the invoice - no, list the unpaid orders", "list the unpaid orders"),
         ("Read the page. Create a card. Sorry, I meant archive it", "Read the page. archive it (a card)"),
+        ("export the list and print... no, mail it to Tom", "export the list and mail it to Tom"),
         ("weekly sales report. Never mind. low stock products", "low stock products"),
     ],
 )
