@@ -145,6 +145,23 @@ def test_a_definition_that_tells_the_time_stays_approved_and_is_current(store: S
     assert again.served() == []
 
 
+def test_the_order_of_what_a_server_keeps_in_sets_is_no_change(store: Store) -> None:
+    """Python orders a set of texts anew in each process."""
+
+    def listing(fields: str, of: list[str]) -> dict[str, Any]:
+        chosen = {"fields": {"default": fields}, "of": {"enum": of}}
+        return tool("add", inputSchema={"type": "object", "properties": chosen})
+
+    run = Run(store)
+    run.list("calc", listing("labels,updated,*all", ["x,y", "a"]))
+    again = Run(store)
+    again.list("calc", listing("*all,labels,updated", ["a", "x,y"]))
+
+    assert again.served() == ["calc__add"]
+    again.list("calc", listing("Do not delete,ask, first", ["a", "x,y"]))
+    assert again.served() == []
+
+
 def test_the_order_of_members_and_of_the_list_is_no_change(store: Store) -> None:
     run = Run(store, "all")
     run.list("calc", ADD, tool("sub"))
