@@ -62,8 +62,8 @@ UNSEEN: Final = frozenset({"_meta", "icons"})
 _DATE = pattern(
     rb"20\d\d-[01]\d-[0-3]\d(?:[T ][0-2]\d:[0-5]\d(?::[0-5]\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?)?\b"
 )
-_SET = pattern(rb'"(?:default":"([\w.*-]+(?:,[\w.*-]+)+)"|enum":\[([^][{]+)])')
-"""Values that may be of a set: a text of single words between commas, which is no sentence, and choices."""
+_SET = pattern(rb'"default":"([\w.*-]+(?:,[\w.*-]+)+)"')
+"""A default that may be made of a set. Single words between commas are no sentence."""
 
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder().decode
@@ -114,7 +114,7 @@ def fingerprint_if_plain(definition: bytes, kind: Approvable) -> tuple[Fingerpri
 
 
 def _sorted(found: re.Match[bytes]) -> bytes:
-    return b",".join(sorted((found[1] or found[2]).split(b",")))
+    return b",".join(sorted(found[1].split(b",")))
 
 
 def is_plain(definition: bytes) -> bool:

@@ -20,7 +20,8 @@ TRUST = (
         "approved: by `[approval] mode` when it came, or by a person. One that changes while its "
         "server runs, or over a restart in the same version or over the same connection, is "
         "withheld in every mode, whichever part of it changed that models see, but for dates and times, and "
-        "the order of an `enum` or a comma-separated default; so is one that hides characters or has another sign of an attack, in whatever letters it is drawn. Resources, "
+        "the order of a default of words between commas; so is one that hides characters or has another sign "
+        "of an attack, in whatever letters it is drawn. Resources, "
         "skills and instructions are not approved, and are left out if they have such a sign. That holds "
         "over restarts, on lists that are remembered, for several proxies on one store, and where the store "
         "can be read and not written.",
