@@ -3,8 +3,9 @@
 A definition is canonical JSON, split into two parts. *Seen* is what every model reads or a host decides by;
 *rest* is everything else. Two definitions are the same if both parts are, in whatever order a server writes
 their members, and whichever dates and times are in them: some servers tell when they were started, and a
-date asks a model for nothing. In the rest is also what some hosts show to models, such as the output schema:
-a change of it is one of what is seen (`visible_part`).
+date asks a model for nothing. Nor does the order of a set: Python has another one in each process. In the
+rest is also what some hosts show to models, such as the output schema: a change of it is one of what is seen
+(`visible_part`).
 
 The signs (`suspicion`) are few and hard: none of them occurs in the definitions of some thousand real tools.
 They are a reason to look, not a filter that a careful writer could not pass; the wall is the comparison with
@@ -59,8 +60,10 @@ UNSEEN: Final = frozenset({"_meta", "icons"})
 """Members of a definition that no model reads. Any other may be shown to one by some host."""
 
 _DATE = pattern(
-    rb"\b20\d\d-[01]\d-[0-3]\d(?:[T ][0-2]\d:[0-5]\d(?::[0-5]\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?)?\b"
+    rb"20\d\d-[01]\d-[0-3]\d(?:[T ][0-2]\d:[0-5]\d(?::[0-5]\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?)?\b"
 )
+_SET = pattern(rb'"default":"([\w.*-]+(?:,[\w.*-]+)+)"')
+"""A default that may be made of a set. Single words between commas are no sentence."""
 
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder().decode
@@ -106,8 +109,12 @@ def fingerprint_if_plain(definition: bytes, kind: Approvable) -> tuple[Fingerpri
     It is not plain if a member may be named twice, or a number may be too large to be read.
     """
     seen, rest = _parts(definition, SEEN[kind])
-    hashes = [sha256(_DATE.sub(b"", part)).digest() for part in (seen, rest)]
-    return Fingerprint(*hashes), seen is not definition
+    parts = (_SET.sub(_sorted, _DATE.sub(b"", part)) for part in (seen, rest))
+    return Fingerprint(*[sha256(part).digest() for part in parts]), seen is not definition
+
+
+def _sorted(found: re.Match[bytes]) -> bytes:
+    return b",".join(sorted(found[1].split(b",")))
 
 
 def is_plain(definition: bytes) -> bool:

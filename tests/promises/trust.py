@@ -19,8 +19,9 @@ TRUST = (
         "A tool, a prompt or a resource template is listed, found and called only as it was "
         "approved: by `[approval] mode` when it came, or by a person. One that changes while its "
         "server runs, or over a restart in the same version or over the same connection, is "
-        "withheld in every mode, whichever part of it changed that models see; so is one that hides "
-        "characters or has another sign of an attack, in whatever letters it is drawn. Resources, "
+        "withheld in every mode, whichever part of it changed that models see, but for dates and times, and "
+        "the order of a default of words between commas; so is one that hides characters or has another sign "
+        "of an attack, in whatever letters it is drawn. Resources, "
         "skills and instructions are not approved, and are left out if they have such a sign. That holds "
         "over restarts, on lists that are remembered, for several proxies on one store, and where the store "
         "can be read and not written.",
@@ -28,6 +29,8 @@ TRUST = (
         "store/test_store.py::test_what_a_store_has_that_cannot_be_written_is_used_from_memory",
         "trust/test_approval_running.py::test_a_request_that_is_sent_again_in_a_new_session_is_judged_again",
         APPROVAL + "test_a_changed_tool_is_withheld_until_a_person_approves_it",
+        APPROVAL + "test_a_definition_that_tells_the_time_stays_approved_and_is_current",
+        APPROVAL + "test_the_order_of_what_a_server_keeps_in_sets_is_no_change",
         APPROVAL + "test_a_changed_prompt_or_template_is_withheld",
         SIGNS + "test_a_definition_with_a_sign_of_an_attack_is_held_however_it_came",
         APPROVAL + "test_two_proxies_on_one_store_never_approve_two_first_definitions",

@@ -145,6 +145,32 @@ def test_a_definition_that_tells_the_time_stays_approved_and_is_current(store: S
     assert again.served() == []
 
 
+def test_the_order_of_what_a_server_keeps_in_sets_is_no_change(store: Store) -> None:
+    """Python orders a set of texts anew in each process."""
+
+    def listing(fields: str) -> dict[str, Any]:
+        return tool("add", inputSchema={"type": "object", "properties": {"fields": {"default": fields}}})
+
+    run = Run(store)
+    run.list("calc", listing("labels,updated,*all"))
+    again = Run(store)
+    again.list("calc", listing("*all,labels,updated"))
+
+    assert again.served() == ["calc__add"]
+    again.list("calc", listing("labels,updated,*all,comments"))
+    assert again.served() == []
+
+
+@pytest.mark.parametrize("sentence", ["do not ask,delete first", "not delete, ask"])
+def test_the_order_of_words_in_a_sentence_is_a_change(store: Store, sentence: str) -> None:
+    run = Run(store)
+    words = sentence.replace("delete", "#").replace("ask", "delete").replace("#", "ask")
+    for text in (words, sentence):
+        run.list("calc", tool("add", inputSchema={"type": "object", "default": text}))
+
+    assert run.served() == []
+
+
 def test_the_order_of_members_and_of_the_list_is_no_change(store: Store) -> None:
     run = Run(store, "all")
     run.list("calc", ADD, tool("sub"))
