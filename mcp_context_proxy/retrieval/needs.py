@@ -319,7 +319,7 @@ def denied(request: str) -> Iterator[tuple[int, int, str]]:
 _CORRECTION: Final = spoken(
     r"(?s)(?:(?<=[.!?…,;])\s*|\s[-–—]\s*)(?:(?:oh|hm+|or|but|well)\b[, .…]*)?(?:(?P<back>"
     r"(?:(?:actually|wait|sorry|hold on)[,.]? )?(?:no(?:,? (?:no|wait))*|scratch that|never ?mind"
-    r"|forget (?:that|it)|on second thoughts?|not that(?: one)?|wrong))(?:[,.!]+ |(?= I mea?nt\b))"
+    r"|forget (?:that|it)|on second thoughts?|not that(?: one)?|wrong))(?:[,.!]+ |(?= I meant\b))"
     r"|(?<![,;]\s)(?:actually,? |(?:sorry|wait|hold on), )(?!(?:and|also|then|before|after|there|that|it)\b)"
     r"|(?=(?:better|rather|I meant?|I['’]d rather)\b(?! than\b)))(?:don['’]?t[,.;] |(?:just|only|better) "
     r"|rather |I (?:meant?|wanted|want|would rather)(?: to)?\b:? |I['’]d rather )*(?P<meant>\S.*)",
@@ -333,10 +333,9 @@ def corrected(query: str) -> str:
     if (match := _CORRECTION.search(query)) is None or not (divided := needs_of(query[: match.start()])):
         return query
     before, meant, (start, end) = query[: match.start()], match["meant"], divided[-1]
+    # The last order may have been interrupted: "export it and print... no, mail it".
     orders = (one.end() for one in _DIVIDER.finditer(before, start, end) if one["next"] in _ORDERS)
-    start = max(
-        orders, default=start
-    )  # which may have been interrupted: "export it and print... no, mail it"
+    start = max(orders, default=start)
     opened, asked, asks_again = opening_match(before[start:end]), asks(before[start:end]), asks(meant)
     # "No wait, on Tuesday" takes a value back, and no order.
     if opened is None or not (asks_again >= asked if match["back"] else asked and asks_again):

@@ -59,9 +59,7 @@ They stay as they are, because stored decisions have the fingerprints of both pa
 UNSEEN: Final = frozenset({"_meta", "icons"})
 """Members of a definition that no model reads. Any other may be shown to one by some host."""
 
-_DATE = pattern(
-    rb"20\d\d-[01]\d-[0-3]\d(?:[T ][0-2]\d:[0-5]\d(?::[0-5]\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?)?\b"
-)
+_DATE = pattern(rb"20\d\d-[01]\d-[0-3]\d(?:[T ][0-2]\d:[0-5]\d(?::[\d.]{2,12})?(?:Z|[+-]\d\d:?\d\d)?)?\b")
 _SET = pattern(rb'"default":"([\w.*-]+(?:,[\w.*-]+)+)"')
 """A default that may be made of a set. Single words between commas are no sentence."""
 
@@ -109,12 +107,9 @@ def fingerprint_if_plain(definition: bytes, kind: Approvable) -> tuple[Fingerpri
     It is not plain if a member may be named twice, or a number may be too large to be read.
     """
     seen, rest = _parts(definition, SEEN[kind])
-    parts = (_SET.sub(_sorted, _DATE.sub(b"", part)) for part in (seen, rest))
-    return Fingerprint(*[sha256(part).digest() for part in parts]), seen is not definition
-
-
-def _sorted(found: re.Match[bytes]) -> bytes:
-    return b",".join(sorted(found[1].split(b",")))
+    parts = (_DATE.sub(b"", part) for part in (seen, rest))
+    ordered = (_SET.sub(lambda found: b",".join(sorted(found[1].split(b","))), part) for part in parts)
+    return Fingerprint(*[sha256(part).digest() for part in ordered]), seen is not definition
 
 
 def is_plain(definition: bytes) -> bool:
