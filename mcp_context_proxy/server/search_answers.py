@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from mcp_context_proxy.catalog.model_schemas import plain_schema
-from mcp_context_proxy.catalog.names import EXPOSED, parted
+from mcp_context_proxy.catalog.names import COMPARED, EXPOSED, parted
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext
 from mcp_context_proxy.context.engine import ContextEngine
@@ -421,7 +421,7 @@ async def unknown(
         return failure(text)
     scope = Scope(frozenset({Kind.TOOL}), SearchFilters(server=server))
     written = partial(search_text, count=contexts.costs.count, tokens=UNKNOWN_TOKENS, name_of=name_of)
-    query = identifier_words(own)
+    query = identifier_words(own[:COMPARED])
     found = await contexts.select(query, scope=scope, remember=False, write=written, within=0)
     return failure(f"{text}\n\n{found.text or f'{SEARCH} finds tools by what they do.'}")
 

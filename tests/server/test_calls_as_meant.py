@@ -1,6 +1,7 @@
 """Calls through call_tool in the words and forms that models use: read as they are meant, or told how to."""
 
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -163,11 +164,7 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
 
 
 HOUR = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
-
-
 SLOT = {"type": "object", "properties": {"day": {"enum": ["monday", "friday"]}, "fromHour": HOUR}}
-
-
 BOOKING = {
     "type": "object",
     "properties": {
@@ -184,8 +181,6 @@ BOOKING = {
     },
     "$defs": {"Slot": SLOT},
 }
-
-
 MEANT: list[tuple[dict[str, Any], str]] = [
     ({"bookIds": '["a"]', "slot": ' {"day": "friday"}'}, '{"bookIds":["a"],"slot":{"day":"friday"}}'),
     ({"slot": {"Day": "Monday", "from_hour": "9"}}, '{"slot":{"day":"monday","fromHour":9}}'),
@@ -195,8 +190,6 @@ MEANT: list[tuple[dict[str, Any], str]] = [
     ({"bookIds": "a b"}, '{"bookIds":["a b"]}'),
     ({"card": 12, "by": "mail"}, '{"card":"12","by":"MAIL"}'),
 ]
-
-
 LEFT: list[dict[str, Any]] = [
     # They fit, or may be meant in another way, or in none.
     {"free": "[1]", "either": "[1]", "card": "[1]", "number": None},
@@ -224,6 +217,58 @@ async def test_arguments_that_can_mean_one_thing_only_are_sent_as_the_tool_takes
 
     sent = [one["params"]["arguments"] for one in server.ledger.messages("tools/call")]
     assert sent == [*(json.loads(one) for _, one in MEANT), *LEFT, json.loads(MEANT[0][1]), given[0]]
+
+
+NUMBER = {"type": "integer"}
+FITTING: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"properties": {"PATH": {"type": "string"}}, "additionalProperties": {"type": "string"}}, {"path": "/"}),
+    ({"properties": {"id": NUMBER}, "additionalProperties": True}, {"ID": 5}),
+    ({"properties": {"userId": {}}, "additionalProperties": {}}, {"user_id": 1}),
+    ({"properties": {"a-b": NUMBER}, "patternProperties": {"^[a-z_]+$": NUMBER}}, {"a_b": 1}),
+    ({"properties": {"userId": {}}, "anyOf": [{"properties": {"user_id": {}}}]}, {"user_id": 1}),
+    ({"properties": {"userId": {}}, "allOf": [{"additionalProperties": NUMBER}]}, {"user_id": 1}),
+    (
+        {"properties": {"x": {"type": "array", "prefixItems": [NUMBER], "items": {"type": "string"}}}},
+        {"x": [1, "a"]},
+    ),
+    ({"properties": {"x": {"enum": [1, "A", None, [2]]}}}, {"x": None}),
+]
+
+
+async def test_arguments_that_the_schema_takes_are_sent_as_they_are(workshop: Workshop) -> None:
+    schemas = [{"type": "object", **one} for one, _ in FITTING]
+    deep = [{"type": "object", "properties": {"of": one}} for one in schemas]
+    needed = {**schemas[1], "required": ["id"]}
+    tools = [tool(f"t{at}", inputSchema=one) for at, one in enumerate([*schemas, *deep, needed])]
+    server = workshop.server("s", tools=tools)
+    given = [*(one for _, one in FITTING), *({"of": one} for _, one in FITTING), {"ID": "5", "Id": 6}]
+    async with inside(workshop.config()) as proxy:
+        for at, one in enumerate(given):
+            await Host(proxy, "modern").call("call_tool", {"name": f"s__t{at}", "arguments": one})
+
+    sent = [one["params"]["arguments"] for one in server.ledger.messages("tools/call")]
+    # A name that is demanded is missing otherwise, so that the schema does refuse these.
+    assert sent == [*given[:-1], {"id": 5, "Id": 6}]
+
+
+async def test_a_schema_that_repeats_itself_costs_no_time(workshop: Workshop) -> None:
+    """Thousands of parameters refer to thousands of values, and as many arguments are compared."""
+    many = {"enum": [f"v{number}" for number in range(2_000)]}
+    wide = {"type": "object", "properties": {f"p{number}": True for number in range(1_500)}}
+    refer = {f"a{at}": {"$ref": f"#/$defs/{'wide' if at % 2 else 'many'}"} for at in range(900)}
+    schema = {"type": "object", "properties": {"of": {"type": "array", "items": many}, **refer}}
+    schema["$defs"] = {"many": many, "wide": wide}
+    server = workshop.server("s", tools=[tool("t", inputSchema=schema)])
+    arguments = {"of": ["x"] * 10_000}
+    async with inside(workshop.config()) as proxy:
+        began = time.process_time()
+        answer = await Host(proxy, "modern").call("call_tool", {"name": "s__t", "arguments": arguments})
+        assert not answer.get("isError"), answer
+        spent = time.process_time() - began
+
+    (sent,) = server.ledger.messages("tools/call")
+    assert sent["params"]["arguments"] == arguments
+    assert spent < 0.5
 
 
 @pytest.mark.parametrize("given", ["UTC", [1]])

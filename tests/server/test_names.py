@@ -1,5 +1,6 @@
 """A name leads to the server that it names or nowhere, whatever others call their tools and prompts."""
 
+import time
 from typing import Any
 
 import anyio
@@ -283,6 +284,18 @@ async def test_a_name_from_elsewhere_is_answered_with_the_tools_that_do_what_it_
     assert direct == own
     # The model has asked for nothing, so there is no request that a call could be attributed to.
     assert not records
+
+
+async def test_a_name_of_megabytes_costs_no_time(workshop: Workshop) -> None:
+    workshop.server("s", tools=[tool("t")])
+    async with inside(workshop.config()) as proxy:
+        host, spent = Host(proxy, "modern"), list[float]()
+        for name in ("s__" + "\u00e9_" * times for times in (1, 1_000_000)):
+            began = time.process_time()
+            assert "unknown tool" in text_of(await host.call("call_tool", {"name": name}))
+            spent.append(time.process_time() - began)
+
+    assert spent[1] < spent[0] + 0.7
 
 
 async def test_an_error_about_an_own_name_suggests_the_items_of_all_servers_that_have_it(
