@@ -422,8 +422,11 @@ async def unknown(
     scope = Scope(frozenset({Kind.TOOL}), SearchFilters(server=server))
     written = partial(search_text, count=contexts.costs.count, tokens=UNKNOWN_TOKENS, name_of=name_of)
     query = identifier_words(own[:COMPARED])
-    found = await contexts.select(query, scope=scope, remember=False, write=written, within=0)
-    return failure(f"{text}\n\n{found.text or f'{SEARCH} finds tools by what they do.'}")
+    answer = await contexts.select(query, scope=scope, remember=False, write=written, within=0)
+    fits = answer.found.results and not answer.found.near_misses
+    # Where a name was misspelled, nothing fits the words of it.
+    said = answer.text if fits or not error.nearest else None
+    return failure(f"{text}\n\n{said or f'{SEARCH} finds tools by what they do.'}")
 
 
 def read_mark(tool: Tool) -> str:
