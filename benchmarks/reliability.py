@@ -36,7 +36,7 @@ UNDER_WAY = 100
 """Calls that are never answered, when the proxy is told to stop."""
 SETTLED_SECONDS = 2.0
 IDLE_SECONDS = 60.0
-IMPORTS = "import mcp_context_proxy.cli.serve, mcp_context_proxy.app.serve, mcp_context_proxy.front.stdio"
+IMPORTS = "import mcp_context_proxy.cli.serve, mcp_context_proxy.app.serve, mcp_context_proxy.front.local"
 
 
 def start(bench: FaultyBench, rounds: int) -> list[Figure]:

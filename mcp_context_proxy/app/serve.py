@@ -238,12 +238,12 @@ async def stdio_front(
     proxy: Proxy, negotiation: Negotiation, profile: str | None = None, presets: tuple[str, ...] = ()
 ) -> None:
     """Serve one host over stdin and stdout, and the REST API beside it if configured."""
-    from mcp_context_proxy.front import stdio  # noqa: PLC0415 - most hosts share a proxy
+    from mcp_context_proxy.front import local  # noqa: PLC0415 - most hosts share a proxy
 
     rights = proxy.gateway.profiles.started(profile, presets, launch_folder())
     async with anyio.create_task_group() as group:
         group.start_soon(_answer_commands, proxy, Pages(proxy, group))
-        await stdio.serve(negotiation, proxy.config.limits, rights)
+        await local.serve_streams(negotiation, proxy.config.limits, rights)
         group.cancel_scope.cancel()
 
 

@@ -1,8 +1,15 @@
-"""The shared front: several hosts of one user over a Unix socket, each with a conversation of its own.
+"""The fronts for hosts of this machine: several over a Unix socket, or one over the standard streams.
 
-Each host's session has a bridge, a process that passes lines between the host's pipes and this socket. The
-socket lies in a folder of the user, and only the user's own processes are served. At a port instead of a
-socket, those are served who know the key in a file of that folder.
+Each host's session at the socket has a bridge, a process that passes lines between the host's pipes and the
+socket, and a conversation of its own. The socket lies in a folder of the user, and only the user's own
+processes are served. At a port instead of a socket, those are served who know the key in a file of that
+folder.
+
+At the standard streams hosts connect pipes. A file, a terminal or the null device, which an event loop cannot
+wait for, is copied from or to a socket by a thread, so that a person can try the proxy from a shell. So is
+every stream on Windows, where an event loop cannot wait for pipes either. While they are served, file
+descriptor 0 reads nothing and 1 writes to stderr: neither a stray print nor a child process can touch the
+protocol.
 """
 
 from __future__ import annotations
@@ -11,12 +18,14 @@ import asyncio
 import logging
 import os
 import socket
+import stat
 import struct
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Final, TypeAlias, cast
 
 import anyio
 import msgspec
@@ -27,13 +36,14 @@ from mcp_context_proxy.bridge.meeting import LOG_BYTES, NONCE_BYTES, PROOF_BYTES
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation, HostStream, converse
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.framing import Oversized
+from mcp_context_proxy.protocol.framing import READ_BYTES, Oversized, gate
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.server import ConnectedHost
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.system import CLOSE_ON_EXEC, locked
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust import THE_USER, Principal
 
 if TYPE_CHECKING:
     from mcp_context_proxy.front.http import LocalApi
@@ -51,6 +61,9 @@ LOG_SECONDS: Final = 10.0
 
 REMOVE_SECONDS: Final = 1.0
 """Time to wait for a session that is about to start another proxy, before the socket is left to it."""
+
+COPY_SECONDS: Final = 2.0
+"""Time at the end for output to be copied to a file or a terminal."""
 
 MakeApi: TypeAlias = Callable[[], "LocalApi"]
 """Makes the REST API; called in a thread, at the first request for it."""
@@ -432,3 +445,115 @@ class SocketChannel(HostStream):
     def tell_taken(self) -> None:
         """Tell the bridge how much was taken: it gives the requests that came later to the next proxy."""
         self.send_nowait(b'{"bridge":{"taken":%d}}' % self._taken)
+
+
+async def serve_streams(negotiation: Negotiation, limits: Limits, rights: Principal = THE_USER) -> None:
+    """Serve the host at the standard streams, with its rights, until it closes its end."""
+    read_fd, write_fd = _taken_over()
+    pipes = sys.platform != "win32" and _is_pipe(read_fd) and _is_pipe(write_fd)
+    opened = _open_pipes if pipes else _open_copies
+    async with opened(read_fd, write_fd, limits) as stream:
+        conversation = Conversation(negotiation=negotiation, limits=limits, channel=stream, rights=rights)
+        await converse(conversation, stream, limits.stalled_seconds)
+
+
+def _taken_over() -> tuple[int, int]:
+    """Return copies of the standard streams, of which the originals lead to nothing and to stderr."""
+    read_fd, write_fd = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return read_fd, write_fd
+
+
+def _is_pipe(fd: int) -> bool:
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+class StandardPipes(HostStream):
+    """Reads and writes frames over the process's standard streams."""
+
+    def __init__(self, source: IO[bytes], limits: Limits) -> None:
+        super().__init__(limits.message_bytes)
+        self._source, self._most, self._unread = source, limits.unread_bytes, 0
+        """The pipe that is read, and the bytes that may wait, and that do wait, for the host."""
+
+    @classmethod
+    async def open(cls, read_fd: int, write_fd: int, limits: Limits) -> StandardPipes:
+        """Take both pipes over."""
+        pipes, loop = cls(os.fdopen(read_fd, "rb", 0), limits), asyncio.get_running_loop()
+        pipes._out, _ = await loop.connect_write_pipe(lambda: pipes._writer, os.fdopen(write_fd, "wb", 0))
+        return pipes
+
+    async def send(self, frame: bytes) -> None:
+        """Write one frame; while too many bytes wait for the host, the servers are not read."""
+        if self.sent_at_once(frame):
+            return
+        self._unread += len(frame)
+        if self._unread > self._most:
+            gate.close()
+        try:
+            await super().send(frame)
+        finally:
+            was_over = self._unread > self._most
+            self._unread -= len(frame)
+            if was_over and self._unread <= self._most:
+                gate.open()
+
+    async def read(self, conversation: Conversation) -> None:
+        await asyncio.get_running_loop().connect_read_pipe(lambda: self, self._source)
+        await super().read(conversation)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        else:  # also where a stop has come while the loop took the pipe, and has closed it
+            self._source.close()
+        super().close()
+
+
+@asynccontextmanager
+async def _open_pipes(read_fd: int, write_fd: int, limits: Limits) -> AsyncIterator[HostStream]:
+    """Write to one pipe, and read the other from `StandardPipes.read` on."""
+    pipes = await StandardPipes.open(read_fd, write_fd, limits)
+    try:
+        yield pipes
+    finally:
+        pipes.close()
+
+
+@asynccontextmanager
+async def _open_copies(read_fd: int, write_fd: int, limits: Limits) -> AsyncIterator[HostStream]:
+    """Copy both streams in threads, from and to a socket that the event loop can wait for."""
+    near, far = socket.socketpair()
+
+    def copy_in() -> None:
+        with suppress(OSError):
+            while data := os.read(read_fd, READ_BYTES):
+                far.sendall(data)
+        with suppress(OSError):
+            far.shutdown(socket.SHUT_WR)
+
+    def copy_out() -> None:
+        with suppress(OSError), far:
+            while data := far.recv(READ_BYTES):
+                while data:
+                    data = data[os.write(write_fd, data) :]
+
+    channel = await SocketChannel.open(near, limits.message_bytes)
+    _start(copy_in)
+    copying = _start(copy_out)
+    try:
+        yield channel
+    finally:
+        channel.close()
+        with anyio.CancelScope(shield=True):
+            await in_thread(copying.join, COPY_SECONDS)
+
+
+def _start(copy: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    return thread

@@ -2,14 +2,14 @@
 
 A call tool tells hosts and APIs nothing about the arguments of the tool behind it, so nothing holds a model
 to its schema. It writes JSON as a text, numbers as texts and texts as numbers, and names in another spelling.
-Such an argument is read where its schema refuses it and it can be meant in one way only; every other one
+Such an argument is read where it does not fit its schema and can be meant in one way only; every other one
 stays as it is, and its server judges. If that refuses, the model is told what the tool takes, and what its
 call lacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -162,18 +162,25 @@ class Demand(Struct, frozen=True, eq=False):
     """The demands of a schema on a value, as far as they are plain."""
 
     kind: str = ""
-    values: tuple[Any, ...] = ()
-    members: Mapping[str, Demand] = {}
+    values: frozenset[Any] = frozenset()
     spelled: Mapping[str, str] = {}
-    """Names of the members by `name_key`, without those that it does not tell apart."""
+    """Values in small letters, or names of the members that may be spelled otherwise by `name_key`; without
+    those that are then the same."""
+    members: Mapping[str, Demand] = {}
     elements: Demand | None = None
 
 
-DEMANDS_KEPT: Final = 256
+DEMANDS_KEPT: Final = 64
 """Latest tools of which that is kept."""
 
 DEPTH: Final = 4
 """Levels of a schema whose demands are known."""
+
+TAKES_OTHERS: Final = (
+    *("additionalProperties", "unevaluatedProperties", "patternProperties"),
+    *("dependentSchemas", "if", "allOf", "$ref"),
+)
+"""Members of a schema by which it may take further names: only a demanded one is then missed."""
 
 SEVERAL: Final = frozenset(",;\n[{")
 """Characters of a text that may be several elements of a list; any other text is a list of one."""
@@ -185,24 +192,44 @@ NESTING: Final = 32
 @lru_cache(DEMANDS_KEPT)
 def _demanded(tool: Tool) -> Demand:
     told = ToolSignature(tool)
-    return _demands(told, told.properties, DEPTH)
+    return _demands(told, told.root, DEPTH)
 
 
-def _demands(told: ToolSignature, properties: Mapping[str, Any], depth: int) -> Demand:
-    members, spelled = dict[str, Demand](), dict[str, list[str]]()
-    for name, schema in properties.items():
-        members[name] = _demand(told, schema, depth - 1)
-        spelled.setdefault(name_key(name), []).append(name)
-    return Demand("object", (), members, {key: same[0] for key, same in spelled.items() if len(same) == 1})
+def _demands(told: ToolSignature, schema: Any, depth: int) -> Demand:
+    properties, needed, options = told.members(schema)
+    if told.looks >= LOOKS:
+        return Demand("object")
+    members = {name: Demand() for option in options for name in told.members(option)[0]}
+    members |= {name: _demand(told, one, depth - 1) for name, one in properties.items()}
+    takes_others = any(as_dict(schema).get(key, False) is not False for key in TAKES_OTHERS)
+    names = (name for name in members if name in needed or not takes_others)
+    return Demand("object", spelled=_told_apart(names, name_key), members=members)
 
 
 def _demand(told: ToolSignature, schema: Any, depth: int) -> Demand:
+    if told.looks >= LOOKS:
+        return Demand()
     plain = told.plain(schema)
-    kind, items = plain.get("type"), plain.get("items")
-    if kind == "object" and depth and told.looks < LOOKS:
-        return _demands(told, told.members(plain)[0], depth)
-    elements = _demand(told, items, depth - 1) if kind == "array" and items and depth else None
-    return Demand(kind if isinstance(kind, str) else "", tuple(as_list(plain, "enum")), elements=elements)
+    kind, items, values = plain.get("type"), plain.get("items"), as_list(plain, "enum")
+    told.looks += len(values)
+    if kind == "object" and depth:
+        return _demands(told, plain, depth)
+    # Those after the first ones, which a tuple has, are of another kind.
+    is_list = kind == "array" and items and depth and "prefixItems" not in plain
+    return Demand(
+        kind if isinstance(kind, str) else "",
+        frozenset() if any(isinstance(one, dict | list) for one in values) else frozenset(values),
+        _told_apart((one for one in values if isinstance(one, str)), str.casefold),
+        elements=_demand(told, items, depth - 1) if is_list else None,
+    )
+
+
+def _told_apart(texts: Iterable[str], key: Callable[[str], str]) -> dict[str, str]:
+    """Return texts by a key, without those that it does not tell apart."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        found.setdefault(key(text), []).append(text)
+    return {one: same[0] for one, same in found.items() if len(same) == 1}
 
 
 def as_meant(tool: Tool, arguments: Raw) -> Raw:
@@ -216,7 +243,7 @@ def as_meant(tool: Tool, arguments: Raw) -> Raw:
 
 
 def _meant(value: Raw, demand: Demand) -> Raw:
-    value = _value_meant(value, demand.kind, demand.values)
+    value = _value_meant(value, demand)
     if demand.elements is not None and demand.elements.kind == "string":
         text = envelope.text(value)
         value = envelope.raw([text]) if text and SEVERAL.isdisjoint(text) else value
@@ -236,30 +263,32 @@ def _meant(value: Raw, demand: Demand) -> Raw:
     return value if meant == given else envelope.raw(meant)
 
 
-def _value_meant(value: Raw, kind: str, values: tuple[Any, ...]) -> Raw:
+def _value_meant(value: Raw, demand: Demand) -> Raw:
     """Return a value as the type or one of the values that are demanded, if it plainly is one of them."""
-    if _may_be(value, kind, values):
+    if _may_be(value, demand):
         return value
-    text = envelope.text(value)
+    kind, text = demand.kind, envelope.text(value)
     if text is None:
         # A number for a text, such as an id.
-        meant = envelope.raw(bytes(value).decode()) if _may_be(value, "number", ()) else value
-        return meant if kind == "string" and _may_be(meant, kind, values) else value
-    if values:
-        same = [one for one in values if isinstance(one, str) and one.casefold() == text.casefold()]
-        return envelope.raw(same[0]) if len(same) == 1 else value
+        is_number = kind == "string" and envelope.starts_with(value, _KINDS["number"])
+        meant = envelope.raw(bytes(value).decode()) if is_number else value
+        return meant if _may_be(meant, demand) else value
+    if demand.values:
+        same = demand.spelled.get(text.casefold())
+        return value if same is None else envelope.raw(same)
     written = text.strip().lower() if kind == "boolean" else text.strip()
     meant, read = Raw(written.encode()), envelope.value_or_none(written.encode())
     is_one = read is not None and not (kind == "integer" and isinstance(read, float))
-    fits = is_one and _may_be(meant, kind, ()) and not envelope.nests_deeper(bytes(meant), NESTING)
+    fits = is_one and _may_be(meant, demand) and not envelope.nests_deeper(bytes(meant), NESTING)
     return meant if fits else value
 
 
-def _may_be(value: Raw, kind: str, values: tuple[Any, ...]) -> bool:
-    """Return whether a value has a type and is one of some values, where any are demanded."""
-    if values:
-        return envelope.value_or_none(value) in values
-    kind = "number" if kind == "integer" else kind
+def _may_be(value: Raw, demand: Demand) -> bool:
+    """Return whether a value has the type, and is one of the values, that are demanded, if any are."""
+    if demand.values:
+        read = envelope.value_or_none(value)
+        return not isinstance(read, dict | list) and read in demand.values
+    kind = "number" if demand.kind == "integer" else demand.kind
     return kind not in _KINDS or envelope.starts_with(value, _KINDS[kind])
 
 
@@ -283,9 +312,7 @@ def misfit(tool: Tool, name: str, arguments: bytes) -> str:
     is_closed = as_dict(envelope.schema_of(tool.definition)).get("additionalProperties") is False
     unknown = [one for one in given if one not in properties] if properties and (missing or is_closed) else []
     demanded = _demanded(tool).members
-    wrong = [
-        one for one in given if (of := demanded.get(one)) and not _may_be(given[one], of.kind, of.values)
-    ]
+    wrong = [one for one in given if one in demanded and not _may_be(given[one], demanded[one])]
     sentences = [
         f"{how}: {', '.join(as_word(one) for one in some[:MISFITS])}."
         for how, some in (("Missing", missing), ("Not known", unknown), ("Wrong type or value", wrong))

@@ -185,9 +185,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             tool = self.calls.known(wanted.name, caller) or await self.calls.resolve(
                 wanted.name, sent, caller
             )
-            if through == CALL_READ_ONLY:
-                # By what it says now, and not by what is remembered of it.
-                tool = await self.calls.as_listed(tool, sent, caller)
+            # By what it says now, and not by what is remembered of it.
+            tool = await self.calls.as_listed(tool, sent, caller)
             if through != CALL_READ_ONLY or tool.tool_class is ToolClass.READ:
                 arguments = sent["arguments"] = as_meant(tool, arguments)
                 said = wanted.goal and self.redact(clean(wanted.goal))

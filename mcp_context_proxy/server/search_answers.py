@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from mcp_context_proxy.catalog.model_schemas import plain_schema
-from mcp_context_proxy.catalog.names import EXPOSED, parted
+from mcp_context_proxy.catalog.names import COMPARED, EXPOSED, parted
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext
 from mcp_context_proxy.context.engine import ContextEngine
@@ -421,9 +421,12 @@ async def unknown(
         return failure(text)
     scope = Scope(frozenset({Kind.TOOL}), SearchFilters(server=server))
     written = partial(search_text, count=contexts.costs.count, tokens=UNKNOWN_TOKENS, name_of=name_of)
-    query = identifier_words(own)
-    found = await contexts.select(query, scope=scope, remember=False, write=written, within=0)
-    return failure(f"{text}\n\n{found.text or f'{SEARCH} finds tools by what they do.'}")
+    query = identifier_words(own[:COMPARED])
+    answer = await contexts.select(query, scope=scope, remember=False, write=written, within=0)
+    fits = answer.found.results and not answer.found.near_misses
+    # Where a name was misspelled, nothing fits the words of it.
+    said = answer.text if fits or not error.nearest else None
+    return failure(f"{text}\n\n{said or f'{SEARCH} finds tools by what they do.'}")
 
 
 def read_mark(tool: Tool) -> str:

@@ -226,19 +226,19 @@ class ToolSignature:
     """The parameters of one tool as text, in any detail."""
 
     def __init__(self, tool: Tool) -> None:
-        self._tool, self._root = tool, envelope.schema_of(tool.definition)
+        self._tool, self.root = tool, envelope.schema_of(tool.definition)
         self._nested, self.looks = 0, 0
-        self.properties, self.needed, self._options = self.members(self._root)
+        self.properties, self.needed, self._options = self.members(self.root)
         self._first: Named | None = None
         self._optional_named = 0
 
     def text(self, name: str, detail: Detail, first: Named | None = None) -> str:
         """Return a signature; `first` has the optional parameters that it names, else the first are."""
         # A schema that leaves open whether there are any parameters; the protocol demands at least its type.
-        if not isinstance(self._root, dict) or not self._root.keys() - {"$schema", "title", "description"}:
+        if not isinstance(self.root, dict) or not self.root.keys() - {"$schema", "title", "description"}:
             return f"{name}(parameters not told by its server)"
         self._first, self._optional_named, self.looks = first, detail.optional, 0
-        return f"{name}({', '.join(self._parameters(self._root, detail.depth))})"
+        return f"{name}({', '.join(self._parameters(self.root, detail.depth))})"
 
     def names(self) -> tuple[list[str], list[tuple[str, str, str]]]:
         """Return the required and the optional parameters, as `Lines` has them."""
@@ -281,7 +281,7 @@ class ToolSignature:
     def _parameters(self, schema: Any, depth: int) -> Iterator[str]:
         """Yield the required parameters of an object with their types, then optional ones, then choices."""
         properties, needed, options = self.properties, self.needed, self._options
-        if schema is not self._root:
+        if schema is not self.root:
             properties, needed, options = self.members(schema)
         for name in (required := [name for name in properties if name in needed])[:COUNTED_NAMES]:
             default = _default(properties[name])
@@ -289,7 +289,7 @@ class ToolSignature:
         if (more := len(required) - COUNTED_NAMES) > 0:
             yield f"... {more} more"
         optional = [name for name in properties if name not in needed]
-        first = self._first if schema is self._root else None
+        first = self._first if schema is self.root else None
         if first is None:
             first = tuple((name, False) for name in _named(optional, self._optional_named))
         for name, spelled in first:
@@ -326,7 +326,7 @@ class ToolSignature:
         for _ in range(OPTIONS):
             if not isinstance(schema, dict):
                 break
-            found, parts = envelope.referred(schema.get("$ref"), self._root), schema.get("allOf")
+            found, parts = envelope.referred(schema.get("$ref"), self.root), schema.get("allOf")
             if found is not None:
                 schema = found
             elif isinstance(parts, list) and len(parts) == 1 and not schema.keys() & {"type", "properties"}:
@@ -338,6 +338,7 @@ class ToolSignature:
     def plain(self, schema: Any) -> dict[str, Any]:
         """Return the schema of a parameter without the null that says that it is optional."""
         schema = _without_null(self._resolved(schema))
+        self.looks += 1 + len(as_dict(schema))
         options = as_list(schema, "anyOf") or as_list(schema, "oneOf") or [schema]
         plain = as_dict(self._resolved(options[0])) if len(options) == 1 else {}
         kinds = as_list(plain, "type")

@@ -190,9 +190,10 @@ README = (
     ),
     Promise(
         "Definitions, arguments and results are relayed without being rebuilt, so fields unknown to the "
-        "proxy are kept; only arguments that the schema of a tool refuses are read as they are meant in a "
-        "call through `call_tool`.",
-        "server/test_answers.py::test_arguments_that_can_mean_one_thing_only_are_sent_as_the_tool_takes_them",
+        "proxy are kept; only arguments that do not fit the schema of a tool are read as they are meant in "
+        "a call through `call_tool`.",
+        "server/test_calls_as_meant.py::test_arguments_that_can_mean_one_thing_only_are_sent_as_the_tool_takes_them",
+        "server/test_calls_as_meant.py::test_arguments_that_the_schema_takes_are_sent_as_they_are",
         "every_front/test_lists.py::test_unknown_fields_of_a_definition_reach_the_client",
         "proxy/test_real_tools.py::test_every_definition_reaches_a_client_over_stdio_unchanged",
         "every_front/test_calls.py::test_structured_content_arrives_byte_for_byte",

@@ -33,7 +33,7 @@ TRUST = (
         APPROVAL + "test_the_order_of_what_a_server_keeps_in_sets_is_no_change",
         APPROVAL + "test_a_changed_prompt_or_template_is_withheld",
         SIGNS + "test_a_definition_with_a_sign_of_an_attack_is_held_however_it_came",
-        APPROVAL + "test_two_proxies_on_one_store_never_approve_two_first_definitions",
+        "trust/test_approval_stores.py::test_two_proxies_on_one_store_never_approve_two_first_definitions",
         APPROVING + "test_what_the_store_remembers_of_a_server_is_judged_before_it_is_connected",
         APPROVING + "test_a_tool_that_changed_over_a_restart_is_nowhere_until_a_person_approves_it",
         APPROVING + "test_a_call_that_waits_for_a_server_runs_only_if_the_tool_is_still_what_it_was",

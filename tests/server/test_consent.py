@@ -95,6 +95,22 @@ async def test_a_confirmed_call_names_server_tool_and_arguments_and_runs_once(
     assert len(downstream.ledger.calls("delete")) == 2
 
 
+async def test_a_person_is_asked_about_arguments_as_they_are_sent(workshop: Workshop, era: str) -> None:
+    schema = {"type": "object", "properties": {"filePath": {"type": "string"}, "force": {"type": "boolean"}}}
+    downstream = server(workshop, "destructive", tools=[tool("delete", inputSchema=schema, **DESTROYS)])
+    async with inside(workshop.config()) as proxy:
+        person = Person(proxy, era)
+        await person.call(
+            "call_tool", {"name": "s__delete", "arguments": {"file_path": "/x", "force": "true"}}
+        )
+
+    (sent,) = downstream.ledger.messages("tools/call")
+    assert sent["params"]["arguments"] == {"filePath": "/x", "force": True}
+    assert [one.partition("Arguments:")[2] for one in person.confirmations] == [
+        '\n- filePath: "/x"\n- force: true'
+    ]
+
+
 TWICE = [
     '{"path": "/", "path": "/tmp/x"}',
     '{"of": {"path": "/", "p\\u0061th": "/tmp/x"}}',

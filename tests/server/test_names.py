@@ -1,6 +1,6 @@
 """A name leads to the server that it names or nowhere, whatever others call their tools and prompts."""
 
-from collections.abc import AsyncIterator
+import time
 from typing import Any
 
 import anyio
@@ -9,7 +9,6 @@ from support.ledger import until
 from support.proxies import Host, host_of, inside
 from support.raw_client import RpcError, text_of
 from support.servers import Server, Workshop, tool
-from support.tables import each
 
 from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy
 from mcp_context_proxy.catalog.names import exposed_name
@@ -287,6 +286,18 @@ async def test_a_name_from_elsewhere_is_answered_with_the_tools_that_do_what_it_
     assert not records
 
 
+async def test_a_name_of_megabytes_costs_no_time(workshop: Workshop) -> None:
+    workshop.server("s", tools=[tool("t")])
+    async with inside(workshop.config()) as proxy:
+        host, spent = Host(proxy, "modern"), list[float]()
+        for name in ("s__" + "\u00e9_" * times for times in (1, 1_000_000)):
+            began = time.process_time()
+            assert "unknown tool" in text_of(await host.call("call_tool", {"name": name}))
+            spent.append(time.process_time() - began)
+
+    assert spent[1] < spent[0] + 0.7
+
+
 async def test_an_error_about_an_own_name_suggests_the_items_of_all_servers_that_have_it(
     workshop: Workshop, helper: Server
 ) -> None:
@@ -462,65 +473,6 @@ async def test_a_server_named_like_half_of_a_prefix_takes_no_names(workshop: Wor
     assert "server 'a_' is not available" in text_of(answer)
 
 
-@pytest.fixture
-async def github(workshop: Workshop) -> AsyncIterator[tuple[Proxy, Server]]:
-    """A proxy and its one server, for all rows of a table."""
-    server = workshop.server("github", **HONEST)
-    async with inside(workshop.config()) as proxy:
-        yield proxy, server
-
-
-@each(
-    "said",
-    [
-        {"tool": "github__create_issue", "args": {"title": "x"}},
-        {"tool_name": "github__create_issue", "parameters": {"title": "x"}},
-        {"name": "github__create_issue", "input": {"title": "x"}, "goal": "a note"},
-        {"toolName": "github__create_issue", "arguments": '{"title": "x"}'},
-        {"server": "github", "name": "create_issue", "arguments": {"title": "x"}},
-        {"server_name": "github", "tool_name": "github__create_issue", "arguments": {"title": "x"}},
-        {"server": None, "name": "github__create_issue", "arguments": {"title": "x"}},
-        {"server": "github", "name": "create_issue", "title": "x"},
-        {"server_name": "github", "tool": "github__create_issue", "title": "x"},
-    ],
-)
-async def test_call_tools_understand_the_words_of_others_for_name_and_arguments(
-    github: tuple[Proxy, Server], said: dict[str, Any]
-) -> None:
-    proxy, server = github
-    before = len(server.ledger.messages("tools/call"))
-    answer = await Host(proxy, "modern").call("call_tool", said)
-
-    assert not answer.get("isError")
-    (sent,) = server.ledger.messages("tools/call")[before:]
-    assert sent["params"]["arguments"] == {"title": "x"}
-
-
-@each(
-    "name",
-    [
-        *(
-            "github.create_issue",
-            "github/create_issue",
-            "github:create_issue",
-            "functions.github__create_issue",
-        ),
-        *("mcp__context-proxy__github__create_issue", "mcp__github__create_issue"),
-        *("github__create_issue(title: string)", "github__create_issue [r]", " `github__create_issue`"),
-    ],
-)
-async def test_a_name_in_the_form_of_others_leads_to_the_tool_of_its_server(
-    github: tuple[Proxy, Server], name: str
-) -> None:
-    proxy, server = github
-    before = len(server.ledger.messages("tools/call"))
-    answer = await Host(proxy, "modern").call("call_tool", {"name": name, "arguments": {"title": "x"}})
-
-    assert not answer.get("isError"), answer
-    (sent,) = server.ledger.messages("tools/call")[before:]
-    assert sent["params"]["name"] == "create_issue"
-
-
 async def test_no_form_of_a_name_leads_to_another_server(workshop: Workshop) -> None:
     """A server may name its tool like another form of the name of a tool that another server has."""
     workshop.server("github", **HONEST)
@@ -538,57 +490,6 @@ async def test_no_form_of_a_name_leads_to_another_server(workshop: Workshop) -> 
         "odd.own",
         "two words",
     ]
-
-
-async def test_two_words_for_the_same_argument_of_a_call_tool_are_refused(workshop: Workshop) -> None:
-    server = workshop.server("github", **HONEST)
-    said = {"name": "github__create_issue", "args": {"title": "x"}, "params": {"title": "y"}}
-    async with inside(workshop.config()) as proxy:
-        answer = await Host(proxy, "modern").call("call_tool", said)
-
-    assert answer["isError"]
-    assert "is not known" in text_of(answer)
-    assert calls(server) == []
-
-
-async def test_what_stands_beside_the_name_is_what_the_tool_is_given(workshop: Workshop) -> None:
-    server = workshop.server("github", **HONEST)
-    said = [
-        {"name": "github__create_issue", "title": "x"},
-        {"tool": "github__create_issue", "title": "x", "input": "a text", "goal": "a note"},
-        {"name": "github__create_issue", "server": "web1"},
-    ]
-    async with inside(workshop.config()) as proxy:
-        answers = [await Host(proxy, "modern").call("call_tool", one) for one in said]
-
-    assert not any(answer.get("isError") for answer in answers)
-    sent = [message["params"]["arguments"] for message in server.ledger.messages("tools/call")]
-    assert sent == [{"title": "x"}, {"title": "x", "input": "a text"}, {"server": "web1"}]
-
-
-@each("through", ["call_tool", "call_read_only_tool"])
-@each(
-    ("said", "why"),
-    [
-        (
-            {"name": "github__create_issue", "arguments": {}, "title": "x"},
-            "title is not known; known are name, arguments, goal",
-        ),
-        ({}, "name is missing"),
-        (
-            {"name": "call_tool", "arguments": {"name": "x"}},
-            "name must be that of the tool to call, not call_tool",
-        ),
-    ],
-)
-async def test_unusable_arguments_of_a_call_tool_are_answered_with_its_form(
-    github: tuple[Proxy, Server], through: str, said: dict[str, Any], why: str
-) -> None:
-    answer = await Host(github[0], "modern").call(through, said)
-
-    form = 'It takes {"name": "name of the tool", "arguments": {what the tool is given}}'
-    assert answer["isError"]
-    assert text_of(answer) == f"{through}: {why}. {form}"
 
 
 async def test_a_name_that_several_servers_have_leads_to_the_names_to_choose_from(workshop: Workshop) -> None:

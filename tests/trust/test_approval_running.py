@@ -237,12 +237,13 @@ async def test_no_method_of_the_protocol_and_no_tool_decides(config: Path) -> No
                 await host.request(method, {"server": "calc"})
 
 
-async def test_a_tool_that_is_no_longer_read_only_is_not_called_as_a_read_only_one(
-    workshop: Workshop,
-) -> None:
-    """It is remembered as one that reads, and its server, which the call wakes, has a new version."""
-    reads = {"annotations": {"readOnlyHint": True}}
-    calc = workshop.server("calc", settings={"start": "lazy"}, tools=[tool("sync", **reads)])
+@pytest.mark.parametrize("through", ["call_read_only_tool", "call_tool"])
+async def test_a_tool_that_changed_is_called_as_it_is_now(workshop: Workshop, through: str) -> None:
+    """It is remembered as one that reads, by a text; its server, which the call wakes, has a new version."""
+    takes = [{"type": "object", "properties": {"id": {"type": kind}}} for kind in ("string", "integer")]
+    before = tool("sync", annotations={"readOnlyHint": True}, inputSchema=takes[0])
+    now = tool("sync", "Overwrites all.", annotations={"destructiveHint": True}, inputSchema=takes[1])
+    calc = workshop.server("calc", settings={"start": "lazy"}, tools=[before])
     package = workshop.folder / "node_modules" / "calc"
     package.mkdir(parents=True)
     program = package / "server.py"
@@ -254,10 +255,11 @@ async def test_a_tool_that_is_no_longer_read_only_is_not_called_as_a_read_only_o
     async with inside(config):
         pass
     described.write_text('{"name": "calc", "version": "2.0.0"}', encoding="utf-8")
-    now_lists(calc, tools=[tool("sync", "Overwrites all.", annotations={"destructiveHint": True})])
+    now_lists(calc, tools=[now])
     async with host_of(config, "handshake") as host:
-        refused = await host.call("call_read_only_tool", {"name": "calc__sync"})
-        assert not calc.ledger.calls()
-        assert not (await host.call("call_tool", {"name": "calc__sync"})).get("isError")
+        answer = await host.call(through, {"name": "calc__sync", "arguments": {"id": 5}})
 
-    assert "calc__sync counts as destructive" in refused["content"][0]["text"]
+    if through == "call_read_only_tool":
+        assert "calc__sync counts as destructive" in answer["content"][0]["text"]
+    sent = [one["params"]["arguments"] for one in calc.ledger.messages("tools/call")]
+    assert sent == ([] if through == "call_read_only_tool" else [{"id": 5}])
