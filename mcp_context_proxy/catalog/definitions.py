@@ -343,12 +343,8 @@ def keep_unchanged(before: Mapping[str, Defined], now: Mapping[str, Defined]) ->
         known, member = before.get(key), "written" if isinstance(item, Tool) else "definition"
         if known is None or known == item or replace(known, **{member: getattr(item, member)}) != item:
             continue
-        # The fingerprint of a tool was compared above; a configured or cut description is not in it.
-        if isinstance(item, Tool) and isinstance(known, Tool):
-            is_same = known.description == item.description
-        else:
-            is_same = canonical(known.definition) == canonical(item.definition)
-        if is_same:
+        # As they are shown: no fingerprint has dates, nor a configured or cut description.
+        if canonical(known.definition) == canonical(item.definition):
             kept[key] = known
     return kept
 

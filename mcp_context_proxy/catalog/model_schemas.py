@@ -167,7 +167,7 @@ def _of_today(schema: Any) -> Any:
     for key, value in schema.items():
         if key in VALUES:
             made[key] = value
-        elif key == "items" and isinstance(value, list):
+        elif key == "items" and _list(value):
             made["prefixItems"] = [_of_today(one) for one in value]
         elif key in ONE_SCHEMA:
             made[key] = _of_today(value)

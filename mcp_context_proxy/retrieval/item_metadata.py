@@ -122,9 +122,9 @@ _DELETE: Final = frozenset(map(stem, ("delete", "erase", "purge", "destroy", "wi
 
 
 @cache
-def additions() -> Mapping[str, NDArray[np.float32]]:
-    """Return the amount that is added for each effect of a tool, by opening word."""
-    additions = {}
+def additions(asks_for_facts: bool) -> Mapping[str, NDArray[np.float32]]:
+    """Return the amount that is added for each effect of a tool, by opening word; by "" for any other one."""
+    additions = {"": np.zeros(EFFECTS, np.float32)}
     for line in WEIGHTS.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             word, *points = line.split()
@@ -136,10 +136,13 @@ def additions() -> Mapping[str, NDArray[np.float32]]:
                 additions[word][CHANGES] = -TAKEN_FROM_CHANGING
             elif word in _DELETE:
                 additions[word][_MAKES] = -TAKEN_FROM_CHANGING
+    if asks_for_facts:
+        for added in additions.values():
+            added[CHANGES], added[DELETE] = -TAKEN_FROM_CHANGING, -TAKEN_FROM_DELETING
     return additions
 
 
-_ASKS_FOR_FACTS = spoken(
+ASKS_FOR_FACTS: Final = spoken(
     r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s"
     r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)"
     r"|how (?:come|many|much|long|old|far|big|large|high|often|recent\w*)\b"
@@ -149,17 +152,6 @@ _ASKS_FOR_FACTS = spoken(
 )
 """Beginnings of questions that are answered by yes or no, or by a number, and of what only names a property:
 "status of the build". "Is it possible to" and "are you able to" order something."""
-
-
-def added_for(order: str, word: str) -> NDArray[np.float32]:
-    """Return the amount that is added for each effect of a tool, by an order and the word that opens it."""
-    found = additions().get(word)
-    added = np.zeros(EFFECTS, np.float32) if found is None else found
-    if _ASKS_FOR_FACTS.match(order) is not None:
-        added = added.copy()
-        added[CHANGES], added[DELETE] = -TAKEN_FROM_CHANGING, -TAKEN_FROM_DELETING
-    return added
-
 
 CHANGING: Final = frozenset(
     stem(verb)

@@ -3,7 +3,8 @@
 A query goes through these steps (`queries.read_query`):
 
 1. `text.without_opener` takes away words that only go on with a conversation: "ok, and now".
-2. `ordered` puts orders in the place of statements that mean them: "the channel isn't needed any more".
+2. `corrected` leaves out orders that are taken back. `ordered` puts orders in the place of statements that
+   mean them: "the channel isn't needed any more".
 3. `needs_of` divides it: "find the page and mail it to Tom" has two needs.
 4. Of each need, `opening_match` finds the word with which its order opens, after courtesies. `wanted` says
    how much tools of each action gain by that word.
@@ -22,12 +23,7 @@ from itertools import islice
 from typing import Final
 
 from mcp_context_proxy.retrieval.forms import SOMEBODY, value_kind
-from mcp_context_proxy.retrieval.item_metadata import (
-    CHANGING,
-    ORDERS,
-    VERBS,
-    added_for,
-)
+from mcp_context_proxy.retrieval.item_metadata import ASKS_FOR_FACTS, CHANGING, ORDERS, VERBS, additions
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
     Span,
@@ -119,7 +115,8 @@ def opening_match(order: str) -> re.Match[str] | None:
 
 def wanted(order: str) -> NDArray[np.float32]:
     """Return the amount that is added to the score of a tool for its effect, by position."""
-    return added_for(order, opening(order))
+    amounts = additions(ASKS_FOR_FACTS.match(order) is not None)
+    return amounts.get(opening(order), amounts[""])
 
 
 # Where one need ends and the next begins.
@@ -171,9 +168,6 @@ _LISTED = spoken(
 
 _WITH_OBJECT = spoken(r"\W*[a-z]+\s++(?:it|them|this|that|these|those|the|my|our|your|all|everything|an?)\b")
 """Beginnings of orders that have an object: "submit it"."""
-
-_NO_ORDERS: Final = ("ing", "ed", "ly")
-"""Endings of words that are no orders: "including the price"."""
 
 _NO_VERBS: Final = STOP_WORDS | listed("no orders")
 """Words before an object that are no verbs, or ask for nothing that a tool does: "ensure the quality"."""
@@ -255,19 +249,17 @@ def asks(need: str) -> bool:
 
 
 def _opens_with(text: str, words: Set[str]) -> bool:
-    match = opening_match(text)
-    if match is None or match.group().lower() not in words:
+    if (match := opening_match(text)) is None or match.group().lower() not in words:
         return False
     return text[: match.start()].rstrip().rpartition(" ")[2].lower() not in BEFORE_NOUNS
 
 
 def _is_order(sentence: str, place: int) -> bool:
     """Return whether an order with a verb that is not known begins at a place: "paint the header red"."""
-    verb = _WORD.match(sentence, place)
-    if verb is None or _WITH_OBJECT.match(sentence, place) is None:
+    if (verb := _WORD.match(sentence, place)) is None or _WITH_OBJECT.match(sentence, place) is None:
         return False
     word = verb.group()
-    return word.islower() and word not in _NO_VERBS and not word.endswith(_NO_ORDERS)
+    return word.islower() and word not in _NO_VERBS and not word.endswith(("ing", "ed", "ly"))
 
 
 def _lists(text: str) -> bool:
@@ -316,13 +308,18 @@ def denied(request: str) -> Iterator[tuple[int, int, str]]:
             yield *match.span(), verb
 
 
+_TAKEN_BACK = (
+    r"(?P<back>(?:(?:actually|wait|sorry|hold on)[,.]? )?(?:no(?:,? (?:no|wait))*|scratch that|never ?mind"
+    r"|forget (?:that|it)|on second thoughts?|not that(?: one)?|wrong))(?:[,.!]+ (?!\d)|(?= I meant\b))"
+)
+_BETTER = (
+    r"(?<![,;]\s)(?:actually,? |(?:sorry|wait|hold on), )(?![^.!?]{0,200}\b(?:also|too|as well|before that)\b"
+    r"|(?:and|then|before|after|there|that|it)\b)|(?=(?:better|rather|I meant?|I['’]d rather)\b(?! than\b))"
+)
 _CORRECTION: Final = spoken(
-    r"(?s)(?:(?<=[.!?…,;])\s*|\s[-–—]\s*)(?:(?:oh|hm+|or|but|well)\b[, .…]*)?(?:(?P<back>"
-    r"(?:(?:actually|wait|sorry|hold on)[,.]? )?(?:no(?:,? (?:no|wait))*|scratch that|never ?mind"
-    r"|forget (?:that|it)|on second thoughts?|not that(?: one)?|wrong))(?:[,.!]+ |(?= I meant\b))"
-    r"|(?<![,;]\s)(?:actually,? |(?:sorry|wait|hold on), )(?!(?:and|also|then|before|after|there|that|it)\b)"
-    r"|(?=(?:better|rather|I meant?|I['’]d rather)\b(?! than\b)))(?:don['’]?t[,.;] |(?:just|only|better) "
-    r"|rather |I (?:meant?|wanted|want|would rather)(?: to)?\b:? |I['’]d rather )*(?P<meant>\S.*)",
+    rf"(?s)(?:(?<=[.!?…,;])\s*|\s[-–—]\s*)(?:(?:oh|hm+|or|but|well)\b[, .…]*)?(?:{_TAKEN_BACK}|{_BETTER})"
+    r"(?:don['’]?t[,.;] |(?:just|only|better) |rather |I (?:meant?|wanted|want|would rather)(?: to)?\b:? "
+    r"|I['’]d rather )*(?P<meant>\S.*)",
     "actually|wait|hold on|sorry|no,|no.|no!|scratch|never|forget|thought|not that|wrong|mean|rather|better",
 )
 """Words that take an order back, with what is meant instead: "delete it. Actually no, rename it"."""
@@ -330,18 +327,24 @@ _CORRECTION: Final = spoken(
 
 def corrected(query: str) -> str:
     """Return a query without the order that it takes back, of which the object stays if it is needed."""
-    if (match := _CORRECTION.search(query)) is None or not (divided := needs_of(query[: match.start()])):
+    if (match := _CORRECTION.search(query)) is None or within(match.start(), quotations(query)):
         return query
-    before, meant, (start, end) = query[: match.start()], match["meant"], divided[-1]
+    before, meant = query[: match.start()], match["meant"]
+    start, end = (needs_of(before) or [(0, 0)])[-1]
     # The last order may have been interrupted: "export it and print... no, mail it".
     orders = (one.end() for one in _DIVIDER.finditer(before, start, end) if one["next"] in _ORDERS)
     start = max(orders, default=start)
-    opened, asked, asks_again = opening_match(before[start:end]), asks(before[start:end]), asks(meant)
-    # "No wait, on Tuesday" takes a value back, and no order.
-    if opened is None or not (asks_again >= asked if match["back"] else asked and asks_again):
+    undone = before[start:end]
+    opened, asked, asks_again = opening_match(undone), asks(undone), asks(meant)
+    thing = "" if opened is None else undone[opened.end() :].strip(" .…!?,;")
+    # No order is taken back by "no wait, on Tuesday", "is it up? No, start it", "tell Tom: wait, begin".
+    takes_back = asks_again >= asked if match["back"] else asked and asks_again
+    is_question = before.endswith("?") and ASKS_FOR_FACTS.match(undone) is not None
+    if opened is None or not takes_back or is_question or ": " in thing:
         return query
-    thing = "" if _stands_alone(meant) else before[start + opened.end() : end].strip(" .…!?,;")
-    return before[:start] + (f"{meant.rstrip(' .!?')} ({thing})" if thing else meant)
+    said = next((meant[:end] for _, end in needs_of(meant)), meant).rstrip(" .!?")
+    goes_on = f" ({thing})" if thing and not _stands_alone(said) else ""
+    return f"{before[:start]}{said}{goes_on}{meant[len(said) :]}"
 
 
 # Statements that mean orders.
@@ -453,8 +456,7 @@ def ordered(query: str) -> str:
             order = f"show why {trouble['of']}"
         if order is not None:
             query = query.replace(sentence, order, 1)
-    to_somebody = _TO_SOMEBODY.match(query)
-    if to_somebody is not None:
+    if _TO_SOMEBODY.match(query) is not None:
         query = f"send message to {query}"
     return _LET_KNOW.sub(r"send message to \g<who>", query)
 
@@ -588,8 +590,7 @@ def _wants(sentence: str) -> bool:
 
 def _stands_alone(request: str) -> bool:
     """Return whether a request says enough without what was told before: "stop it" does not."""
-    telling = len(telling_places(request))
-    return telling >= (LEAST_OF_REFERENCES if _REFERS.search(request) else LEAST_TELLING)
+    return len(telling_places(request)) >= (LEAST_OF_REFERENCES if _REFERS.search(request) else LEAST_TELLING)
 
 
 def _only_tells(sentence: str) -> bool:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 from support.servers import real_lists
@@ -195,6 +195,7 @@ ANYTHING = st.recursive(
 )
 
 
+@example({"properties": {"type": {"items": []}, "properties": {"type": None, "x[]": "array"}}})
 @given(st.dictionaries(st.sampled_from(["type", "properties", "anyOf", "allOf", "$ref", "$defs"]), ANYTHING))
 def test_whatever_a_server_writes_is_listed_in_a_form_that_is_taken_and_stays_as_it_is_then(
     schema: Any,

@@ -274,13 +274,17 @@ def test_all_that_a_story_may_ask_for_is_embedded_at_once() -> None:
 @each(
     ("request_", "meant"),
     [
-        ("Delete the tag old. Actually no, rename it to new.", "rename it to new (the tag old)"),
-        ("Merge the branch. Hold on, just show me its files first.", "show me its files first (the branch)"),
+        ("Delete the tag old. Actually no, rename it to new.", "rename it to new (the tag old)."),
+        ("Merge the branch. Hold on, just show me its files first.", "show me its files first (the branch)."),
         ("Close the window, scratch that, open the settings page", "open the settings page"),
         ("find the invoice - no, list the unpaid orders", "list the unpaid orders"),
         ("Read the page. Create a card. Sorry, I meant archive it", "Read the page. archive it (a card)"),
         ("export the list and print... no, mail it to Tom", "export the list and mail it to Tom"),
         ("weekly sales report. Never mind. low stock products", "low stock products"),
+        (
+            "Can you close the card? No, archive it, then read the page",
+            "archive it (the card), then read the page",
+        ),
     ],
 )
 def test_of_an_order_that_is_taken_back_only_the_object_counts(request_: str, meant: str) -> None:
@@ -296,6 +300,11 @@ def test_of_an_order_that_is_taken_back_only_the_object_counts(request_: str, me
         "Close the card. Actually, also delete the list.",
         "create a draft rather than send the letter",
         "Is there a card about it? No rush, list the cards.",
+        "Is there a card about it? No. Create the card then.",
+        'Send Tom the message "I can come. Actually no, list the others".',
+        "Add a comment to the card: the page is late. Actually, open the draft.",
+        "Close the card. Actually, could you delete the list as well?",
+        "open the card, no. 5, and read it",
     ],
 )
 def test_what_takes_back_no_order_is_read_as_it_is(request_: str) -> None:

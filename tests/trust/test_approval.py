@@ -141,6 +141,8 @@ def test_a_definition_that_tells_the_time_stays_approved_and_is_current(store: S
     told = bytes(tool_named(again.catalog.snapshot, "calc__add").definition)
     assert b"2026-12-01." in told
     assert b"2026-11" not in told
+    again.list("calc", telling("2026-12-01", "2026-12-01T09:30"))
+    assert b"09:30" in bytes(tool_named(again.catalog.snapshot, "calc__add").definition)
     again.list("calc", telling("2026-12-01, so pay", "2026-12-01T07:00:01.5+01:00"))
     assert again.served() == []
 
