@@ -223,6 +223,11 @@ class Fleet:
             if any(fetched):
                 await self.shared.catch_up()
 
+    def look_again(self, server: str | None) -> bool:
+        """Have the tools of a server listed again, as `Lists.look_again` does, if it may be reached."""
+        client = self.clients.get(server or "")
+        return client is not None and reaches(client.name) and client.lists.look_again()
+
     async def wait_first_connect(self) -> None:
         """Wait until every server is ready or has failed its first attempt."""
         for client in self.clients.values():
@@ -579,15 +584,11 @@ def server_facts(
     if folder := working_folder(client.config):
         facts["folder"] = folder
     if introduction is not None:
+        said = ((fact, str(introduction.server_info.get(fact, ""))) for fact in ("name", "version"))
         facts |= {
             "era": str(introduction.era),
             "protocol": introduction.version,
-            **{
-                f"server_{fact}": unmarked(
-                    one_line(str(introduction.server_info.get(fact, "")), NAME_CHARACTERS)
-                )
-                for fact in ("name", "version")
-            },
+            **{f"server_{fact}": unmarked(one_line(text, NAME_CHARACTERS)) for fact, text in said},
             "tools": len(listing.tools),
             "turned_off": turned_off,
             "withheld": withheld,

@@ -57,6 +57,9 @@ offer more tools looks for them at once."""
 CALLED_SECONDS = 2.0
 """The same for a call of a tool that is not known, also where the list is fetched after `REFRESH_SECONDS`."""
 
+LOOKED_SECONDS = 10.0
+"""Least time between two fetches of a list of which nobody has said that it changed."""
+
 RETRY_SECONDS, LONGEST_SECONDS = 2.0, 60.0
 """Wait before a list whose fetch failed is fetched again; it doubles each time, up to the second value."""
 
@@ -240,6 +243,7 @@ class Lists:
         """Lists of which a later page could not be fetched."""
         self._notice, self._read_ahead = anyio.Event(), read_ahead
         self._changed, self._changed_at, self._fetched_again = changed, 0.0, anyio.Event()
+        self._looked_at = -LOOKED_SECONDS
         self._rests: bool | None = None
         """True while the next fetch is put off; None without a connection, when nobody waits for lists."""
 
@@ -282,11 +286,9 @@ class Lists:
 
     def take_change_notice(self, method: str) -> bool:
         """Note that a list has changed; return False if `method` is no such notification."""
-        changed = _CHANGED_BY.get(method)
-        if changed is None:
-            return False
-        self.mark_stale(changed)
-        return True
+        if (changed := _CHANGED_BY.get(method)) is not None:
+            self.mark_stale(changed)
+        return changed is not None
 
     def mark_stale(self, names: Iterable[str] = LISTS) -> None:
         """Fetch these lists again; all of them where a change may have gone unnoticed."""
@@ -295,6 +297,15 @@ class Lists:
         if self._rests is not None and self not in self._changed:
             self._changed.add(self)
             self._changed_at, self._fetched_again = anyio.current_time(), anyio.Event()
+
+    def look_again(self) -> bool:
+        """Fetch tools again that may have changed without a word; return False if that was done lately."""
+        now = anyio.current_time()
+        if self._rests is None or now - self._looked_at < LOOKED_SECONDS:
+            return False
+        self._looked_at = now
+        self.mark_stale({"tools"})
+        return True
 
     async def wait_fetched(self, *, called: bool) -> bool:
         """Wait for a moment until a list that has changed is fetched; return whether it is.
@@ -476,8 +487,7 @@ class _Pages:
         client_info = envelope.raw(CLIENT_INFO)
         give_up_at = anyio.current_time() + limits.list_seconds
         self.entries = entries = list[bytes]()
-        seen: set[bytes] = set()
-        size = 0
+        seen, size = set[bytes](), 0
         params: Members = {}
         for _ in range(limits.pages):
             left = max(0.0, give_up_at - anyio.current_time())

@@ -146,6 +146,7 @@ class Note(Struct, frozen=True):
     """It in fewer words, where nothing fits and room is short; empty to leave it out there."""
 
 
+SEARCH_FAILED: Final = "The search failed; tell the user, who finds the reason with mcp-context-proxy logs."
 WITHHELD: Final = "Withheld"
 """Key of the servers whose withheld tools earlier answers have told."""
 
@@ -167,7 +168,8 @@ def search_notes(
     noted = {} if noted is None else noted
     notes = list[Note]()
     if found.tools.note and not (found.tools.likely and UNFINISHED in noted):
-        notes.append(Note(found.tools.note, UNFINISHED))
+        brief = UNFINISHED if answer.context.failure is None else SEARCH_FAILED
+        notes.append(Note(found.tools.note, brief))
         if found.tools.likely:
             noted[UNFINISHED] = frozenset()
     if found.snapshot.unread:

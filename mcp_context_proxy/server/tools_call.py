@@ -416,14 +416,16 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         if server is not None or not names.is_full(name):
             await self.wait_for_server(server, partial(tell_waiting, params, caller.notify))
         await self.fleet.wait_changed(called=True)
-        snapshot = self.catalog.snapshot
+        snapshot, compared = self.catalog.snapshot, names.COMPARED_IN_THREAD
         self.fleet.raise_if_unavailable(names.owner(name, snapshot.servers))
-        compared = names.COMPARED_IN_THREAD
         find = partial(names.tool_named, snapshot, name, compared=compared, name_of=caller.name_of)
         try:
             tool = await in_thread(find)
-        except TurnedOffError as error:
-            self.ended.turned_off(error, caller)
+        except UnknownItemError as error:
+            if isinstance(error, TurnedOffError):
+                self.ended.turned_off(error, caller)
+            if type(error) is UnknownItemError and self.fleet.look_again(server):
+                return await self.resolve(name, params, caller)
             raise
         self._note_meant(name, tool, caller)
         return tool
@@ -544,10 +546,9 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         Raises `UnknownItemError` if the tool is gone, or waits for a person's approval, because it has
         changed.
         """
-        client = self.fleet.clients[tool.server]
-        was_connected = client.connected is not None
-        if was_connected:
+        if self.fleet.clients[tool.server].connected is not None:
             return tool
+        client = self.fleet.clients[tool.server]
         await client.wait_connected(partial(tell_waiting, params, caller.notify))
         # If it cannot be called now, the call says why.
         return tool if client.connected is None else self._now(tool, caller)

@@ -153,11 +153,10 @@ class Record:
 
     def find(self, candidate: Candidate) -> ApprovalRow | None:
         """Return the row of exactly this definition."""
-        wanted = candidate.fingerprint
-        for row in reversed(self.rows.get((candidate.kind, candidate.name), ())):
-            if row.seen == wanted.seen and row.rest == wanted.rest:
-                return row
-        return None
+        of_name = self.rows.get((candidate.kind, candidate.name), ())
+        rows = {Fingerprint(row.seen, row.rest): row for row in of_name}
+        found = rows.get(candidate.fingerprint)
+        return rows.get(candidate.exact) if rows and found is None else found
 
     def add(self, additions: Additions) -> None:
         """Add decisions, each as the latest of its name."""

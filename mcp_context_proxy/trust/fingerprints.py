@@ -1,11 +1,10 @@
 """Fingerprints of definitions, the signs by which one is withheld, and the table of decisions about them.
 
 A definition is canonical JSON, split into two parts. *Seen* is what every model reads or a host decides by;
-*rest* is everything else. Two definitions are the same if both parts are, in whatever order a server writes
-their members, and whichever dates and times are in them: some servers tell when they were started, and a
-date asks a model for nothing. Nor does the order of a set: Python has another one in each process. In the
-rest is also what some hosts show to models, such as the output schema: a change of it is one of what is seen
-(`visible_part`).
+*rest* is everything else, also what some hosts show to models, such as the output schema: a change of it is
+one of what is seen (`visible_part`). Two definitions are the same if both parts are, in whatever order a
+server writes members, or a set, which Python orders anew in each process, and whichever dates and times are
+in them: some servers tell when they were started, and a date asks a model for nothing.
 
 The signs (`suspicion`) are few and hard: none of them occurs in the definitions of some thousand real tools.
 They are a reason to look, not a filter that a careful writer could not pass; the wall is the comparison with
@@ -52,9 +51,8 @@ SEEN: Final = {
     Approvable.PROMPT: frozenset({"name", "title", "description", "arguments"}),
     Approvable.TEMPLATE: frozenset({"uriTemplate", "name", "title", "description", "annotations"}),
 }
-"""Members of a definition that every model reads or a host decides by.
-
-They stay as they are, because stored decisions have the fingerprints of both parts."""
+"""Members of a definition that every model reads or a host decides by. They stay as they are, because
+stored decisions have the fingerprints of both parts."""
 
 UNSEEN: Final = frozenset({"_meta", "icons"})
 """Members of a definition that no model reads. Any other may be shown to one by some host."""
@@ -128,17 +126,14 @@ def _parts(definition: bytes, seen: frozenset[str] | None) -> tuple[bytes, bytes
             parts = _encode_sorted(value), _encode_sorted(rest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return definition, b""
-    # Each member has a colon, and others stand in texts unless they are escaped: fewer, and a member that was
-    # named twice is gone.
-    whole = parts[0].count(b":") + parts[1].count(b":") == definition.count(b":")
+    # Each member has a colon, as texts have others unless they escape them: with fewer, one was named twice.
+    whole = sum(part.count(b":") for part in parts) == definition.count(b":")
     return parts if whole and not _escapes_colons(definition) else (definition, b"")
 
 
 def _escapes_colons(definition: bytes) -> bool:
     # Most definitions escape nothing, and one character is looked for much faster than several.
-    if b"\\" not in definition:
-        return False
-    return b"\\u003a" in definition or b"\\u003A" in definition
+    return b"\\" in definition and (b"\\u003a" in definition or b"\\u003A" in definition)
 
 
 class Hints(msgspec.Struct, frozen=True, gc=False):
@@ -179,6 +174,11 @@ class Candidate(msgspec.Struct, frozen=True, eq=False, gc=False):
     hints: Hints = NO_HINTS
     hidden: bool = False
     """True if characters that a person does not see were removed from it."""
+
+    @property
+    def exact(self) -> Fingerprint:
+        """Its fingerprint with dates and the order of sets, as earlier versions have stored it."""
+        return Fingerprint(*[sha256(one).digest() for one in _parts(bytes(self.definition), SEEN[self.kind])])
 
     @classmethod
     def of(

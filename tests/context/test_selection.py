@@ -9,7 +9,7 @@ import numpy as np
 from anyio import to_thread
 from numpy.typing import NDArray
 from support.proxies import Host
-from support.raw_client import data_of
+from support.raw_client import data_of, text_of
 
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.catalog.definitions import tool_definition
@@ -225,11 +225,15 @@ async def test_items_of_the_session_are_never_dropped_for_the_budget(opened: Any
     assert context.dropped
 
 
+FAILURE = "the model is on fire" + ", and so is the house" * 20
+"""Longer than a search that finds nothing may be told."""
+
+
 class Failing:
     """An embedder that fails in a way nobody has foreseen."""
 
     def embed(self, texts: Sequence[str], on_progress: object = None) -> NDArray[np.float32]:
-        raise RuntimeError("the model is on fire")
+        raise RuntimeError(FAILURE)
 
 
 async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(opened: Any) -> None:
@@ -294,8 +298,13 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
         answer = data_of(json.loads(result))
 
         (context,) = await contexts.requests(host.session.id)
+        plain = {"arguments": envelope.raw({"query": READ, "kinds": ["tool"]})}
+        caller = Host(proxy, "handshake").caller(plain)
+        told = text_of(json.loads(await own_tools.call("search_available_tools", plain, caller)))
 
-    assert context.failure == "RuntimeError: the model is on fire"
+    assert "The search failed" in told
+    assert "Indexing" not in told
+    assert context.failure == f"RuntimeError: {FAILURE}"
     assert {item.name for item in context.items} == {"tone", "company", "mail__wipe_inbox"}
     assert {one["name"] for one in answer["results"]} == {
         "tone",

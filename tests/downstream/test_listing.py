@@ -52,6 +52,28 @@ async def test_a_tool_that_a_call_has_added_is_found_and_called_at_once(workshop
     assert not called.get("isError")
 
 
+async def test_a_tool_that_a_server_has_added_without_a_word_is_looked_for_when_it_is_called(
+    workshop: Workshop,
+) -> None:
+    """A host beside the server would list it in its next session; names that do not exist make no storm."""
+    first = {"once": [str(workshop.flag("listed")), [{"result": {"tools": [tool("old")]}}]]}
+    later = {"result": {"tools": [tool("old"), tool("fresh"), tool("hidden", "Hide\u200b\u200bit")]}}
+    server = workshop.server(
+        "mute", tools=[tool("old"), tool("fresh"), tool("hidden")], on={"tools/list": [first, later]}
+    )
+    async with host_of(workshop.config(expose={"mode": "search"}), "handshake") as host:
+        called = await host.call("call_tool", {"name": "mute__fresh", "arguments": {}})
+        withheld = await host.call("mute__hidden")
+        unknown = [await host.call(f"mute__other{n}") for n in range(5)]
+        found = await host.call("search_available_tools", {"query": "fresh"})
+
+    assert not called.get("isError")
+    assert "is withheld" in withheld["content"][0]["text"]
+    assert all("unknown tool" in each["content"][0]["text"] for each in unknown)
+    assert "mute__fresh" in found["content"][0]["text"]
+    assert len(server.ledger.messages("tools/list")) == 2
+
+
 @pytest.mark.parametrize("declared", [{"tools": []}, {"tools": True}, [], None])
 async def test_tools_are_listed_in_whatever_form_a_server_declares_them(
     workshop: Workshop, declared: object

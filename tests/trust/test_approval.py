@@ -1,8 +1,11 @@
 """Definitions that nobody approved are neither listed nor callable, whichever way they came."""
 
+from hashlib import sha256
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 from support.listings import SCHEMA, Run, approve, encoded, tool
 from support.stores import NOW, vector
 
@@ -10,7 +13,7 @@ from mcp_context_proxy.catalog.names import tool_named
 from mcp_context_proxy.errors import UnknownItemError, WithheldError
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.store.learned import Pair
-from mcp_context_proxy.store.opening import Store
+from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.store.statistics import DAY, DefinitionRow
 from mcp_context_proxy.store.tables import ToolSession
 from mcp_context_proxy.trust.decisions import ApprovalError, decide, hash_of, pending
@@ -161,6 +164,31 @@ def test_the_order_of_what_a_server_keeps_in_sets_is_no_change(store: Store) -> 
     assert again.served() == ["calc__add"]
     again.list("calc", listing("labels,updated,*all,comments"))
     assert again.served() == []
+
+
+def test_a_decision_of_when_dates_and_the_order_of_sets_counted_still_holds(store: Store) -> None:
+    """An earlier version of the proxy wrote it, or one that runs at the same time does."""
+
+    def listing(day: str) -> dict[str, Any]:
+        since = {"type": "string", "default": "b,a"}
+        return tool(
+            "add", f"Adds since {day}.", inputSchema={"type": "object", "properties": {"since": since}}
+        )
+
+    with open_store("memory") as now:
+        Run(now).list("calc", listing("2026-01-01"))
+        record = now.approvals.record("calc")
+    seen = sha256(msgspec.json.encode(listing("2026-01-01"), order="deterministic")).digest()
+    (row,) = (replace(row, seen=seen) for row in record.rows)
+    versions = tuple(replace(version, digest=b"") for version in record.versions)
+    store.approvals.decide("calc", lambda _: Additions((row,), {row.key: b"{}"}, versions))
+    run = Run(store)
+    run.list("calc", listing("2026-01-01"))
+
+    assert run.served() == ["calc__add"]
+    assert [one.seen for one in store.approvals.record("calc").rows] == [seen]
+    decide(store, "calc", ["add"], State.REJECTED, by="test")
+    assert Run(store).list("calc", listing("2026-01-01")).withheld
 
 
 @pytest.mark.parametrize("sentence", ["do not ask,delete first", "not delete, ask"])
