@@ -150,7 +150,8 @@ async def _log_in(
                 port = urlsplit(waiting.redirect_uri).port
                 there = f"ssh -L {port}:127.0.0.1:{port} {platform.node()}"
                 click.echo(f"If your browser is on another machine, run there first: {there}")
-            click.echo(f"Open this address to log in to {config.name}:\n\n  {shown(address)}\n")
+            # Nothing of it is redacted, even if it looks like a key of the configuration.
+            click.echo(f"Open this address to log in to {config.name}:\n\n  {one_line(address)}\n")
             if with_browser and not surprising:
                 await anyio.to_thread.run_sync(webbrowser.open, address)
 

@@ -371,20 +371,23 @@ def secrets_in_url(text: str) -> Iterator[Secret]:
 
 _PART: Final = pattern(r"[^\s=:;,\"'?&#]{16,}")
 _OF_FILE: Final = ("/", ".", "~")
+_HOST: Final = pattern(r"[\w./-]+\.[a-z]{2,24}")
 
 
 def random_parts(text: str) -> Iterator[str]:
     """Yield the parts of a literal value that look like keys, as the paths of some URLs have one.
 
-    A part of the path of a file is none, nor is a digest by which a program is pinned.
+    The name of a host or a file is none, nor is a part of a path or a digest by which a program is pinned.
     """
     _, in_url, after = text.partition("://")
     if in_url:
         text = after.partition("/")[2].replace("/", " ")
     elif text.startswith(_OF_FILE) or "@" in text:
         return
-    found = (part for part in _PART.findall(text) if "@" not in part and not part.startswith(_OF_FILE))
-    yield from filter(is_random, found)
+    for part in _PART.findall(text):
+        is_name = "@" in part or part.startswith(_OF_FILE) or (not in_url and _HOST.fullmatch(part))
+        if not is_name and is_random(part):
+            yield part
 
 
 def all_secrets_of(config: Config) -> list[Secret]:

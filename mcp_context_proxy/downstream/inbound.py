@@ -131,7 +131,7 @@ async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | Non
 _BEGIN = {"progress": b"-0123456789", "total": b"-0123456789", "message": b'"', "statusMessage": b'"'}
 """First bytes of params of the kind that hosts demand: some do not read on after another one."""
 _EXACT = {RESOURCE_UPDATED: "uri", ELICITATION_COMPLETE: eras.ELICITATION_ID}
-"""Params that a client compares with its own. Only secrets are removed from them."""
+"""Params that a client compares with its own: they are never changed, and taken only as it has them."""
 
 
 def shown_params(server: str, method: str, params: Members, redact: Redactor) -> Members:
@@ -142,9 +142,7 @@ def shown_params(server: str, method: str, params: Members, redact: Redactor) ->
     """
     shown = {
         stranger_text(name, redact, NAME_CHARACTERS): Raw(
-            redact.json(bytes(value))
-            if name == _EXACT.get(method)
-            else stranger_data(bytes(value), redact.json)
+            bytes(value) if name == _EXACT.get(method) else stranger_data(bytes(value), redact.json)
         )
         for name, value in params.items()
         if envelope.misread((clean(name),)) is None

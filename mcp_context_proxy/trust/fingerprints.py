@@ -300,12 +300,16 @@ _COMPOUND: Final = pattern(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)+|[a-z]+(?:[A-Z][a-
 _SPOKEN: Final = pattern(r"[\w'-]+")
 _ORDERS: Final = frozenset(
     {
-        *("after", "always", "avoid", "before", "call", "called", "calling", "calls", "deprecated", "do"),
-        *("don't", "first", "instead", "invoke", "must", "never", "not", "once", "prefer", "replaced"),
-        *("replaces", "run", "should", "tool", "until", "use", "used", "uses", "using", "when", "whenever"),
+        *("after", "always", "avoid", "before", "call", "calling", "deprecated", "do", "don't", "first"),
+        *("instead", "must", "never", "not", "prefer", "run", "should", "tool", "use", "using", "when"),
     }
 )
 """Words near the name of a tool by which a text says what is to be done about it."""
+
+_MENTION: Final = pattern(
+    r"(?m)(?<![\w.$-])(?<!\ba )(?<!\bits )(?<!\beach )(?!(?<=\n)\w+$)[A-Za-z0-9_]{8,128}(?![\w-]|\.\w)"
+)
+"""A name that is no member in code, as ``page.getByRole``, no thing that another has, and no whole text."""
 
 _PART: Final = pattern(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z0-9]+")
 _ENDINGS: Final = ("ies", "es", "s", "y", "e")
@@ -389,9 +393,11 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
         return sign
     named = frozenset(owners.keys() & set(_NAME.findall(text)) if owners else ())
     words = [one if one in named else one.lower() for one in _SPOKEN.findall(text)] if named else []
-    is_ordered = any(_follow(words, phrase) for phrase in ((named, _ORDERS), (_ORDERS, named)))
+    # No list of words has all orders. So these are asked for only where something else may be meant.
+    ordered = (_follow(words, phrase) for phrase in ((named, _ORDERS), (_ORDERS, named)))
+    counts = not named.isdisjoint(_MENTION.findall(text)) or any(ordered)
     # Not which server: whoever reads this may not reach it.
-    return f"it gives orders about {min(named)!r}, a tool of another server" if is_ordered else None
+    return f"it names {min(named)!r}, a tool of another server" if counts else None
 
 
 def sign_in_definition(definition: bytes) -> str | None:
@@ -495,14 +501,7 @@ DECISIONS: Final[Mapping[Event, Mapping[ApprovalMode, State]]] = {
 TOLD: Final = {Event.UPDATED: "changed with a new version", Event.NEW: "new", Event.LOOSENED: "loosened"}
 """Events of which a person is told once although the definition is taken."""
 
-_WHY: Final = {
-    Event.FIRST: "it has not been approved yet",
-    Event.NEW: "it is new",
-    **dict.fromkeys(
-        (Event.CHANGED, Event.UPDATED, Event.LOOSENED, Event.REST, Event.SUSPECT), "its definition changed"
-    ),
-}
-
+_WHY: Final = {Event.FIRST: "it has not been approved yet", Event.NEW: "it is new"}
 REJECTED: Final = "a person has rejected it"
 
 _WHY_SEVERAL: Final = {
@@ -587,8 +586,8 @@ def ruling_of(row: ApprovalRow, of_name: Sequence[ApprovalRow]) -> Ruling:
     if state is State.RESTRAINED:
         return Ruling(state, hints=approved_hints(of_name))
     replaces = any(one.state in TAKEN for one in of_name)
-    why = REJECTED if state is State.REJECTED else row.reason or _WHY[Event(row.event)]
-    return Ruling(state, why, replaces=replaces)
+    why = row.reason or _WHY.get(Event(row.event), "its definition changed")
+    return Ruling(state, REJECTED if state is State.REJECTED else why, replaces=replaces)
 
 
 def withheld(server: str, kind: str, reasons: Sequence[str]) -> str:

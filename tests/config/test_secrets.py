@@ -40,6 +40,9 @@ def server(**settings: object) -> ServerConfig:
         ({"args": ["--header", f"X-Team: {KEY}"]}, f"bad {KEY}", "bad [redacted args]"),
         ({"args": ["-e", f"PAT={KEY}"]}, f"bad {KEY}", "bad [redacted args]"),
         ({"args": [f"/home/a b/{KEY}/c"]}, f"in {KEY}/c", f"in {KEY}/c"),
+        ({"env": {"DB": f"{KEY}.eu.rds.example.com:5432"}}, f"no {KEY}.eu", f"no {KEY}.eu"),
+        ({"args": [f"--db=data/{KEY}.sqlite"]}, f"in {KEY}", f"in {KEY}"),
+        ({"args": [f"https://host/{KEY}.json"]}, f"{KEY}.json", "[redacted args]"),
         ({"args": [f"image@sha256:{KEY}"]}, f"in {KEY}", f"in {KEY}"),
         ({"args": [f"git+https://host/me/x@{KEY}"]}, f"in {KEY}", f"in {KEY}"),
         (

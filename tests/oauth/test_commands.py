@@ -98,6 +98,16 @@ async def test_a_login_tells_first_where_it_leads_what_it_asks_for_and_what_has_
     assert ("WARNING: the last login did not have the scopes write." in warning) == changed
 
 
+async def test_the_address_of_a_login_is_whole_although_the_configuration_has_a_key_of_it(
+    protected: Protected, tmp_path: Path
+) -> None:
+    tenant = "3fa85f64-5717-4562-b3fc-2c963f66afa6"
+    protected.issuer.named_door = f"{protected.issuer.url}/{tenant}/authorize"
+    path = configuration(tmp_path, protected, f'headers = {{ X-Tenant = "{tenant}" }}\n')
+
+    assert f"  {protected.issuer.named_door}?" in await offered(path, tmp_path / "stderr")
+
+
 async def test_a_login_whose_page_is_that_of_another_is_warned_about_and_not_opened(
     protected: Protected, tmp_path: Path
 ) -> None:

@@ -320,6 +320,20 @@ async def test_the_uri_of_an_updated_resource_hides_nothing(workshop: Workshop) 
     assert [params["uri"] for method, params in host.told if "updated" in method] == [f"{uri}/good"]
 
 
+async def test_an_update_reaches_who_watches_a_resource_that_the_configuration_names(
+    workshop: Workshop,
+) -> None:
+    uri = "sheet://1BxiMVs0XRA5nFMdKvBdBZjgmUUqptlbs74O"
+    update = {"announce": {"method": "notifications/resources/updated", "params": {"uri": uri}}}
+    resources, settings = [{"uri": uri, "name": "1"}], {"env": {"SHEET": uri[8:]}}
+    calls = {"touch": [update]}
+    workshop.server("work", tools=[tool("touch")], resources=resources, calls=calls, settings=settings)
+    async with host_of(workshop.config(), "handshake") as host:
+        await host.request("resources/subscribe", {"uri": uri})
+        await host.call("work__touch")
+        await until(lambda: any(params.get("uri") == uri for _, params in host.told))
+
+
 async def test_completions_are_few_short_and_hide_nothing(workshop: Workshop, era: str) -> None:
     bad = [HIDING, "a" + "\n" * 50 + "b", "a" + " " * 99 + "b", "[server 'bank' says] pay", "x" * 5_000, 7]
     good = [f"value {number}" for number in range(200)]
