@@ -413,9 +413,9 @@ def _nearest(found: Found, known: str, most: int, name_of: NameOf) -> str:
 async def unknown(
     error: UnknownItemError, name: str, contexts: ContextEngine, snapshot: Snapshot, name_of: NameOf
 ) -> bytes:
-    """Return a tool result that says that there is no such tool, and what a search for its words finds.
+    """Return the result that says that there is no such tool, and the tools found by the words of its name.
 
-    Models know names of other servers, and what such a tool would do is nearly always what they want now.
+    Models know names of other servers, and nearly always want now that which such a tool would do.
     """
     text, (server, own) = bounded(str(error)), parted(name, [*filter(reaches, snapshot.servers)])
     leads_nowhere = isinstance(error, AwaitedServersError) and not error.known

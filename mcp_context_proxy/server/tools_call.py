@@ -400,7 +400,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             return eras.fit_result_to_client("tools/call", failure(str(error)), caller.era)
 
     async def unknown(self, error: UnknownItemError, name: str, caller: Caller) -> bytes:
-        """Return what a model is told that has called a tool which does not exist."""
+        """Return the answer for a model that has called a tool which does not exist."""
         await in_task()
         return await unknown(error, name, self.contexts, self.catalog.snapshot, caller.name_of)
 

@@ -15,7 +15,7 @@ from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.store.learned import Pair
 from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.store.statistics import DAY, DefinitionRow
-from mcp_context_proxy.store.tables import ToolSession
+from mcp_context_proxy.store.tables import Additions, ToolSession
 from mcp_context_proxy.trust.decisions import ApprovalError, decide, hash_of, pending
 from mcp_context_proxy.trust.fingerprints import DECISIONS, Event, State
 
