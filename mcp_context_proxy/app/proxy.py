@@ -21,7 +21,7 @@ from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
 from mcp_context_proxy.config.reload import Reloader, Standing, without_restart
-from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
+from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, own_secrets_of, redact_logs
 from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
@@ -431,6 +431,8 @@ class Proxy(Struct, kw_only=True, eq=False):
         secrets, before = [*all_secrets_of(config)], self.config
         redact_logs(secrets)
         self.redact.know(secrets)
+        for secret in own_secrets_of(config):
+            self.fleet.known.know_own(secret)
         config = self.config = without_restart(before, config)
         changed = {
             table for table in config.__struct_fields__ if getattr(config, table) != getattr(before, table)

@@ -292,7 +292,8 @@ def show_change(console: Terminal, change: FileChange) -> None:
     form = FORMS.get(change.file.suffix.lower(), "json")
     texts = change.before or "", change.after
     secrets = {one for text in texts for one in secrets_of(entries(form, text, ()))}
-    longest_first = sorted(secrets, key=len, reverse=True)
+    forms = {form for one in secrets for form in (one, *in_json(one))}
+    longest_first = sorted(forms, key=len, reverse=True)
     for line in change.difference():
         if not line.startswith(("---", "+++", "@@")):
             style = {"+": "green", "-": "red"}.get(line[:1], "dim")
@@ -411,8 +412,7 @@ def uninstall_command(
 
 def _masked(line: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
-        for form in (secret, *in_json(secret)):
-            line = line.replace(form, "***")
+        line = line.replace(secret, "***")
     return _NAMED_SECRET.sub(r"\1***", Redactor(())(line))
 
 

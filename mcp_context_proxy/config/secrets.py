@@ -75,12 +75,13 @@ RANDOM_BEGINNING: Final = 256
 _NO_TOKEN: Final = pattern(r"[^!-~]|[\"'`{}\[\],\\]")
 """Characters that no token has, and that stand between the values of JSON."""
 
-_PAIRS_OF_WORDS: Final = (
+_OF_WORDS: Final = (
     "abacadagaialamanaparasatauavaybabeblbocacechcickclcocrctcudadddedidodseaecedeeefegeielemenepeqereset"
     "evewexfafefffifogeghgigrguhahehihohtiaicidieifigiliminioipirisitivjekekslaldlelilllolsltlulymambmemi"
     "mmmompmunancndnenfngninlnnnonsntnuocodolomonoooporosotouovowpapdpepiplpoppprptpuqurarcrdrergrirkrmrn"
     "rorrrsrtrurvrysascseshsisospssstsutatctethtitltotrtstttutyubucudueuiulumunupurusutvaveviwewhwiwoxtyp"
 )
+_PAIRS_OF_WORDS: Final = frozenset(_OF_WORDS[at : at + 2] for at in range(0, len(_OF_WORDS), 2))
 """The 200 pairs of letters that are most frequent in tools of published servers: 92 % of all of theirs."""
 
 
@@ -94,14 +95,13 @@ def is_random(value: str) -> bool:
     """
     if _NO_TOKEN.search(value):
         return False
-    words = {_PAIRS_OF_WORDS[at : at + 2] for at in range(0, len(_PAIRS_OF_WORDS), 2)}
     told = [
         one + other
         for one, other in pairwise(value[:RANDOM_BEGINNING])
         if one.isalnum() and other.isalnum() and not (one.isdigit() and other.isdigit())
         if not (one.islower() and other.isupper())
     ]
-    random = sum(pair.lower() not in words for pair in told)
+    random = sum(pair.lower() not in _PAIRS_OF_WORDS for pair in told)
     return random >= max(RANDOM_PAIRS, RANDOM_SHARE * len(told))
 
 

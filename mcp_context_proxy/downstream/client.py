@@ -530,7 +530,9 @@ def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
         case RemoteError():
             data = error.data
             if isinstance(data, Raw):
-                data = Raw(stranger_data(bytes(data), redact.json))
+                # Addresses to which it sends a person stay whole: `questions.checked_error` redacts the rest.
+                is_way = error.code == eras.URL_ELICITATION_REQUIRED
+                data = Raw(stranger_data(bytes(data), bytes if is_way else redact.json))
             return RemoteError(error.server, error.code, stranger_text(error.remote_message, redact), data)
         case BadAnswerError():
             return BadAnswerError(error.server, stranger_text(error.what, redact), error.http_status)

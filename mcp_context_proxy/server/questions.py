@@ -296,7 +296,10 @@ async def checked_error(client: DownstreamClient, error: RemoteError) -> RemoteE
         ]
     except RequestError as refused:
         return _refused(error, refused.message)
-    data["elicitations"] = envelope.raw(elicitations)
+    data.pop("elicitations", None)
+    data = envelope.members(client.redact.json(envelope.encode(data))) | {
+        "elicitations": envelope.raw(elicitations)
+    }
     return RemoteError(error.server, error.code, error.remote_message, envelope.raw(data))
 
 

@@ -94,7 +94,7 @@ class KnownSecrets:
         """Know the secrets of a configuration; without one, none."""
         self._guards = GuardsConfig() if config is None else config.guards
         self._configured: list[tuple[str | None, Secret]] = []
-        self._own: list[Secret] = []
+        self._own: dict[Secret, None] = {}
         self._learned = LatestSecrets()
         self._foreign: dict[str, Forms] = {}
         """Forms of the secrets that each server was not given; made when they are needed."""
@@ -118,7 +118,7 @@ class KnownSecrets:
 
     def know_own(self, secret: Secret) -> None:
         """Add a secret of the proxy itself, which no server is given."""
-        self._own.append(secret)
+        self._own[secret] = None
         for redact in self.redactors:
             redact.know([secret])
         self._forget_forms()

@@ -1,9 +1,11 @@
 """A running proxy that follows a changed setting shows the same as one that was started with it."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from msgspec import Raw
 from support.proxies import inside
 from support.servers import Workshop, tool
 
@@ -124,3 +126,19 @@ async def test_a_setting_that_needs_a_restart_changes_nothing_before_it(
         started = await shown(proxy)
 
     assert after == started
+
+
+async def test_the_key_of_a_setting_that_waits_for_a_restart_goes_to_no_server(
+    office: Workshop, running: Proxy
+) -> None:
+    own = office.config()
+    own = own.rename(own.with_name("own.toml"))
+    keys = [f"k3y-of-the-embeddings-{number}" for number in (1, 2)]
+    for key in keys:
+        embedding = {"endpoint": "http://127.0.0.1:9/", "model": "m", "api_key": key}
+        await running.apply(load(office.config(embedding=embedding), environ={}))
+    params = [{"arguments": Raw(json.dumps(key).encode())} for key in keys]
+    found = [running.fleet.known.in_params("files", one) for one in params]
+    await running.apply(load(own, environ={}))
+
+    assert [one and one.name for one in found] == ["embedding.api_key"] * 2

@@ -313,6 +313,24 @@ async def test_an_error_that_sends_a_person_to_a_url_says_which_server_does(
             assert [(each["message"], each["_meta"]) for each in asked] == [(message, {SERVER_KEY: "helper"})]
 
 
+async def test_the_url_of_an_error_is_whole_although_the_configuration_has_a_part_of_it(
+    workshop: Workshop, server: str
+) -> None:
+    tenant = "3fa85f64-5717-4562-b3fc-2c963f66afa6"
+    params = by_url(f"https://example.com/{tenant}/", f"Sign in at {tenant}") | {"x": tenant}
+    asking(workshop, server, ELICITATION, params, env={"TENANT": tenant})
+    async with inside(workshop.config()) as proxy:
+        with pytest.raises(RpcError) as refused:
+            await Host(proxy, "handshake", CAPABLE, ANSWERS).call("helper__refuse0")
+
+    (asked,) = refused.value.data["elicitations"]
+    assert asked["url"] == params["url"]
+    assert (asked["message"], asked["x"]) == (
+        "[server 'helper' asks] Sign in at [redacted TENANT]",
+        "[redacted TENANT]",
+    )
+
+
 async def test_an_error_that_sends_a_person_to_an_unsafe_url_loses_it(
     workshop: Workshop, server: str
 ) -> None:
