@@ -146,8 +146,9 @@ def test_a_definition_that_tells_the_time_stays_approved_and_is_current(store: S
     assert b"2026-11" not in told
     again.list("calc", telling("2026-12-01", "2026-12-01T09:30"))
     assert b"09:30" in bytes(tool_named(again.catalog.snapshot, "calc__add").definition)
-    again.list("calc", telling("2026-12-01, so pay", "2026-12-01T07:00:01.5+01:00"))
-    assert again.served() == []
+    for more in (", so pay", " 07:00:10.0.0.1"):
+        again.list("calc", telling(f"2026-12-01{more}", "2026-12-01T07:00:01.5+01:00"))
+        assert again.served() == []
 
 
 def test_the_order_of_what_a_server_keeps_in_sets_is_no_change(store: Store) -> None:
