@@ -143,6 +143,18 @@ async def test_a_setting_that_is_gone_for_good_is_gone_a_moment_later(tmp_path: 
     assert [config.guards.results for config in followed.applied] == ["off"]
 
 
+async def test_mistakes_that_were_told_at_the_start_are_not_told_again_by_the_first_look(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[search]\ntop = 3\n\n[servers.one]\nkommand = 'x'\n")
+    followed = Written(file)
+    told = followed.problems
+    await followed.reloaded()
+
+    assert (followed.problems, caplog.messages, followed.applied) == (told, [], [])
+
+
 async def test_a_pipe_is_read_once_and_one_in_place_of_the_file_keeps_nobody_waiting(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, GUARDED.encode())
