@@ -57,9 +57,7 @@ stored decisions have the fingerprints of both parts."""
 UNSEEN: Final = frozenset({"_meta", "icons"})
 """Members of a definition that no model reads. Any other may be shown to one by some host."""
 
-_DATE = pattern(
-    rb"20\d\d-[01]\d-[0-3]\d(?:[T ][0-2]\d:[0-5]\d(?::\d\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?)?\b"
-)
+_DATE = pattern(rb"20\d\d-[01]\d-[0-3]\d(?:[T ][0-2]\d:[0-5]\d(?::\d\d\.?\d{,9})?(?:Z|[+-]\d\d:?\d\d)?)?\b")
 _SET = pattern(rb'"default":"([\w.*-]+(?:,[\w.*-]+)+)"')
 """A default that may be made of a set. Single words between commas are no sentence."""
 
