@@ -141,6 +141,8 @@ class EventFramer:
             elif self._pending:
                 yield self._finish()
         self._line += rest
+        if self._line.startswith(b":"):
+            del self._line[1:]  # a comment, which counts for no event
         self._bound()
 
     def _take(self, line: bytes | bytearray) -> None:

@@ -415,7 +415,7 @@ async def unknown(
 ) -> bytes:
     """Return the result that says that there is no such tool, and the tools found by the words of its name.
 
-    Models know names of other servers, and nearly always want now that which such a tool would do.
+    Models know the tools of other servers, and nearly always have a task for such a tool.
     """
     text, (server, own) = bounded(str(error)), parted(name, [*filter(reaches, snapshot.servers)])
     leads_nowhere = isinstance(error, AwaitedServersError) and not error.known

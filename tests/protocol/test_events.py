@@ -81,6 +81,15 @@ def test_an_event_over_the_limit_is_skipped_and_reported_with_both_ends(event: b
     assert after == ServerSentEvent(b"message", b"2", b"1")
 
 
+@each("step", [7, 1000, 100_000])
+def test_a_comment_of_any_length_costs_no_event(step: int) -> None:
+    comment = b":" + b"x" * 9000 + b"\n"
+
+    assert framed(comment + b"data: 1\n" + comment + b"\n", step, limit=5000) == [
+        ServerSentEvent(b"message", b"1")
+    ]
+
+
 def test_an_endless_event_takes_no_more_memory_than_the_limit_twice() -> None:
     limit = 1 << 20
     framer = EventFramer(limit)
