@@ -487,6 +487,12 @@ def asks_for_all(
     return not any(map(is_meant, tools))
 
 
+def asks_which_work(query: str) -> bool:
+    """Return whether a query for an overview asks which servers work, and not for tools."""
+    asked = _query_words(query)
+    return not asked.isdisjoint(_STATES) and asked & _OF_ALL <= {"mcp"}
+
+
 def overviewed(scope: Scope, query: str, servers: Iterable[str], failed: Iterable[str]) -> Scope:
     """Return the scope of an overview: one server alone where a query asks for the state of that one."""
     named = _in_question(query, servers, failed)

@@ -16,7 +16,14 @@ from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import NO_OVERRIDES, Delivery, DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.indexing import OnProgress
-from mcp_context_proxy.context.search import OnWait, Scope, asks_for_all, may_mean, overviewed
+from mcp_context_proxy.context.search import (
+    OnWait,
+    Scope,
+    asks_for_all,
+    asks_which_work,
+    may_mean,
+    overviewed,
+)
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
@@ -269,7 +276,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 if of_all() and await in_thread(of_all, snapshot.tools.values()):
                     known = self._noted(handle or caller.session, caller)
                     scope = overviewed(scope, query, self.fleet.clients, self.fleet.failed)
-                    return await self._overview(scope, caller, known, partial(tell_waiting, params, notify))
+                    on_wait = partial(tell_waiting, params, notify)
+                    return await self._overview(query, scope, caller, known, on_wait)
             if not query.strip():
                 raise _UnusableArgumentsError("query must not be empty")
         else:
@@ -354,7 +362,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         return self.noted.of(caller.principal, agent) if session is None else session.noted
 
     async def _overview(
-        self, scope: Scope, caller: Caller, noted: dict[str, frozenset[str]], on_wait: OnWait
+        self, query: str, scope: Scope, caller: Caller, noted: dict[str, frozenset[str]], on_wait: OnWait
     ) -> bytes:
         """Return an overview of the catalog, with all notes but that on indexing, which `noted` has then.
 
@@ -373,7 +381,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if not any(map(reaches, snapshot.servers)):
             notes = [Note(no_servers())]
         written = partial(overview_text, snapshot, scope, self.figures(), notes, count, caller.name_of)
-        return _text(await in_thread(written))
+        return _text(await in_thread(partial(written, of_state=asks_which_work(query))))
 
     def _figures(self, caller: Caller) -> Figures:
         """Return the figures of all calls; none for principals who may not see the calls of others."""

@@ -282,10 +282,13 @@ def overview_text(
     notes: Sequence[Note],
     count: Callable[[str], int],
     name_of: NameOf = EXPOSED,
+    *,
+    of_state: bool = False,
 ) -> str:
     """Return an overview of the items in the scope of a search, by server, within the budget of an answer.
 
-    ``figures`` are for the filters by earlier calls, ``notes`` about servers that are missing.
+    ``figures`` are for the filters by earlier calls, ``notes`` about servers that are missing. An overview of
+    which servers work, `of_state`, only counts their items.
     """
     filters, by_server = engine_filters(scope.filters, figures), dict[str, list[str]]()
     tools = snapshot.tools.values() if scope.kinds is None or Kind.TOOL in scope.kinds else ()
@@ -308,7 +311,7 @@ def overview_text(
         f"{total:,} {'tool' if total == 1 else 'tools'} of "
         f"{len(by_server):,} {'server' if len(by_server) == 1 else 'servers'}:"
     )
-    for most in NAMED_OF_EACH:
+    for most in () if of_state and scope.filters.server is None else NAMED_OF_EACH:
         every = {**by_server, **read}.items()
         lines = [f"- {source} ({len(names):,}): {some_of(names, most)}" for source, names in every]
         text = "\n\n".join([*head, "\n".join(lines), HOW_TO_SEARCH])

@@ -17,7 +17,14 @@ from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.indexing import Indexed
-from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope, asks_for_all, overviewed
+from mcp_context_proxy.context.search import (
+    TOOL_ONLY,
+    Found,
+    Scope,
+    asks_for_all,
+    asks_which_work,
+    overviewed,
+)
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
@@ -291,6 +298,7 @@ async def look(
     if of_all() and await in_thread(of_all, found.snapshot.tools.values()):
         scope = overviewed(scope, context.query, found.snapshot.servers, fleet.failed)
         written = partial(rendering.overview_text, found.snapshot, scope, figures, notes, count)
+        written = partial(written, of_state=asks_which_work(context.query))
     text = await in_thread(written)
     return {
         "query": context.query,

@@ -404,7 +404,7 @@ async def test_invalid_arguments_are_explained_so_that_a_model_can_correct_them(
     "query",
     [
         *("", "*", "all", "help", "What tools do you have?", "List all tools.", "what can you do"),
-        *("Which servers are there?", "what MCP servers are not working", "list the servers"),
+        *("Which servers are there?", "list the servers"),
     ],
 )
 async def test_a_query_for_everything_is_answered_with_an_overview(host: Host, query: str) -> None:
@@ -482,9 +482,16 @@ async def test_a_question_for_the_state_of_a_server_is_answered_with_the_state(
     assert ("game" in text) == ("broken" in query or "old" in query)
 
 
-@pytest.mark.parametrize("query", ["which servers are down?", "are all servers running", "list all servers"])
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("which servers are down?", False),
+        ("what servers do not work", False),
+        ("list all servers", True),
+    ],
+)
 async def test_a_tool_for_one_machine_answers_no_question_about_all_servers(
-    workshop: Workshop, query: str
+    workshop: Workshop, query: str, *, named: bool
 ) -> None:
     workshop.server("game", tools=[tool("server_status", "Show whether the game is running")])
     workshop.server("chat").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
@@ -493,6 +500,7 @@ async def test_a_tool_for_one_machine_answers_no_question_about_all_servers(
 
     assert "Not searched: chat (off: NOT_SET_ANYWHERE is not set" in text
     assert "1 tool of 1 server:" in text
+    assert ("server_status" in text, "game (1)" in text) == (named, True)
 
 
 async def test_the_descriptions_of_all_tools_are_read_off_the_event_loop(
