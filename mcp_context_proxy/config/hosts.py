@@ -53,6 +53,8 @@ class Converted(Struct, frozen=True):
     entry: Mapping[str, Any]
     not_a_server: str = ""
     """Nature of the entry, if the host runs it by itself: a sentence without a subject."""
+    places: Mapping[str, KeyPath] = {}
+    """Keys under which the host has what stands under another key here."""
 
 
 def converted(dialect: Dialect, entry: Mapping[str, Any]) -> Converted:
@@ -86,9 +88,11 @@ def dialect_of(place: KeyPath, source: ConfigSource) -> Dialect:
 def _common(entry: dict[str, Any]) -> Converted:
     if isinstance(inner := entry.get("transport"), dict):  # Cline, since version 3
         entry = {**{key: value for key, value in entry.items() if key != "transport"}, **inner}
+    places = dict[str, KeyPath]()
     for key, names in _table(entry, "tools").items():
         if key in ("include", "exclude"):  # Hermes
             entry[f"{key}Tools"] = [names] if isinstance(names, str) else names
+            places[f"{key}Tools"] = ("tools", key)
     decided, tools = [*_table(entry, "toolPermissions").items()], entry.get("tools")
     if isinstance(tools, list) and tools and all(isinstance(one, dict) for one in tools):
         decided += [(str(one.get("name")), one.get("permission_policy")) for one in tools]
@@ -97,10 +101,12 @@ def _common(entry: dict[str, Any]) -> Converted:
         denied = dict.fromkeys(name for name, decision in decided if decision in ("always_deny", "blocked"))
         if isinstance(before := entry.get("excludeTools", []), list):
             entry["excludeTools"] = [*before, *denied]
+            if denied:
+                places["excludeTools"] = ("toolPermissions" if "toolPermissions" in entry else "tools",)
         asked = {name: {"approval_mode": one} for name, one in decided if name not in denied}
         entry["tools"] = asked if tools is None else tools
     # A list of words is that of opencode, whatever its file is called.
-    return _opencode(entry) if isinstance(entry.get("command"), list) else Converted(entry)
+    return _opencode(entry) if isinstance(entry.get("command"), list) else Converted(entry, places=places)
 
 
 def _codex(entry: dict[str, Any]) -> Converted:
@@ -327,7 +333,7 @@ def from_host(
                 source.origins["servers", name, "enabled"] = by
             ruled = _ruled(source.tables, dialect, written)
             source.remarks[name] = (
-                *_tool_lists(source, ("servers", name), path, common.entry, servers[name], mistakes),
+                *_tool_lists(source, ("servers", name), path, common, servers[name], mistakes),
                 *_approvals(source, path, common.entry),
                 *_with_rules(source, ("servers", name), ruled, servers[name]),
             )
@@ -422,7 +428,7 @@ def _tool_lists(
     source: ConfigSource,
     path: KeyPath,
     place: KeyPath,
-    entry: Mapping[str, Any],
+    common: Converted,
     server: dict[str, Any],
     mistakes: list[Mistake],
 ) -> Iterator[str]:
@@ -431,24 +437,27 @@ def _tool_lists(
     A list that cannot be read is a mistake, not ignored.
     """
     for key, ours in _TOOL_LISTS.items():
-        value = entry.get(key)
+        value, written = common.entry.get(key), (*place, *common.places.get(key, (key,)))
         leaves_out_none = value is None or (ours == "allow" and value == ["*"])
         if leaves_out_none or (key == "tools" and not isinstance(value, list)):
             continue
         if isinstance(value, list) and (value or ours == "allow"):
-            yield f"{source.place((*place, key))} is carried over as {ours}: {_listed(value)}"
+            yield f"{source.place(written)} is carried over as {ours}: {_listed(value)}"
         before = server.get(ours)
         if ours == "allow" and before is not None:
             other = dotted(source.written((*path, ours))[-1:])
             message = f"says the same as {other}; keep one of them"
             mistakes.append(Mistake((*path, key), message))
-        elif isinstance(value, list) and isinstance(before, list):
-            for index in range(len(value)):
-                source.origins[*path, ours, len(before) + index] = (*place, key, index)
-            server[ours] = [*before, *value]
-        else:
-            source.origins[*path, ours] = (*place, key)
-            server[ours] = value
+            continue
+        if before is None:
+            source.origins[*path, ours] = written
+        if isinstance(value, list) and isinstance(before, list | None):
+            value = [*(known := before or []), *value]
+            for index in range(len(known), len(value)):
+                # In a table of another shape the names have no places of their own.
+                at = () if key in common.places else (index - len(known),)
+                source.origins[*path, ours, index] = (*written, *at)
+        server[ours] = value
 
 
 def _switched_off(tables: Mapping[str, Any], name: str) -> KeyPath | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -245,6 +246,40 @@ class Forwarder:
         if len(result) > envelope.TAKEN_APART_BYTES:
             return await in_thread(eras.fit_result_to_client, method, result, caller.era)
         return eras.fit_result_to_client(method, result, caller.era)
+
+    async def read(
+        self,
+        client: DownstreamClient,
+        method: str,
+        params: Members,
+        caller: Caller,
+        subject: str,
+        judge: Callable[[], None],
+        name: str | None,
+    ) -> bytes:
+        """Forward a request for a resource or a prompt; the audit has who has read it, and how that ended.
+
+        `name` is the one that the server lists, of a template its own, so that the audit has no values of a
+        request; None for a resource that only a result has linked to. The rest is as in `forward`.
+        """
+        began, outcome, size = time.perf_counter(), "failed", None
+        try:
+            result = await self.forward(client, method, params, caller, subject, judge)
+            outcome, size = "succeeded", len(result)
+            return result
+        finally:
+            self.audit.note(
+                "read",
+                principal=caller.principal,
+                subject=caller.rights.label,
+                session=None if caller.session is None else caller.session.id,
+                server=client.name,
+                method=method,
+                name=name,
+                outcome=outcome,
+                ms=round((time.perf_counter() - began) * 1000, 3),
+                result_bytes=size,
+            )
 
     async def _send_pending(self, request: _Request) -> bytes:
         """Send a modern client's call to a server that may make requests of the client meanwhile."""

@@ -156,18 +156,19 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         if (skill_file := await self.skills.read(uri, params, caller)) is not None:
             return skill_file
         if document is not None and not document.server:
-            read: tuple[str, str] | None = "text/markdown", document.text
+            own: tuple[str, str] | None = "text/markdown", document.text
         else:
-            read = await self._read_context(uri, caller) if uri.startswith(SCHEME) else None
-        if read is not None:
-            content = {"uri": uri, "mimeType": read[0], "text": read[1]}
+            own = await self._read_context(uri, caller) if uri.startswith(SCHEME) else None
+        if own is not None:
+            content = {"uri": uri, "mimeType": own[0], "text": own[1]}
             body = envelope.encode({"contents": [content]})
             return eras.fit_result_to_client("resources/read", body, caller.era), ""
         client, subject = self.owner(uri, caller.era, caller.owner), f"resource {uri!r}"
         judge = partial(self.raise_if_other, uri, client.name, caller.era, caller.owner)
         with _refusing(caller.era, uri):
-            result = await self.forwarder.forward(client, "resources/read", params, caller, subject, judge)
-            return result, client.name
+            name = getattr(snapshot.owner_of(uri), "uri", None)
+            read = self.forwarder.read
+            return await read(client, "resources/read", params, caller, subject, judge, name), client.name
 
     async def read_by_model(self, uri: str, page: int, caller: Caller) -> bytes:
         """Return a page of a resource as the result of a tool: its text, images, and other data as it is."""
@@ -479,9 +480,9 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
         subject = f"prompt {prompt.name!r}"
         with downstream_errors(caller.era):
             client = self.fleet.clients[prompt.server]
-            result = await self.forwarder.forward(client, "prompts/get", sent, caller, subject, judge)
-            large = len(result) > envelope.TAKEN_APART_BYTES
-            await in_thread_if(large, check_prompt, prompt.server, result)
+            read = self.forwarder.read
+            result = await read(client, "prompts/get", sent, caller, subject, judge, prompt.name)
+            await in_thread_if(len(result) > envelope.TAKEN_APART_BYTES, check_prompt, prompt.server, result)
         return result
 
     async def complete(self, params: Members, caller: Caller) -> bytes:

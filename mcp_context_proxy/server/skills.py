@@ -214,8 +214,8 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
         sent = {**params, "uri": envelope.raw(source)}
         judge = self._judge(client, _not_found(uri, caller.era), *(skill for skill, _ in held))
         with downstream_errors(caller.era):
-            result = await self.forwarder.forward(
-                client, "resources/read", sent, caller, f"resource {uri!r}", judge
+            result = await self.forwarder.read(
+                client, "resources/read", sent, caller, f"resource {uri!r}", judge, source
             )
         parts = envelope.members(result)
         if eras.result_type(parts) != "complete":

@@ -88,7 +88,9 @@ REFUSED_SECONDS: Final = 60.0
 ADDRESSES: Final = 64
 """Addresses that have an entry of their own in that time; those of all others make one together."""
 
-KINDS: Final = ("call", "question", "approval", "login", "configuration", "order", "token", "dropped")
+KINDS: Final = (
+    *("call", "read", "question", "approval", "login", "configuration", "order", "token", "dropped"),
+)
 """Kinds of entries."""
 
 Facts: TypeAlias = Mapping[str, JSON]

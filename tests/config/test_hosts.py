@@ -269,6 +269,9 @@ def test_tools_that_claude_code_denies_are_denied_and_its_other_decisions_are_to
     server = load_text(json.dumps({"mcpServers": {"x": entry}}), "mcp.json").servers["x"]
 
     assert (server.allow, server.deny) == (None, ("wipe", "deny"))
+    carried, _ = server.remarks
+    assert carried == "mcpServers.x.toolPermissions (mcp.json:1) is carried over as deny: wipe, deny"
+    assert server.places["deny[0]"] == "mcpServers.x.toolPermissions (mcp.json:1)"
     assert [remark.rpartition(": ")[2] for remark in server.remarks] == ["wipe, deny", "allow, ask"]
 
 

@@ -218,6 +218,32 @@ async def test_a_question_of_a_server_is_recorded_with_who_asked_and_how_it_was_
     assert question["answer"] == "accept"
 
 
+async def test_a_read_is_recorded_with_the_name_that_the_server_lists_and_no_value(
+    workshop: Workshop, era: str
+) -> None:
+    workshop.server(
+        "work",
+        resources=[{"uri": "note://today", "name": "today"}],
+        templates=[{"uriTemplate": "note://of/{day}", "name": "notes"}],
+        prompts=[{"name": "report", "arguments": [{"name": "about"}]}],
+    )
+    async with inside(workshop.config(store={"path": str(workshop.folder / "state" / "s.db")})) as proxy:
+        host = Host(proxy, era, principal="anna")
+        await host.request("resources/read", {"uri": "note://today"})
+        await host.call("call_read_only_tool", {"name": f"note://of/{SECRET_VALUE}"})
+        await host.request("prompts/get", {"name": "work__report", "arguments": {"about": SECRET_VALUE}})
+
+        found = await entries(proxy, "read")
+    facts = [(one["principal"], one["server"], one["method"], one["name"]) for one in found]
+    assert facts == [
+        ("anna", "work", "resources/read", "note://today"),
+        ("anna", "work", "resources/read", "note://of/{day}"),
+        ("anna", "work", "prompts/get", "report"),
+    ]
+    assert [(one["outcome"], one["result_bytes"] > 0) for one in found] == [("succeeded", True)] * 3
+    assert SECRET_VALUE not in json.dumps(found)
+
+
 async def test_a_changed_configuration_is_recorded_with_its_tables(proxy: Proxy, workshop: Workshop) -> None:
     path = workshop.config(
         store={"path": str(workshop.folder / "state" / "s.db")}, search={"preset": "aggressive"}
