@@ -270,8 +270,14 @@ EXPLAINED: Final = 100
 """Mistakes after which the message of an unknown key no longer names similar ones, which takes time."""
 
 
+_GONE: Final = frozenset(("description_indexed_bytes", "queue_per_server"))
+"""Keys of earlier versions that have no successor."""
+
+
 def unknown_key(key: str, allowed: Sequence[str]) -> str:
     """Return the message for a key that does not exist."""
+    if key in _GONE:
+        return "unknown key, of an earlier version; nothing takes its place, so remove it"
     if near := meant_keys(key, allowed):
         return f"unknown key; did you mean {' or '.join(near)}?"
     return f"unknown key; allowed here: {', '.join(allowed)}"

@@ -295,7 +295,8 @@ class ContextEngine:
             enough = partial(self._searcher.is_sure, query, catalog, options, selection.scope)
             snapshot = await self._searcher.ready(catalog, on_progress, on_wait, within, enough)
             self._fit_to(selection, snapshot)
-            await self._searcher.check(selection.scope.filters, snapshot)
+            checked = await self._searcher.check(selection.scope.filters, snapshot)
+            selection.scope = replace(selection.scope, filters=checked)
         except UnknownFilterError:
             raise
         except Exception as error:

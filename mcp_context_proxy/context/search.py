@@ -283,23 +283,22 @@ class Searcher:
         best = found.tools.results[:1]
         return any((one.cosine or 0.0) >= SURE_COSINE and one.score >= SURE_SCORE for one in best)
 
-    async def check(self, wanted: SearchFilters, snapshot: Snapshot) -> None:
-        """Check that the servers, categories and tags in filters exist.
+    async def check(self, wanted: SearchFilters, snapshot: Snapshot) -> SearchFilters:
+        """Return filters with the server as it is named, once all servers, categories and tags exist.
 
         Raises `UnknownFilterError` if one does not.
         """
 
-        def checked() -> None:
+        def checked() -> SearchFilters:
             settings = self.config.servers.items()
             servers = {name: one for name, one in settings if one.enabled and reaches(name)}
             # The labels of the index are those of all servers.
             index = self._engine.index_of(snapshot)
             has_label = index.has_label if snapshot.part_of is None else lambda _label: False
             off = [*filter(reaches, self.config.off)]
-            search_filters.check(wanted, snapshot, servers, off, has_label)
+            return search_filters.check(wanted, snapshot, servers, off, has_label)
 
-        if wanted != NO_FILTERS:
-            await self.off_loop(checked)
+        return wanted if wanted == NO_FILTERS else await self.off_loop(checked)
 
     async def off_loop(self, function: Callable[[], T]) -> T:
         """Run a function that searches in one of a few threads; many of one person wait for one another."""

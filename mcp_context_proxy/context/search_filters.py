@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import ServerConfig, ToolConfig
 from mcp_context_proxy.errors import UnknownFilterError, nearest_names
@@ -127,12 +128,12 @@ def check(
     servers: Mapping[str, ServerConfig],
     off: Collection[str],
     has_label: Callable[[str], bool],
-) -> None:
-    """Check that every name in the filters exists: a typing mistake must not look like an empty catalog.
+) -> SearchFilters:
+    """Return the filters, with the server as it is configured, once every name in them exists.
 
-    The settings of ``servers`` count even while they are not connected, and a note says why those that are
-    ``off`` were not searched. ``has_label`` tells quickly whether an indexed item has a label; all items are
-    read only if none has.
+    A typing mistake must not look like an empty catalog. The settings of ``servers`` count even while they
+    are not connected, and a note says why those that are ``off`` were not searched. ``has_label`` tells
+    quickly whether an indexed item has a label; all items are read only if none has.
 
     Raises:
         UnknownFilterError: a server, category or tag does not exist; names the nearest ones.
@@ -141,7 +142,10 @@ def check(
         with_tools = (one.key for one in snapshot.sources if one.items and isinstance(one.items[0], Tool))
         known = dict.fromkeys([*servers, *off, *with_tools])
         if wanted.server not in known:
-            raise _unknown("server", wanted.server, known)
+            same = [name for name in known if folded(name) == folded(wanted.server)]
+            if len(same) != 1:
+                raise _unknown("server", wanted.server, known)
+            wanted = replace(wanted, server=same[0])
     if wanted.category is not None and not has_label(category_label(folded(wanted.category))):
         categories = {folded(one.category) for one in _settings(servers) if one.category is not None}
         categories |= {metadata_of(item).category for source in snapshot.sources for item in source.items}
@@ -152,7 +156,7 @@ def check(
         named.append(("language", wanted.language))
     missing = [(kind, tag) for kind, tag in named if not has_label(tag_label(folded(tag)))]
     if not missing:
-        return
+        return wanted
     tags = {folded(tag) for one in _settings(servers) for tag in one.tags}
     for source in snapshot.sources:
         for item in source.items:
@@ -160,6 +164,7 @@ def check(
     for kind, tag in missing:
         if folded(tag) not in tags:
             raise _unknown(kind, tag, sorted(tags & LANGUAGES if kind == "language" else tags))
+    return wanted
 
 
 def _unknown(kind: str, value: str, known: Iterable[str]) -> UnknownFilterError:

@@ -54,6 +54,13 @@ path = "nowhere"
     ]
 
 
+def test_a_key_that_is_gone_is_not_taken_for_another(problems) -> None:
+    (found,) = problems("[limits]\nqueue_per_server = 10")
+    assert found == (
+        "2 limits.queue_per_server: unknown key, of an earlier version; nothing takes its place, so remove it"
+    )
+
+
 def test_of_very_many_unknown_keys_only_the_first_are_compared_with_those_there_are(problems) -> None:
     found = problems("[http]\n" + "".join(f"portt{number} = 1\n" for number in range(1_000)))
 

@@ -115,6 +115,13 @@ async def test_an_unknown_filter_value_is_refused_with_the_nearest_one(
     assert str(refused.value).startswith(said)
 
 
+async def test_the_server_of_a_filter_may_be_written_in_any_case(proxy: Proxy) -> None:
+    selected = await search(proxy.contexts, "read a file", server=" Files")
+
+    assert {one.item.server for one in selected.found.results} == {"files"}
+    assert selected.context.filters == {"server": "files"}
+
+
 async def test_filter_values_of_an_unavailable_server_are_known_but_match_nothing(proxy: Proxy) -> None:
     selected = await search(proxy.contexts, "read the contents of a file", category="far")
 
