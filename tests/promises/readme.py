@@ -357,6 +357,12 @@ README = (
         "proxy/test_statistics.py::test_counts_go_on_after_a_restart_and_over_two_proxies_on_one_store",
     ),
     Promise(
+        "Beside it, the audit has what was called and read, when and by whom, and no values.",
+        "trust/test_audit.py::test_a_call_is_recorded_with_the_facts_and_the_shape_of_its_arguments",
+        "trust/test_audit.py::test_a_read_is_recorded_with_the_name_that_the_server_lists_and_no_value",
+        "trust/test_audit.py::test_no_value_and_no_query_is_in_the_files",
+    ),
+    Promise(
         "Call arguments and messages are kept only if you turn on the memory of interactions.",
         "proxy/test_interactions.py::test_nothing_is_remembered_by_default",
     ),
