@@ -53,6 +53,7 @@ from mcp_context_proxy.items import (
 )
 from mcp_context_proxy.protocol.strangers import in_plain_letters
 from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.guard import ORDER, Danger
 
 SEPARATOR = "__"
@@ -234,10 +235,11 @@ def as_full(snapshot: Snapshot, name: str) -> tuple[str, str | None]:
     """Return a name, in full if a model has written a full one in another form, and the server it states.
 
     Models write ``server.tool``, repeat the mark or the parameters of an answer, or put the prefix of their
-    host before a name.
+    host before a name. A server that cannot be reached is not to be told from one that does not exist.
     """
     written, stated = _WRITTEN.match(name), owner(name, snapshot.servers)
-    if written is not None and (server := written[1]) in snapshot.servers and stated in (None, server):
+    server = "" if written is None else written[1]
+    if written and server in snapshot.servers and stated in (None, server) and reaches(server):
         known = (snapshot.tools, snapshot.turned_off, snapshot.withheld)
         own = (name, name.removeprefix(f"{server}{SEPARATOR}"))
         if not any(one.server == server and one.name in own for items in known for one in items.values()):

@@ -65,6 +65,9 @@ NOTE_BYTES: Final = 600
 BLOCK_BYTES: Final = 400
 """Least room for each of several texts; further ones are left out."""
 
+FRAME_BYTES: Final = 40
+"""Size of a block of text without the text, which most have."""
+
 COMPARED_BYTES: Final = 1024 * 1024
 """Size up to which the two forms of a result are compared by their values, if not the same byte for byte."""
 
@@ -224,6 +227,11 @@ class _Text(Struct):
     block: Members
     text: bytes
 
+    @property
+    def is_own(self) -> bool:
+        """Return whether it is a text of the block, and not the block as it is written."""
+        return self.block.keys() != {"type"}
+
     def with_text(self, text: bytes) -> Raw:
         written = envelope.raw(text.decode())
         if "resource" in self.block:
@@ -233,16 +241,21 @@ class _Text(Struct):
 
 
 def _text_of(raw: Raw) -> _Text | None:
-    """Return the text of a block; None of a block that has none, such as an image.
+    """Return the text of a block; None of one that is data, such as an image.
 
-    What is no block, has too many members, or is large and no data, is a text as it is written.
+    What is no block or has too many members is a text as it is written. So is one that has more beside its
+    text and data, such as a link: hosts show models some of that.
     """
     block = json_values.members_of(raw)
     holder = json_values.members_of(block["resource"]) if block is not None and "resource" in block else block
     if block is None or holder is None:
         return _Text({"type": Raw(b'"text"')}, (envelope.text(raw) or bytes(raw).decode()).encode())
     text = envelope.text(holder.get("text"))
-    if text is None and len(raw) > SMALL_BYTES and not holder.keys() & {"data", "blob"}:
+    data = sum(len(holder.get(key, b"")) for key in ("data", "blob"))
+    own = 0 if text is None else len(holder["text"])
+    hidden = len(block.get("_meta", b"")) + len(holder.get("_meta", b"")) * (holder is not block)
+    plain = FRAME_BYTES if holder is block and text is not None else 0
+    if len(raw) - own - data - hidden > max(own, data, plain):
         return _Text({"type": Raw(b'"text"')}, bytes(raw))
     return None if text is None else _Text(block, text.encode())
 
@@ -392,7 +405,9 @@ def without_duplicate(result: bytes, declared: bool) -> bytes:
         return result
     if declared:
         shown = [
-            block if text is None or len(text.text) <= len(POINTER) else text.with_text(POINTER.encode())
+            text.with_text(POINTER.encode())
+            if text and text.is_own and len(text.text) > len(POINTER)
+            else block
             for block, text in zip(blocks, texts, strict=True)
         ]
         parts["content"] = envelope.raw(shown)
@@ -403,6 +418,7 @@ def without_duplicate(result: bytes, declared: bool) -> bytes:
 
 def _is_same(texts: list[_Text], structured: Raw) -> bool:
     """Return whether the only text says the same as the structured content, or as its only member."""
+    texts = [text for text in texts if text.is_own]
     if len(texts) != 1 or "resource" in texts[0].block:
         return False
     text, forms = texts[0].text, [structured]

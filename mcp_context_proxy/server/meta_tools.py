@@ -166,11 +166,12 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         raw, tool = params.get("arguments", NO_ARGUMENTS), None
         try:
             _wants_data(caller)  # before anything is done
+            servers = frozenset(filter(caller.rights.reaches, self.fleet.clients))
             if len(raw) > envelope.TAKEN_APART_BYTES:  # those of the tool may be large
                 await in_task()
-                wanted = await in_thread(_decoded, raw, CallArguments, self.fleet.clients)
+                wanted = await in_thread(_decoded, raw, CallArguments, servers)
             else:
-                wanted = _decoded(raw, CallArguments, self.fleet.clients)
+                wanted = _decoded(raw, CallArguments, servers)
             arguments = wanted.arguments
             if arguments is UNSET or _is_null(arguments):
                 arguments = NO_ARGUMENTS

@@ -76,8 +76,9 @@ RESOURCES_COMPARED, COMPARED_IN_LOOP, COMPARED_CHARACTERS = 1_000, 50, 300
 """Resources that a query is compared with, those on the event loop, and the characters of each text of them:
 one of thousands of words would have those of any query."""
 
-RESOURCES_NAMED, URI_NAMED, DESCRIBED = 3, 200, 100
-"""Resources that an answer names, the characters of their URIs at most, and of what is said about them."""
+RESOURCES_NAMED, URI_NAMED, DESCRIBED, BLOBS_OF_PAGE = 3, 200, 100, 20
+"""Resources that an answer names, the characters of their URIs at most, and of what is said about them; and
+the images and files on a page of one that a model reads."""
 
 LEAST_SHARED, SHARED = 2, 0.6
 """Words of a query that a resource has at least, and their share: a tool is nearer to any other query."""
@@ -382,24 +383,24 @@ def _as_result(body: bytes, page: int, spotlit: str) -> bytes:
     except (KeyError, msgspec.DecodeError):
         return failure("the server has given no contents of this resource, or asks the user first")
     texts = [text for one in contents if (text := envelope.text(one.get("text"))) is not None]
-    pages = paged("\n\n".join(texts)) if texts else [""]
-    if page > len(pages):
-        return failure(f"there is no page {page:,}; the last one is {len(pages):,}")
-    blocks = [{"type": "text", "text": pages[page - 1]}] if texts else []
-    blobs = [one for one in contents if page == 1 and envelope.text(one.get("blob")) is not None]
-    blocks += map(_block, blobs)
+    blobs = [one for one in contents if envelope.text(one.get("blob")) is not None]
+    pages = paged("\n\n".join(texts)) if texts else []
+    last = max(len(pages), -(-len(blobs) // BLOBS_OF_PAGE), 1)
+    if page > last:
+        return failure(f"there is no page {page:,}; the last one is {last:,}")
+    blocks = [{"type": "text", "text": text} for text in pages[page - 1 : page]]
+    blocks += map(_block, blobs[(page - 1) * BLOBS_OF_PAGE : page * BLOBS_OF_PAGE])
     result = envelope.encode({"content": blocks})
     result = mark_untrusted(spotlit, result) if spotlit else result
-    return with_note(result, f"[page {page} of {len(pages)}]") if len(pages) > 1 else result
+    return with_note(result, f"[page {page} of {last}]") if last > 1 else result
 
 
 def _block(content: Members) -> dict[str, Any]:
-    """Return binary content of a resource as a block of a result."""
-    media = envelope.text(content.get("mimeType")) or ""
+    """Return binary content of a resource as a block of a result, without all else that stands beside it."""
+    media, uri = ((envelope.text(content.get(key)) or "")[:URI_NAMED] for key in ("mimeType", "uri"))
     if media in SHOWN_IMAGES or media.startswith("audio/"):
-        kind = media.partition("/")[0]
-        return {"type": kind, "data": content["blob"], "mimeType": media}
-    return {"type": "resource", "resource": content}
+        return {"type": media.partition("/")[0], "data": content["blob"], "mimeType": media}
+    return {"type": "resource", "resource": {"uri": uri, "mimeType": media, "blob": content["blob"]}}
 
 
 def _definition(item: Document | Resource | dict[str, Any]) -> Raw | dict[str, Any]:

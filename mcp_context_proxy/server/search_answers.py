@@ -24,7 +24,7 @@ from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet, error_line
 from mcp_context_proxy.downstream.lifecycle import ServerState
-from mcp_context_proxy.errors import AwaitedServersError, UnknownItemError, some_of
+from mcp_context_proxy.errors import AwaitedServersError, UnknownFilterError, UnknownItemError, some_of
 from mcp_context_proxy.items import Document, Kind, NameOf, SearchFilters, Snapshot, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import bounded, one_line, stranger_text
@@ -413,18 +413,18 @@ def _nearest(found: Found, known: str, most: int, name_of: NameOf) -> str:
 async def unknown(
     error: UnknownItemError, name: str, contexts: ContextEngine, snapshot: Snapshot, name_of: NameOf
 ) -> bytes:
-    """Return the result that says that there is no such tool, and the tools found by the words of its name.
-
-    Models know the tools of other servers, and nearly always have a task for such a tool.
-    """
+    """Return the result for an unknown tool, with those found by its name: the model has a task for one."""
     text, (server, own) = bounded(str(error)), parted(name, [*filter(reaches, snapshot.servers)])
     leads_nowhere = isinstance(error, AwaitedServersError) and not error.known
     if not (leads_nowhere or type(error) is UnknownItemError) or server in snapshot.unlisted:
         return failure(text)
     scope = Scope(frozenset({Kind.TOOL}), SearchFilters(server=server))
     written = partial(search_text, count=contexts.costs.count, tokens=UNKNOWN_TOKENS, name_of=name_of)
-    query = identifier_words(own[:COMPARED])
-    answer = await contexts.select(query, scope=scope, remember=False, write=written, within=0)
+    try:
+        words = identifier_words(own[:COMPARED])
+        answer = await contexts.select(words, scope=scope, remember=False, write=written, within=0)
+    except UnknownFilterError:  # the server was removed a moment ago
+        return failure(text)
     fits = answer.found.results and not answer.found.near_misses
     # Where a name was misspelled, nothing fits the words of it.
     said = answer.text if fits or not error.nearest else None

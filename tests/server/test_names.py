@@ -1,10 +1,13 @@
 """A name leads to the server that it names or nowhere, whatever others call their tools and prompts."""
 
+import json
 import time
+from operator import attrgetter
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from support.ledger import until
 from support.proxies import Host, host_of, inside
 from support.raw_client import RpcError, text_of
@@ -15,8 +18,10 @@ from mcp_context_proxy.catalog.names import exposed_name
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS, name_room
 from mcp_context_proxy.context.search import OnWait
+from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.server.search_answers import unknown
 
 FULL, OWN = "github__create_issue", "create_issue"
 PROMPT = "github__review"
@@ -284,6 +289,17 @@ async def test_a_name_from_elsewhere_is_answered_with_the_tools_that_do_what_it_
     assert direct == own
     # The model has asked for nothing, so there is no request that a call could be attributed to.
     assert not records
+
+
+async def test_a_call_is_answered_whose_server_was_removed_a_moment_ago(workshop: Workshop) -> None:
+    workshop.server("desk", tools=[tool("stop")])
+    name, error = "gone__stop", UnknownItemError("tool", "gone__stop", ())
+    async with inside(workshop.config()) as proxy:
+        snapshot = proxy.catalog.snapshot
+        before = replace(snapshot, servers=snapshot.servers | {"gone"})
+        said = await unknown(error, name, proxy.contexts, before, attrgetter("exposed_name"))
+
+    assert text_of(json.loads(said)) == "unknown tool 'gone__stop'"
 
 
 async def test_a_name_of_megabytes_costs_no_time(workshop: Workshop) -> None:

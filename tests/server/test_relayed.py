@@ -142,11 +142,12 @@ async def test_a_model_is_told_of_a_resource_and_reads_it_by_its_uri(workshop: W
     assert len(long["content"][0]["text"]) < 11_000
 
 
-async def test_a_model_reads_a_long_resource_by_pages_and_gets_an_image_as_one(workshop: Workshop) -> None:
+async def test_a_model_reads_a_long_resource_by_pages_with_its_images_and_files(workshop: Workshop) -> None:
     long = {"uri": URI, "text": "".join(f"line {number}\n" for number in range(3_000))}
     image = {"uri": URI, "mimeType": "image/png", "blob": "iVBO"}
     drawing = {"uri": URI, "mimeType": "image/svg+xml", "blob": "PHN2"}
-    contents = [long, image, drawing, {"uri": URI, "blob": None}]
+    beside = {"text": "the end", "Text": "x" * 9_000, "_meta": {"a": "b"}}
+    contents = [long, image, drawing, {"uri": URI, "blob": None}, *[drawing | beside] * 18, *[image] * 21]
     answers = {"resources/read": [{"result": {"contents": contents}}]}
     workshop.server("work", resources=RESOURCES, on=answers)
     workshop.server(
@@ -155,15 +156,18 @@ async def test_a_model_reads_a_long_resource_by_pages_and_gets_an_image_as_one(w
     async with host_of(workshop.config(), "modern") as host:
         first = await host.call("call_tool", {"name": URI})
         second = await host.call("call_tool", {"name": URI, "arguments": {"page": 2}})
+        third = await host.call("call_tool", {"name": URI, "arguments": {"page": 3}})
         odd = await host.call("call_tool", {"name": "odd://1"})
 
-    text, shown, other, note = first["content"]
-    assert other == {"type": "resource", "resource": drawing}
+    text, shown, *others, note = first["content"]
+    assert others == [{"type": "resource", "resource": drawing}] * 19
     assert shown == {"type": "image", "data": "iVBO", "mimeType": "image/png"}
-    assert note["text"] == "[page 1 of 2]"
-    rest, end = second["content"]
-    assert text["text"] + rest["text"] == long["text"]
-    assert end["text"] == "[page 2 of 2]"
+    assert note["text"] == "[page 1 of 3]"
+    rest, *images, end = second["content"]
+    assert text["text"] + rest["text"] == long["text"] + "\n\nthe end" * 18
+    assert images == [shown] * 20
+    assert end["text"] == "[page 2 of 3]"
+    assert third["content"][0] == shown
     assert odd["isError"]
     assert "no contents" in odd["content"][0]["text"]
 

@@ -120,7 +120,10 @@ async def test_a_query_for_the_tools_of_a_server_finds_others_if_it_is_closed_of
 
 @each(
     "name",
-    ["closed__read_ledgers", "read_ledgers", "closed__write_ledgers", "open__write_maps", "write_maps"],
+    [
+        *("closed__read_ledgers", "read_ledgers", "closed__write_ledgers", "open__write_maps", "write_maps"),
+        *("closed.read_ledgers", "mcp__closed__read_ledgers"),
+    ],
 )
 async def test_a_call_of_anything_else_is_unknown_whatever_way_is_tried(
     proxy: Proxy, closed: Server, era: str, name: str
@@ -132,8 +135,10 @@ async def test_a_call_of_anything_else_is_unknown_whatever_way_is_tried(
     for result in results:
         assert result["isError"]
         assert f"unknown tool '{name}'" in result["content"][0]["text"]
-    told = await host.call("call_tool", {"name": name.replace("closed", "absent"), "arguments": {}})
-    assert results[1]["content"][0]["text"].replace("closed", "absent") == told["content"][0]["text"]
+    for said in ({"name": name, "arguments": {}}, {"name": name, "server": "closed", "x": 1}):
+        written = json.dumps(said).replace("closed", "absent")
+        told, other = [await host.call("call_tool", each) for each in (said, json.loads(written))]
+        assert told["content"][0]["text"].replace("closed", "absent") == other["content"][0]["text"]
     assert closed.ledger.calls() == []
     assert not (await host.call("open__read_maps", {})).get("isError")
 
