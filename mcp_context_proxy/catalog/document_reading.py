@@ -71,9 +71,9 @@ _HEADING: Final = pattern(r" {0,3}(#{1,6})[ \t]+(.*)")
 _COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # to the end where it is not closed
 _LINK: Final = pattern(r"!?\[([^\[\]\n]{0,300})\]\([^()\n]{0,500}\)")
 _DECORATION: Final = pattern(
-    r"\A\s*<.*|\A\s*\|.*|\[!\[[^\n]{0,300}?\]\([^()\n]{0,500}\)\]\([^()\n]{0,500}\)|" + _LINK.pattern
+    r"\A\s*<.*|\A\s*\|.*|\A(?:import|export) .*['\"={].*|\[!\[[^\n]{0,300}?\]\([^()\n]{0,500}\)\]\([^()\n]{0,500}\)|" + _LINK.pattern
 )
-"""Markup, a row of a table, badges, pictures and links: none of it tells the subject of a text."""
+"""Markup, a row of a table, imports of MDX, badges, pictures and links: none tells the subject of a text."""
 _UNDERLINE: Final = pattern(r" {0,3}(?:={3,}|-{3,})[ \t]*")
 _NO_TITLE: Final = pattern(r" {4}|\t| {0,3}[|<]")
 """The beginning of code, of a table or of markup: a line below it underlines nothing."""

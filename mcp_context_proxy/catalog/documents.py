@@ -116,7 +116,7 @@ def load_documents(
     entries = Counter(path.name for path in {folder.path for folder in folders})
     covered = {folder.path.absolute() for folder in folders}
     for folder, label in zip(folders, _labels([folder.path for folder in folders]), strict=True):
-        reader = FolderReader(folder.path, allowance)
+        reader, before = FolderReader(folder.path, allowance), allowance.files
         if left := _left_by_link(folder):
             findings.append(Finding(folder.path, None, f"left out: a link leads out of {left}"))
         for file in () if left else reader.files():
@@ -141,6 +141,9 @@ def load_documents(
             by_name |= {(document.kind, document.name): document for document in named}
             if message:
                 findings.append(Finding(file.path, None, message))
+        if before == allowance.files and not (left or reader.findings):
+            message = f"no file in it is markdown ({', '.join(SUFFIXES)}); give each that you want an entry"
+            findings.append(Finding(folder.path, None, message))
         findings.extend(reader.findings)
         paths.extend(map(str, reader.paths or [folder.path]))
     ordered = sorted(
