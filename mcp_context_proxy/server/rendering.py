@@ -539,7 +539,7 @@ def _delivered_texts(context: RequestContext, then: Mapping[ItemKey, Item]) -> I
     }
     for one, document in documents:
         found = one.include_mode not in SESSION_MODES
-        if isinstance(document, Document) and (found or one.delivered is not None):
+        if isinstance(document, Document) and (found or one.delivered in (Delivery.WHOLE, Delivery.OUTLINE)):
             yield told_again(document, one, found, given)
 
 
