@@ -538,7 +538,7 @@ def _delivered_texts(context: RequestContext, then: Mapping[ItemKey, Item]) -> I
         if isinstance(document, Document) and one.delivered is Delivery.WHOLE
     }
     for one, document in documents:
-        found = one.include_mode not in SESSION_MODES
+        found = one.score is not None or one.include_mode not in SESSION_MODES
         if isinstance(document, Document) and (found or one.delivered in (Delivery.WHOLE, Delivery.OUTLINE)):
             yield told_again(document, one, found, given)
 

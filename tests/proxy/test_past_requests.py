@@ -99,8 +99,8 @@ async def test_a_rule_of_every_session_is_rendered_only_where_the_answer_told_it
     )
     async with inside(config) as proxy:
         host = Host(proxy, "handshake")
-        for times in (1, 0):
-            told = (await host.call(SEARCH, {"query": QUERY}))["content"][0]["text"]
+        for query, times in ((QUERY, 1), (QUERY, 0), ("be kind", 0)):
+            told = (await host.call(SEARCH, {"query": query}))["content"][0]["text"]
             rendered = await proxy.past_requests.rendered(await latest(proxy))
 
             assert told.count("Be kind.") == times
