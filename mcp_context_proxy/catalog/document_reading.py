@@ -71,9 +71,10 @@ _HEADING: Final = pattern(r" {0,3}(#{1,6})[ \t]+(.*)")
 _COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # to the end where it is not closed
 _LINK: Final = pattern(r"!?\[([^\[\]\n]{0,300})\]\([^()\n]{0,500}\)")
 _DECORATION: Final = pattern(
-    r"\A\s*<.*|\A\s*\|.*|\[!\[[^\n]{0,300}?\]\([^()\n]{0,500}\)\]\([^()\n]{0,500}\)|" + _LINK.pattern
+    r"\A\s*<.*|\A\s*\|.*|\A(?:import|export) .*['\"={].*|"
+    r"\[!\[[^\n]{0,300}?\]\([^()\n]{0,500}\)\]\([^()\n]{0,500}\)|" + _LINK.pattern
 )
-"""Markup, a row of a table, badges, pictures and links: none of it tells the subject of a text."""
+"""Markup, a row of a table, imports of MDX, badges, pictures and links: none tells the subject of a text."""
 _UNDERLINE: Final = pattern(r" {0,3}(?:={3,}|-{3,})[ \t]*")
 _NO_TITLE: Final = pattern(r" {4}|\t| {0,3}[|<]")
 """The beginning of code, of a table or of markup: a line below it underlines nothing."""
@@ -269,7 +270,7 @@ def outline(text: str, tokens: int) -> list[str]:
 def sections_with(text: str, piece: str) -> list[str]:
     """Return the smallest sections of a text in which paragraphs of a piece of it stand, in their order.
 
-    All of the text is none of them.
+    Of a section around another one it is the text before its first heading. All of the text is none of them.
     """
     known, found, begin = headings(text), dict[Heading, None](), 0
     for paragraph in filter(str.strip, piece.strip().split("\n\n")):
@@ -281,9 +282,12 @@ def sections_with(text: str, piece: str) -> list[str]:
         begin = max(begin, place)
         around = [one for one in known if one.start <= place < one.end]
         found.update(dict.fromkeys(around[-1:]))
-    # One section begins after another that has it.
-    smallest = [one for one in found if not any(one.start < other.start < one.end for other in found)]
-    return [part for one in smallest if len(part := text[one.start : one.end].strip()) < len(text.strip())]
+    parts = []
+    for one in found:
+        has_another = any(one.start < other.start < one.end for other in found)
+        end = next(other.start for other in known if other.start > one.start) if has_another else one.end
+        parts.append(text[one.start : end].strip())
+    return [part for part in parts if "\n" in part and len(part) < len(text.strip())]
 
 
 def _number(heading: Heading) -> str:
@@ -369,8 +373,8 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
             raise UnreadableDocumentError(f"several documents are named {one_line(name, 100)}: read {known}")
         if found:
             return found[0], name[end + 1 :]
-    plain = _bare(name)
-    ending = [one for one in snapshot.documents.values() if one.name.casefold().endswith("/" + plain)]
+    plain = "/" + _bare(name)
+    ending = [one for one in snapshot.documents.values() if f"/{one.name.casefold()}".endswith(plain)]
     if len(ending) == 1:
         return ending[0], ""
     suggested = [one.uri for one in ending[:SECTIONS_SUGGESTED]] or near_documents(snapshot, name)

@@ -116,7 +116,8 @@ def load_documents(
     entries = Counter(path.name for path in {folder.path for folder in folders})
     covered = {folder.path.absolute() for folder in folders}
     for folder, label in zip(folders, _labels([folder.path for folder in folders]), strict=True):
-        reader = FolderReader(folder.path, allowance)
+        reader, before = FolderReader(folder.path, allowance), allowance.files
+        others = _of_others(folder.path.absolute(), covered)
         if left := _left_by_link(folder):
             findings.append(Finding(folder.path, None, f"left out: a link leads out of {left}"))
         for file in () if left else reader.files():
@@ -126,9 +127,9 @@ def load_documents(
                 if imports.lines and not imports.text.strip():
                     continue
                 file = imports.file  # noqa: PLW2901
-            place = repr((folder.kind, folder.include, folder.path, file.path, folder.roots)).encode()
+            place = repr((folder.kind, folder.include, folder.path, file.path, folder.roots, others)).encode()
             key = hashlib.sha256(place + file.data).digest()
-            documents, own_findings, skill = parsed[key] = known.get(key) or _parse(file, folder)
+            documents, own_findings, skill = parsed[key] = known.get(key) or _parse(file, folder, others)
             findings.extend(own_findings)
             skills.extend([] if skill is None else [skill])
             room = limits.documents - len(by_name)
@@ -141,6 +142,9 @@ def load_documents(
             by_name |= {(document.kind, document.name): document for document in named}
             if message:
                 findings.append(Finding(file.path, None, message))
+        if before == allowance.files and not (left or reader.findings):
+            message = f"no file in it is markdown ({', '.join(SUFFIXES)}); give each that you want an entry"
+            findings.append(Finding(folder.path, None, message))
         findings.extend(reader.findings)
         paths.extend(map(str, reader.paths or [folder.path]))
     ordered = sorted(
@@ -158,6 +162,18 @@ def _left_by_link(folder: DocumentsConfig) -> Path | None:
     path, real = Path(os.path.normpath(folder.path)), Path(os.path.realpath(folder.path))
     within = (one for one in projects if path.is_relative_to(os.path.normpath(one)))
     return next((one for one in within if not real.is_relative_to(os.path.realpath(one))), None)
+
+
+def _of_others(path: Path, paths: Iterable[Path]) -> tuple[str, ...]:
+    """Return patterns that leave out files of packages beside the one whose hidden folder a path is in."""
+
+    def package(one: Path) -> Path | None:
+        hidden = [at for at, part in enumerate(one.parts) if part.startswith(".")]
+        return Path(*one.parts[: hidden[-1]]) if hidden else None
+
+    own, packages = package(path), sorted({found for one in paths if (found := package(one)) is not None})
+    beside = (one for one in packages if own and not (own.is_relative_to(one) or one.is_relative_to(own)))
+    return tuple(f"!{one.parent.name}/{one.name}/**" for one in beside)
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
@@ -223,7 +239,7 @@ def _renamed(document: Document, prefix: str, label: str) -> Document:
     return replace(document, name=name, fingerprint=fingerprint)
 
 
-def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
+def _parse(file: MarkdownFile, folder: DocumentsConfig, others: tuple[str, ...]) -> Parsed:
     def unusable(line: int | None, message: str) -> Parsed:
         return [], [Finding(file.path, line, f"left out: {message}")], None
 
@@ -247,6 +263,7 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     description = _titled(front.title or "", front.description or overview(body))
     if told := patterns_text(front.patterns):
         description = f"{description} (for files: {told})".lstrip()
+    patterns = front.patterns and (*front.patterns, *others)
     parts, undivided = [(name, description, body)], 0
     # A rule is followed as a whole; a reference for agents is looked up by its sections.
     if form is Format.AGENTS and kind is Kind.REFERENCE:
@@ -261,11 +278,11 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     for name, description, part in parts:
         facts = (kind, normalized("NFC", name), description, part)
         # As a JSON array, in which no two different lists look alike.
-        identity = json.dumps((*facts, include, priority, front.tags, *front.patterns), ensure_ascii=True)
+        identity = json.dumps((*facts, include, priority, front.tags, *patterns), ensure_ascii=True)
         fingerprint = hashlib.sha256(identity.encode()).hexdigest()
         bound = tuple(map(str, folder.roots))
         more = (include, priority, front.tags, skill)
-        documents.append(Document(*facts, fingerprint, *more, roots=bound, patterns=front.patterns))
+        documents.append(Document(*facts, fingerprint, *more, roots=bound, patterns=patterns))
     longest, hidden = max(len(one.text) for one in documents), len(raw) - len(text)
     problems, place = [*front.problems, *_problems(form, front, undivided, longest, hidden)], None
     if form is Format.SKILL:

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from mcp_context_proxy.items import SkillFolder
 
-SUFFIXES: Final = (".md", ".markdown", ".mdc")
+SUFFIXES: Final = (".md", ".markdown", ".mdc", ".mdx")
 """Of markdown."""
 
 ANY: Final = ("",)
@@ -51,7 +51,7 @@ INSTALLED: Final = frozenset({"node_modules", "bower_components", "site-packages
 HIDDEN_PLACES: Final = (
     *(".cursor/rules", ".claude/rules", ".claude/skills", ".agents/skills", ".github/instructions"),
     *(".github/copilot-instructions.md", ".github/skills", ".windsurf/rules", ".kiro/steering"),
-    *(".continue/rules", ".clinerules", ".cursorrules", ".windsurfrules"),
+    *(".continue/rules", ".clinerules", ".cursorrules", ".windsurfrules", ".kilocode/rules", ".roo/rules"),
 )
 """Where agents and editors keep rules and skills in a project; hidden, and so not read with its folder."""
 
@@ -316,10 +316,14 @@ def read_skill_file(
 
 
 def hidden_places(folders: Iterable[Path]) -> list[Path]:
-    """Return the places of `HIDDEN_PLACES` that exist in some folders and are none of them."""
+    """Return the places of `HIDDEN_PLACES` that exist in some folders and are read with none of them."""
     configured = {*folders}
     places = (folder / place for folder in sorted(configured) for place in HIDDEN_PLACES)
-    return [place for place in places if place not in configured and place.exists()]
+    return [place for place in places if place.exists() and not any(_reads(one, place) for one in configured)]
+
+
+def _reads(folder: Path, path: Path) -> bool:
+    return path.is_relative_to(folder) and not any(map(_is_passed_over, path.relative_to(folder).parts))
 
 
 def _is_passed_over(name: str) -> bool:

@@ -70,6 +70,7 @@ from mcp_context_proxy.retrieval import SUSPECTED, Ranking
 from mcp_context_proxy.retrieval.expansion import DocumentJudge
 from mcp_context_proxy.retrieval.reranker import CANDIDATES, Reranker, RerankerModel
 from mcp_context_proxy.statistics.report import arm_of
+from mcp_context_proxy.store.interactions import SEARCH
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import ACTING, profile_in, reaches
@@ -83,7 +84,7 @@ CHARACTERS: Final = 300
 """Length to which one interaction is cut."""
 
 SPARE: Final = 5
-"""Interactions that are looked for beside those wanted: some say the same as the query."""
+"""Interactions that are looked for beside those wanted: some only ask."""
 
 _STEPS: Final = ((86_400.0, "day"), (3_600.0, "hour"), (60.0, "minute"))
 
@@ -123,8 +124,9 @@ class Recollector:
         chosen, lines = list[RecalledInteraction](), list[str]()
         for one in found.results:
             said = one.interaction
-            if said.content.casefold().split() == context.query.casefold().split():
-                continue  # the query itself, which was searched for before
+            is_query = said.content.casefold().split() == context.query.casefold().split()
+            if is_query or said.interaction_type == SEARCH:
+                continue  # they only ask
             line = _line(one, now)
             tokens, score = self._count(line), round(one.score or 0.0, 4)
             if len(chosen) < options.interactions_top_n and tokens <= left:

@@ -378,7 +378,9 @@ FILE_CHARACTERS: Final = 300
 
 _AROUND_FILES = "@\"'`()<>,;:!?*"
 
-_FILE = pattern(r"(?:\w:)?(?:\.{0,2}[/\\])*((?:[\w@.+()\[\]-]{1,100}[/\\])*[\w@.+()\[\]-]{1,100})(?::\d+)*")
+_FILE = pattern(
+    r"(?:\w:)?(?:\.{0,2}[/\\])*((?:[\w@.+()\[\]-]{1,100}[/\\])*[\w@.+()\[\]-]{1,100}?)(?:(?::|[#(]L?)\d[\d,L-]*)*"
+)
 
 _LIBRARY = pattern(
     r"(?:node|next|nuxt|vue|react|three|d3|angular|ember|backbone|express|chart|discord|socket|alpine|p5)\.js",
@@ -403,6 +405,7 @@ def without_files(text: str) -> str:
 
 def _file(word: str) -> str | None:
     """Return the path that a word of a text is."""
+    word = word.removeprefix("file://")
     if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
         return None
     match = _FILE.fullmatch(word.lstrip(_AROUND_FILES).rstrip(f"{_AROUND_FILES}."))

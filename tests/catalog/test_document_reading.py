@@ -99,13 +99,15 @@ def test_a_line_that_is_underlined_is_a_heading() -> None:
         ("team: guide: # Guide\n\nNote: 30 days a year.\n\nBy train.", ["## Days off", "## Travel"]),
         ("team: guide: By plane.", []),
         ("team: guide: ## Travel\n\n\n\nAsk early.", ["## Travel"]),
+        ("team: guide: ## Money\n\nOn the 25th.\n\n### Bonus\n\nIn May.", ["## Money", "### Bonus"]),
     ],
 )
 def test_the_sections_of_a_piece_are_found_whose_name_stands_before_it(
     piece: str, sections: list[str]
 ) -> None:
     days_off = "## Days off\n\nAsk early.\n\nNote: 30 days a year."
-    text = f"# Guide\n\n{days_off}\n\n## Travel\n\nBy train.\n\nAsk early."
+    money = "## Money\n\nOn the 25th.\n\n### Bonus\n\nIn May."
+    text = f"# Guide\n\n{days_off}\n\n## Travel\n\nBy train.\n\nAsk early.\n\n{money}"
 
     assert [one.partition("\n")[0] for one in sections_with(text, piece)] == sections
 

@@ -54,6 +54,7 @@ def test_a_file_without_front_matter_takes_its_name_from_its_path(write: Write) 
         pytest.param("[![CI](a.svg)](b) ![x](y.png)\n\nSends mail. More.", "Sends mail.", id="badges"),
         pytest.param("| a | b |\n|---|---|\n\nAll columns.", "All columns.", id="table"),
         pytest.param("Use [npm](https://x.y/z) here. More.", "Use npm here.", id="link in a sentence"),
+        pytest.param("import Tabs from '@theme/Tabs';\n\nSigned.", "Signed.", id="imports of MDX"),
         pytest.param("Guide\n=====\n\nText.", "Guide", id="underlined heading"),
         pytest.param('<img src="logo.png">', '<img src="logo.png">', id="nothing else"),
         pytest.param("今日は。明日は。", "今日は。", id="full stop of Chinese and Japanese"),
@@ -123,7 +124,14 @@ def test_a_title_that_only_the_front_matter_has_is_part_of_the_description(
 def test_suffixes_of_markdown_count_in_any_case_and_no_other(write: Write) -> None:
     names = ["a.md", "b.markdown", "c.MD", "d.txt", "e.md.bak", "f", "g.mdc", "h.mdx"]
 
-    assert [d.name for d in load(write(dict.fromkeys(names, "x"))).documents] == ["a", "b", "c", "g"]
+    assert [d.name for d in load(write(dict.fromkeys(names, "x"))).documents] == ["a", "b", "c", "g", "h"]
+
+
+def test_a_folder_without_markdown_is_reported_and_a_file_of_it_can_be_named(write: Write) -> None:
+    folder = write({"backup.adoc": "= Backup\n\nAt night.", ".git/a.md": "x"})
+
+    assert "no file in it is markdown" in str(load(folder).findings)
+    assert only(load(folder / "backup.adoc")).name == "backup"
 
 
 def test_hidden_files_and_installed_packages_are_not_read(write: Write) -> None:

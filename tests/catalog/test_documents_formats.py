@@ -11,6 +11,7 @@ from mcp_context_proxy.catalog.document_reading import SECTIONS_LIMIT, divide
 from mcp_context_proxy.catalog.documents import Loaded, load_documents
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import IncludeMode, Kind
+from mcp_context_proxy.retrieval.links import file_for
 
 
 def load(folder: Path, kind: Kind | None = None, include: IncludeMode | None = None, **limits: int) -> Loaded:
@@ -80,6 +81,21 @@ def test_a_rule_for_some_files_is_not_in_every_context_of_a_folder_that_is(write
     by_name = {d.name: d.include for d in load(folder, Kind.RULE, IncludeMode.ALWAYS).documents}
 
     assert by_name == {"all": IncludeMode.ALWAYS, "api": IncludeMode.AGENT}
+
+
+def test_the_rules_of_a_package_are_for_no_file_of_another(write: Write) -> None:
+    rule = "---\nglobs: src/**/*.tsx\n---\nx"
+    places = [f"{package}.cursor/rules" for package in ("", "packages/web/", "packages/admin/")]
+    root = write({f"{place}/rule{number}.mdc": rule for number, place in enumerate(places)})
+    entries = [DocumentsConfig(path=root / place) for place in places]
+    patterns = {one.name: one.patterns for one in load_documents(entries, Limits()).documents}
+
+    def fitting(file: str) -> list[str]:
+        return [name for name, known in patterns.items() if file_for(known, [file])]
+
+    assert fitting("src/a.tsx") == ["rule0", "rule1", "rule2"]
+    assert fitting("packages/web/src/a.tsx") == ["rule0", "rule1"]
+    assert fitting("repo/packages/admin/src/a.tsx") == ["rule0", "rule2"]
 
 
 def test_an_import_of_what_is_read_anyway_is_no_text_and_any_other_is_reported(write: Write) -> None:

@@ -68,10 +68,11 @@ def test_check_tells_which_rules_come_always_with_files_or_only_by_hand(run: Run
 def test_check_names_hidden_rules_of_a_folder_that_no_entry_has(run: Run, workshop: Workshop) -> None:
     workshop.server("good", tools=[tool("a")])
     project = workshop.folder / "project"
-    for name in (".cursor/rules/a.mdc", ".github/instructions/b.instructions.md", ".windsurfrules", "c.md"):
+    rules = (".cursor/rules/a.mdc", ".github/instructions/b.instructions.md", ".kiro/steering/d.md")
+    for name in (*rules, ".windsurfrules", "c.md"):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("Be kind.\n", encoding="utf-8")
-    entries = [{"path": str(project)}, {"path": str(project / ".cursor" / "rules")}]
+    entries = [{"path": str(project / part)} for part in (".", ".cursor/rules", ".kiro")]
     told = flat(run("check", "--config", workshop.config(documents=entries)).stdout)
 
     said = "hidden and so not read; give each that you want an entry: "

@@ -291,6 +291,11 @@ async def test_what_comes_in_two_steps_stays_away_without_the_step_between() -> 
         ("@src/api/users.ts:42 and `Lib/a.RB`, (b.py).", ["src/api/users.ts", "lib/a.rb", "b.py"]),
         (r"C:\repo\src\a.ts and ./b.ts, ../c.ts", ["repo/src/a.ts", "b.ts", "c.ts"]),
         ("app/[id]/(shop)/page.tsx", ["app/[id]/(shop)/page.tsx"]),
+        (
+            "a/b.ts(10,5): error TS2345 at a.ts:3:7 and c.ts#L10-L20, d.md#L3",
+            ["a/b.ts", "a.ts", "c.ts", "d.md"],
+        ),
+        ("see file:///repo/src/a.ts, report(1).pdf", ["repo/src/a.ts", "report(1).pdf"]),
         ("edit .github/workflows/ci", [".github/workflows/ci"]),
         ("mail jane.doe@acme.com, and ask bob@shop.co.uk about icon@2x.png", ["icon@2x.png"]),
         ("read @package.json and pkg/@acme/ui/index.ts", ["package.json", "pkg/@acme/ui/index.ts"]),

@@ -92,6 +92,21 @@ async def test_copies_of_a_rule_are_rendered_as_the_model_read_them(workshop: Wo
             assert rendered.text == told
 
 
+async def test_a_rule_of_every_session_is_rendered_only_where_the_answer_told_it(workshop: Workshop) -> None:
+    config = settings(workshop, TEXTS)
+    (workshop.folder / "rules" / "house.md").write_text(
+        "---\ninclude: always\n---\nBe kind.", encoding="utf-8"
+    )
+    async with inside(config) as proxy:
+        host = Host(proxy, "handshake")
+        for query, times in ((QUERY, 1), (QUERY, 0), ("be kind", 0)):
+            told = (await host.call(SEARCH, {"query": query}))["content"][0]["text"]
+            rendered = await proxy.past_requests.rendered(await latest(proxy))
+
+            assert told.count("Be kind.") == times
+            assert rendered.text == told
+
+
 async def test_an_answer_is_rendered_with_what_it_left_out_for_the_budget(
     workshop: Workshop,
 ) -> None:

@@ -247,6 +247,7 @@ async def test_a_document_is_read_under_the_words_that_models_have_for_its_name(
     async with opened(workshop, folder) as proxy:
         host = Host(proxy, "modern")
         known = [await text_of(host, READ, {word: "reference://billing"}) for word in ("uri", "document")]
+        known += [await text_of(host, READ, {"name": name}) for name in ("billing.md", "Billing")]
         both = await text_of(host, READ, {"uri": "reference://billing", "path": "billing.md"})
 
     assert all(one.endswith("Text.") for one in known)

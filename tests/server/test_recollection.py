@@ -110,12 +110,11 @@ async def test_no_interaction_comes_where_none_fits(proxy: Proxy) -> None:
     assert (await proxy.contexts.build("quantum chromodynamics lattice")).interactions == ()
 
 
-async def test_the_words_of_the_query_itself_are_no_memory(proxy: Proxy) -> None:
+async def test_neither_searches_nor_the_words_of_the_query_itself_are_a_memory(proxy: Proxy) -> None:
     assert proxy.interactions is not None
-    asked = "Where are the green wellington boots?"
-    proxy.interactions.memory.embed(
-        proxy.interactions.memory.add([Interaction("x", "search", asked, time.time())])
-    )
+    asked, now = "Where are the green wellington boots?", time.time()
+    said = [Interaction("x", "message", asked, now), Interaction("x", "search", "wellington boots", now)]
+    proxy.interactions.memory.embed(proxy.interactions.memory.add(said))
 
     assert (await proxy.contexts.build(asked)).interactions == ()
 
