@@ -17,9 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, AnyStr, Final, cast
@@ -136,12 +134,14 @@ def packaged_text(path: Path) -> str:
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode()
 
 
-class _KeptModules(MetaPathFinder):
+class _KeptModules:
     """Finds the modules that were kept and that an update has replaced."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        from importlib.util import spec_from_file_location  # noqa: PLC0415 - seldom needed
+
         place = _PACKAGE.parent.joinpath(*name.split("."))
         for file in (place.with_suffix(".py"), place / "__init__.py"):
             if (descriptor := _kept.get(file)) is None:
