@@ -30,6 +30,7 @@ from mcp_context_proxy.errors import ConfigError, ServeError
 from mcp_context_proxy.protocol.strangers import one_line, shown_json
 from mcp_context_proxy.server.negotiation import Negotiation, Subscriptions
 from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.system.later import keep_files
 from mcp_context_proxy.system.process import (
     SIGNALS,
     SWITCH_SECONDS,
@@ -212,6 +213,7 @@ async def _make_search_ready(proxy: Proxy) -> None:
     """
     # Hosts list at once, and nobody looks at the log so soon.
     await _first_lists_are_out(proxy)
+    await in_thread(keep_files)
     await in_thread(proxy.search.model.check, abandon_on_cancel=True)
     latest = await proxy.records.latest(1)
     if latest and time_of_day() - latest[0].time < RECENT_SECONDS:

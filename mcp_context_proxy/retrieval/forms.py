@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from mcp_context_proxy.retrieval.item_metadata import LONGEST_FIRST, LONGEST_PHRASE, PHRASES
 from mcp_context_proxy.retrieval.text import STOP_WORDS, TABLES, listed, meanings, spoken
-from mcp_context_proxy.system.later import NDArray, np, pattern
+from mcp_context_proxy.system.later import NDArray, np, packaged_text, pattern
 
 FIRST_OF_QUERY: Final = 1_000
 """Characters of a query in which values of several words are looked for."""
@@ -578,7 +578,7 @@ def errors(first: str, second: str) -> int:
 
 @cache
 def packaged() -> KeysView[str]:
-    return dict.fromkeys(WORDS.read_text(encoding="ascii").split()).keys()
+    return dict.fromkeys(packaged_text(WORDS).split()).keys()
 
 
 @cache

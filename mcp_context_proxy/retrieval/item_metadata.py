@@ -39,7 +39,7 @@ from mcp_context_proxy.retrieval.text import (
     terms,
     translated,
 )
-from mcp_context_proxy.system.later import NDArray, np, pattern
+from mcp_context_proxy.system.later import NDArray, np, packaged_text, pattern
 
 VERBS: Final[Mapping[str, str]] = meanings("verbs of tools")
 """Actions by verb; the first verb in a tool's name decides."""
@@ -125,7 +125,7 @@ _DELETE: Final = frozenset(map(stem, ("delete", "erase", "purge", "destroy", "wi
 def additions(asks_for_facts: bool) -> Mapping[str, NDArray[np.float32]]:
     """Return the amount that is added for each effect of a tool, by opening word; by "" for any other one."""
     additions = {"": np.zeros(EFFECTS, np.float32)}
-    for line in WEIGHTS.read_text(encoding="utf-8").splitlines():
+    for line in packaged_text(WEIGHTS).splitlines():
         if not line.startswith("#"):
             word, *points = line.split()
             added = np.array([*map(int, points)], np.float32) * np.float32(UNIT)

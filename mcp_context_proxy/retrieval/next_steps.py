@@ -27,7 +27,7 @@ from mcp_context_proxy.retrieval.item_metadata import ACTIONS, VERBS, action_of
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import chunks, identifier_words, name_key, terms
 from mcp_context_proxy.retrieval.vectors import best
-from mcp_context_proxy.system.later import NDArray, np, pattern
+from mcp_context_proxy.system.later import NDArray, np, packaged_text, pattern
 
 STEPS: Final = 3
 """Tools that one result leads to."""
@@ -264,7 +264,7 @@ class KnownSteps:
 @cache
 def steps_by_name() -> tuple[tuple[str, str], ...]:
     """Return the pairs of names that follow each other."""
-    lines = STEPS_BY_NAME.read_text(encoding="utf-8").splitlines()
+    lines = packaged_text(STEPS_BY_NAME).splitlines()
     steps = (line.split(" > ") for line in lines if not line.startswith("#"))
     return tuple((before, one) for before, after in steps for one in after.split(", ") if one != "none")
 

@@ -23,7 +23,7 @@ from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.retrieval import Method, SearchOptions, Support
 from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.retrieval.vectors import DECIMALS, best, dots
-from mcp_context_proxy.system.later import NDArray, np
+from mcp_context_proxy.system.later import NDArray, np, packaged_text
 
 LEXICAL_FACTOR: Final = 0.02
 """Worth of one point of BM25F in cosine. It was 0.025 for the published model; for the trained one 0.02 gains
@@ -484,7 +484,7 @@ def ordinary_terms() -> Mapping[str, float]:
 
     Servers count alike: else the names of those with a hundred tools would be common words.
     """
-    lines = (BACKGROUND / "terms.txt").read_text(encoding="utf-8").splitlines()
+    lines = packaged_text(BACKGROUND / "terms.txt").splitlines()
     shares = (line.split() for line in lines)
     return {term: int(thousandths) / 1000 for thousandths, term in shares}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, TypeAlias, cast
 
 from mcp_context_proxy.protocol.strangers import normalized
-from mcp_context_proxy.system.later import NDArray, np, pattern
+from mcp_context_proxy.system.later import NDArray, np, packaged_text, pattern
 
 VOCABULARY = Path(__file__).with_name("vocabulary.txt")
 """Tables of words; the file says what each has."""
@@ -26,7 +26,7 @@ VOCABULARY = Path(__file__).with_name("vocabulary.txt")
 
 def _tables() -> dict[str, list[str]]:
     tables, lines = dict[str, list[str]](), list[str]()
-    for line in VOCABULARY.read_text(encoding="utf-8").splitlines():
+    for line in packaged_text(VOCABULARY).splitlines():
         if line.startswith("["):
             lines = tables.setdefault(line.strip("[]"), [])
         elif line and not line.startswith("#"):
@@ -350,7 +350,7 @@ def _known_words() -> NDArray[np.uint32]:
 def _translations() -> tuple[Mapping[str, str], frozenset[str]]:
     """Return the English word for each of `TRANSLATIONS`, and those that English does not have as well."""
     meant, own = dict[str, str](), set[str]()
-    for line in TRANSLATIONS.read_text(encoding="utf-8").splitlines():
+    for line in packaged_text(TRANSLATIONS).splitlines():
         if not line.startswith("#"):
             english, _, listed = line.partition(":")
             foreign, _, shared = listed.partition("/")

@@ -178,7 +178,7 @@ def search_notes(
         notes.append(Note(f"{over_budget(answer.context, found.snapshot, name_of)}."))
     asked = set(identifier_words(f"{answer.context.query} {only or ''}".casefold()).split())
     fits = bool(found.results) and not found.near_misses
-    for note, servers in _servers_away(fleet, asked).items():
+    for note, servers in _servers_away(fleet, found.snapshot, asked).items():
         known = noted.get(note, frozenset())
         if note == NOT_SEARCHED:
             known = frozenset(name for name in known if fits and not _is_named(name, asked))
@@ -199,9 +199,11 @@ def search_notes(
     return notes
 
 
-def _servers_away(fleet: Fleet, asked: Set[str]) -> dict[str, dict[str, str]]:
+def _servers_away(fleet: Fleet, snapshot: Snapshot, asked: Set[str]) -> dict[str, dict[str, str]]:
     """Return by note the servers that were not searched as they are now, each with the reason if any."""
-    missing = {name: f"off: {one_line(off.reason, CAUSE_CHARACTERS)}" for name, off in fleet.off.items()}
+    # Of these, one that is connected has listed so much that the catalog does not have it yet.
+    missing = dict.fromkeys(snapshot.unlisted, "its list is still being read")
+    missing |= {name: f"off: {one_line(off.reason, CAUSE_CHARACTERS)}" for name, off in fleet.off.items()}
     missing |= {one.name: _standing(one, whole=_is_named(one.name, asked)) for one in fleet.unlisted}
     waiting = {one.name: _standing(one) if one.cause else "" for one in fleet.remembered}
     stale = dict.fromkeys(fleet.stale, "")

@@ -1,18 +1,25 @@
-"""Libraries that are imported, and regular expressions that are compiled, at their first use.
+"""Libraries and modules that are imported, and regular expressions that are compiled, at their first use.
 
 A proxy that has not searched does without them. numpy takes 15 MB and 0.1 s: modules write
 ``from mcp_context_proxy.system.later import np`` instead of ``import numpy as np``, and make no array while
 they are imported. Type checkers see the library itself. A large expression takes a millisecond.
+
+An update in place replaces the files of the package while a proxy runs. Modules of two versions seldom fit
+together, so the proxy keeps files open that it may still need, and reads them although they are deleted.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from types import ModuleType
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, AnyStr, Final, cast
 
 
@@ -81,4 +88,85 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-__all__ = ["NDArray", "html", "importing", "inspect", "np", "pattern", "platformdirs", "yaml"]
+_PACKAGE: Final = Path(__file__).parents[1]
+
+_COMMANDS: Final = frozenset(("cli", "examples", "__pycache__"))
+"""Folders of the package of which a proxy reads nothing."""
+
+_TEXTS: Final = frozenset((".py", ".txt", ".html", ".css", ".js"))
+"""Endings of the files that belong to the code. Models and vectors say themselves which belong together."""
+
+_KEPT_SHARE: Final = 1 / 8
+"""Share of the file descriptors beyond which none is used for this."""
+
+_kept: Final[dict[Path, int]] = {}
+"""Descriptors of the files of the package that are kept."""
+
+
+def keep_files() -> None:
+    """Keep the files of the package open that may still be needed. Blocks for a few milliseconds.
+
+    On Windows, where no file that is open can be replaced, none is kept.
+    """
+    if _kept or sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415 - not on Windows
+
+    last = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * _KEPT_SHARE
+    imported = {getattr(module, "__file__", None) for module in tuple(sys.modules.values())}
+    for folder, below, names in os.walk(_PACKAGE):
+        below[:] = [name for name in below if name not in _COMMANDS]
+        for path in (Path(folder, name) for name in names):
+            if path.suffix not in _TEXTS or str(path) in imported:
+                continue
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if descriptor > last:
+                os.close(descriptor)
+                return
+            _kept[path] = descriptor
+    sys.meta_path.insert(0, _KeptModules())
+
+
+def packaged_text(path: Path) -> str:
+    """Return the text of a file of the package, as it was when this process began."""
+    if (descriptor := _kept.get(path)) is None:
+        return path.read_text(encoding="utf-8")
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode()
+
+
+class _KeptModules:
+    """Finds the modules that were kept and that an update has replaced."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        from importlib.util import spec_from_file_location  # noqa: PLC0415 - seldom needed
+
+        place = _PACKAGE.parent.joinpath(*name.split("."))
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if (descriptor := _kept.get(file)) is None:
+                continue
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(descriptor), file.stat()):
+                    return None  # the compiled one is quicker
+            return spec_from_file_location(name, file, loader=_KeptSource(name, str(file)))
+        return None
+
+
+class _KeptSource(SourceFileLoader):
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(packaged_text(Path(self.path)), self.path)
+
+
+__all__ = [
+    "NDArray",
+    "html",
+    "importing",
+    "inspect",
+    "keep_files",
+    "np",
+    "packaged_text",
+    "pattern",
+    "platformdirs",
+    "yaml",
+]

@@ -49,6 +49,7 @@ from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol import holds_more
 from mcp_context_proxy.protocol.strangers import clean_json, in_words
 from mcp_context_proxy.statistics import PERIOD_PATTERN
+from mcp_context_proxy.system.later import packaged_text
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import THE_USER, Principal, Role
 from mcp_context_proxy.trust.audit import AuditLog
@@ -455,8 +456,7 @@ PAGE_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Headers of pages and files. Nothing is loaded from elsewhere, nothing inline runs, and no text can become
-markup: descriptions of tools are written by strangers."""
+"""Headers of pages and files: nothing comes from elsewhere or runs inline; strangers write descriptions."""
 
 _FOLDER: Final = Path(__file__).parent / "files"
 
@@ -487,12 +487,12 @@ class Page(Struct, frozen=True):
             f'<a href="{root}{page.path[1:]}"{CURRENT if page is self else ""}>{page.name}</a>'
             for page in PAGES
         ]
-        return Template((_FOLDER / "frame.html").read_text(encoding="utf-8")).substitute(
+        return Template(packaged_text(_FOLDER / "frame.html")).substitute(
             title=self.title,
             region=self.region,
             links="\n  ".join([*styles, script]),
             pages=" ".join(pages),
-            main=(_FOLDER / self.main).read_text(encoding="utf-8"),
+            main=packaged_text(_FOLDER / self.main),
         )
 
 
@@ -528,7 +528,7 @@ def page_routes() -> list[Route]:
         answers[page.path] = Response(page.html(), headers=PAGE_HEADERS, media_type="text/html")
     for file in _FOLDER.iterdir():
         if kind := MEDIA_TYPES.get(file.suffix):
-            answers[f"{PATH}/{file.name}"] = Response(file.read_bytes(), 200, PAGE_HEADERS, kind)
+            answers[f"{PATH}/{file.name}"] = Response(packaged_text(file), 200, PAGE_HEADERS, kind)
     return [Route(path, answer, methods=["GET"]) for path, answer in answers.items()]
 
 

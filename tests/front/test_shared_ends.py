@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -363,3 +364,32 @@ async def test_newer_version_replaces_the_proxy_and_no_call_is_lost(
     assert (before, both, after) == (["1.0.0"], ["1.0.0", "2.0.0"], ["2.0.0"])
     assert "kept" in str(kept)
     assert len(server.ledger.calls("slow")) == 1
+
+
+async def test_proxy_whose_files_an_update_replaces_searches_and_shows_pages_as_before(
+    machine: Machine, workshop: Workshop
+) -> None:
+    """Neither was loaded before, and modules of the next version do not fit to those that were."""
+    workshop.server("work", tools=[tool("refund", "Refund a paid order"), tool("echo")])
+    machine.write(expose={"list_all_below": 0})
+    package = workshop.folder / "installed" / "mcp_context_proxy"
+    leave = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(mcp_context_proxy.__file__).parent, package, ignore=leave, copy_function=os.symlink)
+    environ = {**machine.told, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    async with stdio([sys.executable, "-P", *machine.command[1:]], env=environ) as host:
+        await host.until_listed("search_available_tools")
+        (proxy,) = machine.proxies()
+        files = Path(f"/proc/{proxy}/fd")
+        await until(lambda: any(file.readlink().name == "needs.py" for file in files.iterdir()))
+        for file in package.rglob("*.*"):
+            if file.suffix in {".py", ".txt", ".html"}:
+                file.unlink()
+                file.write_text("raise ImportError('of the next version')", encoding="utf-8")
+        found = await host.call("search_available_tools", {"query": "give a customer the money back"})
+        (socket,) = running(machine.config, {**os.environ, **environ})
+        asked = partial(ask, socket, "GET", "/tools/search?query=refund", seconds=PATIENCE)
+        over_rest = await anyio.to_thread.run_sync(asked)
+
+    assert "work__refund" in str(found)
+    assert "Note" not in str(found)
+    assert "work__refund" in str(over_rest)
