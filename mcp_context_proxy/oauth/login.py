@@ -308,12 +308,11 @@ async def log_in_as_client(config: ServerConfig) -> OAuthCredentials:
     """
     settings = config.oauth or OAuthConfig()
     kept = InMemoryTokenStorage()
-    provider = SecretProvider(
+    provider = ClientCredentialsOAuthProvider(
         config.url or "",
         kept,
         settings.client_id or "",
         settings.client_secret or "",
-        scope=settings.scope,
         issuer=settings.issuer,
     )
     return await _drive(config, provider, kept)
@@ -374,15 +373,6 @@ class LoginProvider(OAuthClientProvider):
         return await super()._perform_authorization_code_grant()
 
 
-class SecretProvider(ClientCredentialsOAuthProvider):
-    """The SDK's provider for client credentials, with the configured scope."""
-
-    async def _exchange_token_client_credentials(self) -> httpx2.Request:
-        wanted = self._fixed_client_info.scope
-        self.context.client_metadata.scope = wanted or self.context.client_metadata.scope
-        return await super()._exchange_token_client_credentials()
-
-
 async def _drive(
     config: ServerConfig, provider: OAuthClientProvider, kept: InMemoryTokenStorage
 ) -> OAuthCredentials:
@@ -396,7 +386,7 @@ async def _drive(
         flow = provider.async_auth_flow(request)
         try:
             outgoing = await flow.__anext__()
-            response = await _challenge(destinations, outgoing)
+            response = await _challenge(config, destinations, outgoing)
             while kept.tokens is None:
                 outgoing = await flow.asend(response)
                 if kept.tokens is None:
@@ -446,8 +436,13 @@ def _check_resource_metadata(
         ) from None
 
 
-async def _challenge(destinations: Destinations, request: httpx2.Request) -> httpx2.Response:
-    """Return the server's refusal of a request without a token; made up if it does not refuse."""
+async def _challenge(
+    config: ServerConfig, destinations: Destinations, request: httpx2.Request
+) -> httpx2.Response:
+    """Return the server's refusal of a request without a token; made up if it does not refuse.
+
+    It names the configured scopes first: a client is also registered for those that a refusal names.
+    """
     answer = None
     with anyio.move_on_after(REQUEST_SECONDS):
         async with bounded(
@@ -459,6 +454,8 @@ async def _challenge(destinations: Destinations, request: httpx2.Request) -> htt
     if answer is None:
         raise too_slow(request)
     challenge = answer.headers.get("www-authenticate", "") if answer.status_code == 401 else ""
+    if config.oauth is not None and config.oauth.scope is not None:
+        challenge = f'Bearer scope="{config.oauth.scope}", {challenge}'
     return httpx2.Response(401, headers={"www-authenticate": challenge}, request=request)
 
 
@@ -483,6 +480,7 @@ def _credentials(
         auth_method=client.token_endpoint_auth_method,
         indicator=context.get_resource_url(),
         reach=destinations.reach,
+        asked=asked,
         access_token="",
     )
     return with_tokens(bare, msgspec.convert(tokens.model_dump(), TokenResponse))

@@ -197,6 +197,15 @@ async def test_a_token_with_more_scopes_than_were_asked_for_is_told(
     assert "scopes that nobody asked for: admin" in caplog.text
 
 
+async def test_a_client_is_registered_for_the_configured_scopes(protected: Protected) -> None:
+    """Else a login with more than the server asks for ends with ``invalid_scope``."""
+    protected.scopes = "read"
+    credentials = await logged_in(server_config(protected, scope="read write"))
+
+    (client,) = protected.issuer.clients.values()
+    assert client.scope == credentials.asked == "read write"
+
+
 async def test_a_running_proxy_does_not_follow_to_another_issuer(protected: Protected) -> None:
     config = server_config(protected)
     await logged_in(config)

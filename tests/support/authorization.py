@@ -235,7 +235,7 @@ class Protected:
     url: str
     calls: list[str] = field(default_factory=list)
     needs: str = ""
-    """A scope that no login has."""
+    """A scope that no login has, as a header writes it."""
     metadata: tuple[bytes, str] | None = None
     """Content and type that it serves as its metadata instead of the true ones."""
     scopes: str = ""
@@ -292,7 +292,7 @@ class StepUp:
             said = f'Bearer scope="{self._made.scopes}"'
             await Response(status_code=401, headers={"WWW-Authenticate": said})(scope, receive, send)
         elif scope["type"] == "http" and self._made.needs:
-            said = f'Bearer error="insufficient_scope", scope="{self._made.needs}"'
+            said = f'Bearer error="insufficient_scope", scope={self._made.needs}'
             await Response(status_code=403, headers={"WWW-Authenticate": said})(scope, receive, send)
         else:
             await self._app(scope, receive, send)
