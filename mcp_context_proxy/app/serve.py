@@ -503,7 +503,7 @@ def web_routes(proxy: Proxy, member: Member | None = None) -> list[BaseRoute]:
     metrics: list[BaseRoute] = []
     if proxy.usage is not None:
         replica = None if member is None else member.counts
-        metrics.append(metrics_route(proxy.usage.counters, replica, within))
+        metrics.append(metrics_route(proxy, proxy.usage.counters, replica, within))
     shown = partial(shown_json, redact=proxy.redact.json)
     return [*routes(operations(proxy), shown, within, proxy.config.http.resource_url), *metrics]
 

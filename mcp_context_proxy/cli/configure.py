@@ -181,7 +181,7 @@ def _print_offer(config: ServerConfig, offer: LoginOffer, before: OAuthCredentia
     changes = []
     if before is not None and before.issuer != offer.issuer:
         changes.append(f"the last login was at {one_line(before.issuer, REASON_SHOWN)}")
-    if before is not None and before.scope and (more := scopes_beyond(offer.scope, before.scope)):
+    if before is not None and before.scopes and (more := scopes_beyond(offer.scope, before.scopes)):
         changes.append(f"the last login did not have the scopes {more}")
     if offer.is_elsewhere:
         page, redeemer = (one_line(host, REASON_SHOWN) for host in (offer.page, offer.redeemer))

@@ -435,9 +435,7 @@ class Member:
         self.name = settings.replica or fallback
         self.address = settings.advertise or f"http://{_own_host(config.http.host)}:{port}"
         self._gateway, self._idle_seconds = gateway, config.limits.session_idle_seconds
-        self.counts = ClusterCounts(
-            store_up=lambda: store.warning is None, does_upkeep=store.database.does_upkeep
-        )
+        self.counts = ClusterCounts(does_upkeep=store.database.does_upkeep)
         replicas_table, self._table, left = tables_of(store.database)
         self._left = LeftResults(left, Seal(keys), results)
         self.replicas = Replicas(

@@ -144,8 +144,6 @@ class ClusterCounts(Struct, eq=False):
     """Returns the number of replicas that are there, this one among them."""
     does_upkeep: Callable[[], bool] = bool
     """Returns whether this replica deletes old rows and sums up statistics."""
-    store_up: Callable[[], bool] = bool
-    """Returns whether the store can be used."""
 
 
 class Signer:

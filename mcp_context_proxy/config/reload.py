@@ -220,8 +220,18 @@ def _read_at_start(started: Config, now: Config) -> dict[str, list[str]]:
         old, new = getattr(started, table), getattr(now, table)
         if isinstance(new, Table):
             at_start = marked(type(new), Reload.RESTART) if table in live else new.__struct_fields__
-            found[table] = [key for key in at_start if getattr(old, key) != getattr(new, key)]
+            found[table] = [
+                key
+                for key in at_start
+                if _without_user(getattr(old, key)) != _without_user(getattr(new, key))
+            ]
     return {table: keys for table, keys in found.items() if keys}
+
+
+def _without_user(value: Any) -> Any:
+    """Return the address of a database without user and password, which a running proxy follows."""
+    is_database = isinstance(value, str) and value.startswith(("postgresql://", "postgres://"))
+    return re.sub("//[^/?#]*@", "//", value) if is_database else value
 
 
 def needs_restart(started: Config, now: Config) -> tuple[str, ...]:

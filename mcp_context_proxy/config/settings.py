@@ -66,6 +66,8 @@ class OAuthConfig(Table, frozen=True):
     """The authorization server; by default the one that the server names."""
     scope: Text | None = None
     """Scopes, separated by spaces; by default those that the server names."""
+    resource: str | None = None
+    """The server, as requests for tokens name it (RFC 8707); none if it is empty."""
     redirect_port: Annotated[int, within(0, 65535)] = 0
     """Local port that the browser returns to; 0 takes any free one."""
     assume_pkce: bool = False

@@ -85,6 +85,13 @@ class OAuthCredentials(msgspec.Struct, frozen=True, kw_only=True):
     """Time to renew the token, early enough for it to be valid when a request arrives."""
     refresh_token: str | None = None
     scope: str | None = None
+    asked: str | None = None
+    """Scopes that were asked for. Of those granted, many an issuer does not name ``offline_access``."""
+
+    @property
+    def scopes(self) -> str:
+        """All scopes that were asked for or granted."""
+        return " ".join(dict.fromkeys(f"{self.asked or ''} {self.scope or ''}".split()))
 
     def secrets(self) -> Iterator[tuple[str, str]]:
         """Yield the values to redact, with a name for each."""

@@ -8,6 +8,7 @@ Clients of servers and of authorization servers also get their bound on interim 
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -43,7 +44,7 @@ UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
 
 INSUFFICIENT_SCOPE = re.compile(r'error="?insufficient_scope\b')
-NEEDED_SCOPE = re.compile(r'\bscope="([^"]{1,200})"')
+NEEDED_SCOPE = re.compile(r'\bscope="?([^",]{1,200})(?=[",]|$)')
 """Parts of ``WWW-Authenticate``: the login is valid but lacks a scope, and the scope that is needed."""
 
 Learn: TypeAlias = Callable[[Iterable[tuple[str, str]]], None]
@@ -97,12 +98,17 @@ class BearerAuth(httpx2.Auth):
         response = yield request
         challenge = response.headers.get("www-authenticate", "")
         if response.status_code == FORBIDDEN and INSUFFICIENT_SCOPE.search(challenge):
-            scope = NEEDED_SCOPE.search(challenge)
-            wanted = "another scope" if scope is None else f"the scope {scope[1]!r}"
+            needed = NEEDED_SCOPE.search(challenge)
+            wanted, written = "another scope", ""
+            if needed is not None:
+                # A login has the scopes that it asks for, and none of those before.
+                known = "" if self._known is None else self._known.scopes
+                every = " ".join(dict.fromkeys(f"{known} {needed[1]}".split()))
+                wanted, written = f"the scope {needed[1]!r}", f" = {json.dumps(every)}"
             raise LoginRequiredError(
                 self._config.name,
                 f"the login is not enough, {wanted} is needed: "
-                f"name it in oauth.scope under servers.{self._config.name}",
+                f"set oauth.scope{written} under servers.{self._config.name}",
             )
         if response.status_code != UNAUTHORIZED:
             return

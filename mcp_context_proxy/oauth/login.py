@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final, TypeAlias
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import anyio
 import httpx2
@@ -50,6 +50,7 @@ from mcp_context_proxy.oauth.token_endpoint import (
     Destinations,
     TokenResponse,
     check_encrypted,
+    error_of,
     exchange,
     explained,
     scopes_beyond,
@@ -205,6 +206,10 @@ CLIENT_NAME: Final = "MCP Context Proxy"
 
 PKCE_METHOD: Final = "S256"
 
+IN_HEADER: Final = "client_secret_basic"
+IN_FORM: Final = "client_secret_post"
+"""Places of a client's secret in a request. Registered without a word, it is in the header (RFC 7591)."""
+
 ISSUER_PATHS: Final = ("/.well-known/oauth-authorization-server", "/.well-known/openid-configuration")
 """Parts of the path of an authorization server's metadata."""
 
@@ -271,7 +276,7 @@ async def log_in(
     redirect = AnyUrl(loopback.redirect_uri)
     method: TokenEndpointAuthMethod | None = None
     if settings.client_id is not None:
-        method = "client_secret_post" if settings.client_secret else "none"
+        method = IN_FORM if settings.client_secret else "none"
     metadata = OAuthClientMetadata(
         redirect_uris=[redirect],
         client_name=CLIENT_NAME,
@@ -308,12 +313,11 @@ async def log_in_as_client(config: ServerConfig) -> OAuthCredentials:
     """
     settings = config.oauth or OAuthConfig()
     kept = InMemoryTokenStorage()
-    provider = SecretProvider(
+    provider = ClientCredentialsOAuthProvider(
         config.url or "",
         kept,
         settings.client_id or "",
         settings.client_secret or "",
-        scope=settings.scope,
         issuer=settings.issuer,
     )
     return await _drive(config, provider, kept)
@@ -364,23 +368,21 @@ class LoginProvider(OAuthClientProvider):
         raise OAuthFlowError(f"it names the authorization server {advertised[0]}, not {self.settings.issuer}")
 
     async def _perform_authorization_code_grant(self) -> tuple[str, str]:
-        metadata = self.check_issuer()
-        if self.settings.scope is not None:
-            self.context.client_metadata.scope = self.settings.scope
+        metadata, client = self.check_issuer(), self.context.client_info
+        wanted = self.context.client_metadata
+        wanted.scope = self.settings.scope or wanted.scope
+        if client is not None and client.scope and wanted.scope and self.settings.client_id is None:
+            # An issuer may register less than it was asked for, and refuses a login that asks for more.
+            registered = client.scope.split()
+            fitting = [scope for scope in wanted.scope.split() if scope in registered]
+            wanted.scope = " ".join(fitting) or wanted.scope
+        if client is not None and client.client_secret:
+            client.token_endpoint_auth_method = client.token_endpoint_auth_method or IN_HEADER
         page, redeemer = (
             httpx2.URL(str(each)).host for each in (metadata.authorization_endpoint, metadata.token_endpoint)
         )
-        await self.tell(LoginOffer(str(metadata.issuer), self.context.client_metadata.scope, page, redeemer))
+        await self.tell(LoginOffer(str(metadata.issuer), wanted.scope, page, redeemer))
         return await super()._perform_authorization_code_grant()
-
-
-class SecretProvider(ClientCredentialsOAuthProvider):
-    """The SDK's provider for client credentials, with the configured scope."""
-
-    async def _exchange_token_client_credentials(self) -> httpx2.Request:
-        wanted = self._fixed_client_info.scope
-        self.context.client_metadata.scope = wanted or self.context.client_metadata.scope
-        return await super()._exchange_token_client_credentials()
 
 
 async def _drive(
@@ -390,13 +392,17 @@ async def _drive(
     url, destinations = config.url or "", Destinations(config)
     try:
         check_encrypted(url)
+        if (resource := None if config.oauth is None else config.oauth.resource) is not None:
+            provider.context.get_resource_url = lambda: resource  # type: ignore[method-assign]
+            names_it = bool(resource)
+            provider.context.should_include_resource_param = lambda protocol_version=None: names_it  # type: ignore[method-assign]
         # The version has the SDK name the server in each request for a token (RFC 8707), come what may.
         version = {MCP_PROTOCOL_VERSION_HEADER: eras.HANDSHAKE_VERSION}
         request = httpx2.Request("GET", url, headers={"accept": "text/event-stream", **version})
         flow = provider.async_auth_flow(request)
         try:
             outgoing = await flow.__anext__()
-            response = await _challenge(destinations, outgoing)
+            response = await _challenge(config, destinations, outgoing)
             while kept.tokens is None:
                 outgoing = await flow.asend(response)
                 if kept.tokens is None:
@@ -404,6 +410,9 @@ async def _drive(
                         # Before a client is registered.
                         provider.check_issuer()
                     response = await exchange(destinations, outgoing)
+                    if error_of(response) == "invalid_client":
+                        again = _with_secret_elsewhere(provider.context, outgoing)
+                        response = response if again is None else await exchange(destinations, again)
                     _check_resource_metadata(provider.context, outgoing, response)
         finally:
             await flow.aclose()
@@ -419,6 +428,22 @@ async def _drive(
             )
         raise AuthorizationError(config.name, cause) from None
     return _credentials(config, provider.context, kept.tokens, destinations)
+
+
+def _with_secret_elsewhere(context: OAuthContext, request: httpx2.Request) -> httpx2.Request | None:
+    """Return a request for a token with the client's secret at the other place; None without a secret.
+
+    Many issuers take it at one place only, and only some say at which.
+    """
+    client = context.client_info
+    if client is None or not client.client_secret or request.method != "POST":
+        return None
+    client.token_endpoint_auth_method = (
+        IN_FORM if client.token_endpoint_auth_method == IN_HEADER else IN_HEADER
+    )
+    fields = {name: value for name, value in parse_qsl(request.content.decode()) if name != "client_secret"}
+    data, headers = context.prepare_token_auth(fields, {})
+    return httpx2.Request("POST", request.url, data=data, headers=headers)
 
 
 def _check_resource_metadata(
@@ -446,8 +471,13 @@ def _check_resource_metadata(
         ) from None
 
 
-async def _challenge(destinations: Destinations, request: httpx2.Request) -> httpx2.Response:
-    """Return the server's refusal of a request without a token; made up if it does not refuse."""
+async def _challenge(
+    config: ServerConfig, destinations: Destinations, request: httpx2.Request
+) -> httpx2.Response:
+    """Return the server's refusal of a request without a token; made up if it does not refuse.
+
+    It names the configured scopes first: a client is also registered for those that a refusal names.
+    """
     answer = None
     with anyio.move_on_after(REQUEST_SECONDS):
         async with bounded(
@@ -459,6 +489,8 @@ async def _challenge(destinations: Destinations, request: httpx2.Request) -> htt
     if answer is None:
         raise too_slow(request)
     challenge = answer.headers.get("www-authenticate", "") if answer.status_code == 401 else ""
+    if config.oauth is not None and config.oauth.scope is not None:
+        challenge = f'Bearer scope="{config.oauth.scope}", {challenge}'
     return httpx2.Response(401, headers={"www-authenticate": challenge}, request=request)
 
 
@@ -481,8 +513,9 @@ def _credentials(
         client_id=client.client_id,
         client_secret=client.client_secret,
         auth_method=client.token_endpoint_auth_method,
-        indicator=context.get_resource_url(),
+        indicator=context.get_resource_url() or None,
         reach=destinations.reach,
+        asked=asked,
         access_token="",
     )
     return with_tokens(bare, msgspec.convert(tokens.model_dump(), TokenResponse))

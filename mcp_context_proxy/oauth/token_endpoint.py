@@ -247,7 +247,7 @@ async def refresh(
         advice = f"if this goes on, run: mcp-context-proxy login {credentials.server}"
         cause = f"the answer of its authorization server was lost ({error.cause}); {advice}"
         raise AuthorizationError(credentials.server, cause) from None
-    if response.status_code in {400, 401} and _is_refusal(response.content):
+    if (refusal := error_of(response)) and refusal not in PASSING:
         raise GrantRefusedError(credentials.server, reason(response))
     if not response.is_success:
         raise AuthorizationError(credentials.server, reason(response))
@@ -272,15 +272,15 @@ PASSING: Final = frozenset({"server_error", "temporarily_unavailable", "slow_dow
 """Errors after which the same refresh token may be tried again."""
 
 
-def _is_refusal(content: bytes) -> bool:
-    """Return whether an answer is one of OAuth that gives the refresh token up.
+def error_of(response: httpx2.Response) -> str | None:
+    """Return the error by which an authorization server refuses a request for a token; None if it does not.
 
     Something in between, such as a gateway, answers with the same status in words of its own.
     """
-    try:
-        return msgspec.json.decode(content, type=_Refusal).error not in PASSING
-    except (msgspec.DecodeError, RecursionError):
-        return False
+    with suppress(msgspec.DecodeError, RecursionError):
+        if response.status_code in {400, 401}:
+            return msgspec.json.decode(response.content, type=_Refusal).error
+    return None
 
 
 def scopes_beyond(given: str | None, known: str | None) -> str:

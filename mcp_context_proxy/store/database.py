@@ -220,6 +220,9 @@ class Database(Queries):
         with self.transaction() as transaction:
             return transaction.execute(statement, parameters).rowcount
 
+    def lead_to(self, url: str, listen_url: str | None) -> None:
+        """Connect from now on with the user and password of these addresses of the same database."""
+
     def may_have_changed(self, area: str) -> bool:
         """Return whether an area may have changed since this was asked before; in doubt, it may."""
         return True

@@ -50,9 +50,6 @@ not away."""
 MIGRATION_SECONDS: Final = 120.0
 """Deadline of a migration, and of waiting for another replica that migrates."""
 
-LEAST_CONNECT_SECONDS: Final = 2
-"""Shortest time to connect that the driver allows."""
-
 MIGRATION_LOCK: Final = 0x6D637063
 """Number of the advisory lock under which replicas migrate one after the other."""
 
@@ -127,6 +124,9 @@ class PostgresDatabase(Database):
         self._failures = FailureLog()
         self._upkeep = Upkeep(LeaseStore(self))
         self.hints = ChangeHints(listen_url or url, f"mcp_context_proxy_{schema}", self._connect_to)
+
+    def lead_to(self, url: str, listen_url: str | None) -> None:
+        self._url, self.hints.url = url, listen_url or url
 
     @property
     def problem(self) -> str | None:
@@ -272,7 +272,7 @@ class PostgresDatabase(Database):
             url,
             autocommit=True,
             prepare_threshold=None,
-            connect_timeout=max(LEAST_CONNECT_SECONDS, math.ceil(self._timeout)),
+            connect_timeout=max(2, math.ceil(self._timeout)),  # the driver allows no less than 2 s
             application_name="mcp-context-proxy",
         )
 
@@ -471,7 +471,7 @@ class ChangeHints:
 
     def __init__(self, url: str, channel: str, connect: Callable[[str], psycopg.Connection[Any]]) -> None:
         """Connect nothing yet; ``url`` leads to the server itself, not to a pooler of transactions."""
-        self._url, self._channel, self._connect = url, channel, connect
+        self.url, self._channel, self._connect = url, channel, connect
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._listening = False
@@ -525,7 +525,7 @@ class ChangeHints:
     def _run(self) -> None:
         while not self._closing.is_set():
             with contextlib.suppress(psycopg.Error, OSError):
-                connection = self._connect(self._url)
+                connection = self._connect(self.url)
                 try:
                     self._listen(connection)
                 finally:

@@ -41,6 +41,7 @@ from mcp_context_proxy.server.rendering import PastRequests
 from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
+from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import THE_USER, Principal, Role
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
@@ -58,6 +59,7 @@ class Served(Protocol):
     tool_list: ToolList
     gateway: Gateway
     audit: AuditLog
+    store: Store
     logs: KeptLogs
     reloader: Reloader | None
     started: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from http import HTTPStatus
@@ -257,6 +258,7 @@ class UsageApi(Api):
 
 
 def metrics_route(
+    proxy: Served,
     counters: Counters,
     cluster: ClusterCounts | None = None,
     within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
@@ -266,7 +268,7 @@ def metrics_route(
     Its requests are served `within` the limits of their clients.
     """
     registry = CollectorRegistry()
-    registry.register(ProxyCollector(counters))
+    registry.register(ProxyCollector(proxy, counters))
     if cluster is not None:
         registry.register(ClusterCollector(cluster))
     ProcessCollector(registry=registry)
@@ -286,13 +288,13 @@ def metrics_route(
 
 
 class ProxyCollector(Collector):
-    """Collects the counters.
+    """Collects the counters, and the present state.
 
     Labels are servers, origins of searches, and caches: the configuration bounds their number.
     """
 
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+    def __init__(self, proxy: Served, counters: Counters) -> None:
+        self._proxy, self._counters = proxy, counters
 
     def collect(self) -> Iterator[Metric]:
         counters = self._counters
@@ -301,14 +303,12 @@ class ProxyCollector(Collector):
         calls = _by("server", "calls", "Tool calls that have ended.")
         errors = _by("server", "call_errors", "Tool calls that failed.")
         seconds = _timings("server", "call_duration_seconds", "Duration of calls that reached their server.")
-        reader = ACTING.get()
-        for server, counts in dict(counters.servers).items():
-            if reader.role is not Role.METRICS and not reader.reaches(server):
-                continue
+        for server, counts in filter(_is_shown, dict(counters.servers).items()):
             calls.add_metric([server], counts.calls)
             errors.add_metric([server], counts.errors)
             _add(seconds, server, counts.latency)
         yield from (calls, errors, seconds)
+        yield from self._state()
 
         searches = _by("origin", "searches", "Searches, by their cause.")
         seconds = _timings("origin", "search_duration_seconds", "Duration of a search.")
@@ -335,9 +335,30 @@ class ProxyCollector(Collector):
             with contextlib.suppress(StoreError):
                 pairs = float(counters.learned_pairs())
                 meaning = "Pairs of query and tool that are known."
-                yield GaugeMetricFamily(f"{_PREFIX}_learned_pairs", meaning, pairs)
+                yield _gauge("learned_pairs", meaning, pairs)
         yield _count("loop_stalls", "Times that the event loop was late by 0.1 s.", counters.stalls.count)
         yield _count("loop_stall_seconds", "Sum of these delays.", counters.stalls.seconds)
+
+    def _state(self) -> Iterator[Metric]:
+        proxy = self._proxy
+        states = {client.name: not client.cause for client in list(proxy.fleet.clients.values())}
+        up = _gauges("server", "server_up", "0 if the server has failed.")
+        for server, state in filter(_is_shown, {**states, **dict.fromkeys(proxy.config.off, False)}.items()):
+            up.add_metric([server], state)
+        held = _gauges("server", "tools_withheld", "Tools withheld, mostly until a person approves them.")
+        counts = Counter(one.server for one in proxy.catalog.snapshot.withheld.values())
+        for server, count in filter(_is_shown, counts.items()):
+            held.add_metric([server], count)
+        mistakes = 0 if proxy.reloader is None else len(proxy.reloader.standing.problems)
+        yield from (up, held)
+        yield _gauge("store_up", "1 if the store can be used.", proxy.store.warning is None)
+        yield _gauge("audit_up", "1 if the audit can be written.", proxy.audit.warning is None)
+        yield _gauge("configuration_problems", "Mistakes in the present configuration file.", mistakes)
+
+
+def _is_shown(of_server: tuple[str, Any]) -> bool:
+    reader = ACTING.get()
+    return reader.role is Role.METRICS or reader.reaches(of_server[0])
 
 
 class ClusterCollector(Collector):
@@ -369,13 +390,20 @@ class ClusterCollector(Collector):
             ("cluster_sessions", "Sessions whose home is this replica.", counts.sessions()),
             ("cluster_replicas", "Replicas that can be reached, this one among them.", counts.replicas()),
             ("cluster_upkeep", "1 if this replica deletes old rows.", counts.does_upkeep()),
-            ("store_up", "1 if the store can be used.", counts.store_up()),
         ):
-            yield GaugeMetricFamily(f"{_PREFIX}_{name}", meaning, float(value))
+            yield _gauge(name, meaning, value)
 
 
 def _count(name: str, meaning: str, value: float) -> Metric:
     return CounterMetricFamily(f"{_PREFIX}_{name}", meaning, value)
+
+
+def _gauge(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{_PREFIX}_{name}", meaning, float(value))
+
+
+def _gauges(label: str, name: str, meaning: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{_PREFIX}_{name}", meaning, labels=[label])
 
 
 def _by(label: str, name: str, meaning: str) -> CounterMetricFamily:

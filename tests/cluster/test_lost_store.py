@@ -43,6 +43,7 @@ pytestmark = pytest.mark.cluster
 NOW = 1.7e9
 SLOT = UsageSlot.of(NOW)
 TIMEOUT = 0.5
+TOKEN = "an-owner-token-of-these-tests"
 
 
 @pytest.fixture(scope="module")
@@ -355,6 +356,46 @@ async def test_calls_searches_and_lists_go_on_without_the_store_and_nothing_is_l
         await anyio.to_thread.run_sync(learned.refresh)
         (taught,) = await anyio.to_thread.run_sync(proxy.store.learned.all)
         assert (taught.query, taught.uses) == ("send a mail", 1)
+
+
+async def test_a_running_proxy_takes_another_user_of_its_database_and_loses_nothing(
+    server: PostgresServer, workshop: Workshop
+) -> None:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE ROLE former LOGIN; CREATE ROLE next LOGIN IN ROLE former; "
+            "CREATE SCHEMA renewed AUTHORIZATION former"
+        )
+    workshop.server("desk", tools=[tool("send_mail")])
+    config = workshop.config(store=of_user(server, "former"))
+    environment = os.environ | {"MCP_CONTEXT_PROXY_TOKEN": TOKEN}
+    with (
+        http_proxy(config, auth=True, env=environment) as proxy,
+        psycopg.connect(server.url, autocommit=True) as connection,
+    ):
+        until_ready(proxy.base)
+        connection.execute("ALTER ROLE former NOLOGIN")
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'former'")
+        order = {"json": {"tool": "desk__send_mail"}, "headers": {"authorization": f"Bearer {TOKEN}"}}
+        called = httpx2.post(f"{proxy.base}/api/v1/call", **order, timeout=30)
+        assert called.status_code == 200, called.text
+        workshop.config(store=of_user(server, "next"))
+
+        def counted() -> bool:
+            rows = connection.execute("SELECT sum(calls) FROM renewed.tool_usage").fetchone()
+            # One of its connections listens, and tells others of changes.
+            users = (
+                "SELECT count(*) FROM pg_stat_activity WHERE usename = 'next' AND query ~ 'LISTEN|pg_notify'"
+            )
+            return rows == (1,) and connection.execute(users).fetchone() == (1,)
+
+        await until(counted)
+        assert "need a restart" not in config.with_suffix(".log").read_text()
+
+
+def of_user(server: PostgresServer, name: str) -> dict[str, Any]:
+    url = server.url.replace("postgres@", f"{name}@")
+    return {"url": url, "namespace": "renewed", "timeout_seconds": TIMEOUT}
 
 
 def test_one_replica_at_a_time_deletes_old_rows(server: PostgresServer) -> None:

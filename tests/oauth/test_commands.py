@@ -84,11 +84,11 @@ async def test_a_login_tells_first_where_it_leads_what_it_asks_for_and_what_has_
     protected: Protected, tmp_path: Path, changed: bool
 ) -> None:
     path = configuration(tmp_path, protected)
-    protected.scopes = "read write"
+    protected.scopes, protected.issuer.given_scope = "read write", "read"
     config = server_config(protected)
     before = await logged_in(config)
     if changed:
-        before = msgspec.structs.replace(before, issuer="https://old.example", scope="read")
+        before = msgspec.structs.replace(before, issuer="https://old.example", asked=None)
     CredentialFile(config).write(before)
     told, _, _ = (await offered(path, warned := tmp_path / "stderr")).partition("Open this address")
 

@@ -4,6 +4,7 @@ import json
 import stat
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected, protected_server
@@ -195,6 +196,53 @@ async def test_a_token_with_more_scopes_than_were_asked_for_is_told(
     await logged_in(server_config(protected, scope="read"))
 
     assert "scopes that nobody asked for: admin" in caplog.text
+
+
+async def test_a_client_is_registered_for_the_configured_scopes(protected: Protected) -> None:
+    """Else a login with more than the server asks for ends with ``invalid_scope``."""
+    protected.scopes = "read"
+    credentials = await logged_in(server_config(protected, scope="read write"))
+
+    (client,) = protected.issuer.clients.values()
+    assert client.scope == credentials.asked == "read write"
+
+
+async def test_no_more_scopes_are_asked_for_than_the_client_was_registered_for(protected: Protected) -> None:
+    protected.scopes, protected.issuer.registers_scope = "read offline_access", "read profile"
+
+    assert (await logged_in(server_config(protected))).asked == "read"
+
+
+@pytest.mark.parametrize("method", ["client_secret_basic", "client_secret_post"])
+async def test_the_secret_of_a_client_is_sent_where_its_issuer_takes_it(
+    protected: Protected, method: str
+) -> None:
+    """Many issuers take it in the header or in the form alone, and say at registration nothing about it."""
+    protected.issuer.registers_method = method
+    config = server_config(protected)
+    credentials = await logged_in(config)
+    protected.issuer.expire_all()
+
+    assert await fetched(config) != 401
+    assert protected.issuer.granted == ["authorization_code", "refresh_token"]
+    assert credentials.client_secret is not None
+
+
+@pytest.mark.parametrize("resource", ["", "api://notes", None])
+async def test_requests_for_tokens_name_the_configured_resource(
+    protected: Protected, resource: str | None
+) -> None:
+    """Microsoft Entra ID refuses one that is not that of the scopes."""
+    config = server_config(protected, **({} if resource is None else {"resource": resource}))
+    await logged_in(config)
+    named = protected.url if resource is None else resource or None
+    assert protected.issuer.resources == [named]
+    assert dict(parse_qsl(protected.issuer.sent)).get("resource") == named
+    protected.issuer.expire_all()
+    with suppress(LoginRequiredError):  # this server takes its own resource alone
+        await fetched(config)
+    assert protected.issuer.granted == ["authorization_code", "refresh_token"]
+    assert dict(parse_qsl(protected.issuer.sent)).get("resource") == named
 
 
 async def test_a_running_proxy_does_not_follow_to_another_issuer(protected: Protected) -> None:

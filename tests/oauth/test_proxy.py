@@ -111,19 +111,22 @@ async def test_a_login_that_ends_at_run_time_is_reported_to_the_model_and_others
         assert (await _called(proxy))["content"][0]["text"] == "someone"
 
 
-async def test_a_missing_scope_is_reported_with_the_setting_that_names_it(
-    protected: Protected, tmp_path: Path
+@pytest.mark.parametrize("needs", ['"files:write"', "files:write"])
+async def test_a_missing_scope_is_reported_with_the_setting_that_has_it_beside_the_others(
+    protected: Protected, tmp_path: Path, needs: str
 ) -> None:
+    protected.scopes = "read offline_access"
     config = load(configuration(tmp_path, protected), environ={})
     await logged_in(config.servers["locked"])
     async with open_proxy(config) as proxy:
         await proxy.wait_first_connect()
         await _called(proxy)
-        protected.needs = "files:write"
+        protected.needs = needs
         told = await Host(proxy, "modern").call("locked__whoami")
 
     assert told["isError"]
-    for part in ("'files:write'", "oauth.scope under servers.locked", "mcp-context-proxy login locked"):
+    setting = 'oauth.scope = "read offline_access files:write" under servers.locked'
+    for part in ("'files:write'", setting, "mcp-context-proxy login locked"):
         assert part in told["content"][0]["text"]
 
 

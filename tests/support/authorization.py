@@ -6,6 +6,7 @@ turn its switches while it runs.
 
 import base64
 import contextlib
+import json
 import secrets
 import socket
 import time
@@ -61,6 +62,12 @@ class Issuer:
     registers: bool = True
     registered: dict[str, Any] | None = None
     """Its answer to every registration instead of a client."""
+    registers_scope: str | None = None
+    """The scopes for which it registers every client, whatever was asked for."""
+    registers_method: str | None = None
+    """The place of a secret at which it takes those of clients, without a word about it."""
+    resources: list[str | None] = field(default_factory=list)
+    """The resource that each login named."""
     refuses: bool = False
     refusal: str | None = None
     """The words in which it refuses."""
@@ -88,11 +95,16 @@ class Issuer:
         return self.clients.get(client_id)
 
     async def register_client(self, client_info: OAuthClientInformationFull) -> None:
+        client_info.scope = self.registers_scope or client_info.scope
+        client_info.token_endpoint_auth_method = (
+            self.registers_method or client_info.token_endpoint_auth_method
+        )
         if not self.registers:
             raise RegistrationError("invalid_client_metadata", "clients are registered by its operator")
         self.clients[client_info.client_id] = client_info
 
     async def authorize(self, client: OAuthClientInformationFull, params: AuthorizationParams) -> str:
+        self.resources.append(params.resource)
         if self.refuses:
             told = {"error": "access_denied", "error_description": self.refusal, "state": params.state}
             return construct_redirect_uri(str(params.redirect_uri), **told)
@@ -191,7 +203,12 @@ class Issuer:
     async def register(self, request: Request) -> Response:
         if self.registered is not None:
             return JSONResponse(self.registered, 201)
-        return await RegistrationHandler(self, ClientRegistrationOptions(enabled=True)).handle(request)
+        answer = await RegistrationHandler(self, ClientRegistrationOptions(enabled=True)).handle(request)
+        if self.registers_method is None:
+            return answer
+        said = json.loads(bytes(answer.body))
+        del said["token_endpoint_auth_method"]
+        return JSONResponse(said, 201)
 
     async def metadata(self, request: Request) -> Response:
         del request
@@ -235,7 +252,7 @@ class Protected:
     url: str
     calls: list[str] = field(default_factory=list)
     needs: str = ""
-    """A scope that no login has."""
+    """A scope that no login has, as a header writes it."""
     metadata: tuple[bytes, str] | None = None
     """Content and type that it serves as its metadata instead of the true ones."""
     scopes: str = ""
@@ -292,7 +309,7 @@ class StepUp:
             said = f'Bearer scope="{self._made.scopes}"'
             await Response(status_code=401, headers={"WWW-Authenticate": said})(scope, receive, send)
         elif scope["type"] == "http" and self._made.needs:
-            said = f'Bearer error="insufficient_scope", scope="{self._made.needs}"'
+            said = f'Bearer error="insufficient_scope", scope={self._made.needs}'
             await Response(status_code=403, headers={"WWW-Authenticate": said})(scope, receive, send)
         else:
             await self._app(scope, receive, send)
