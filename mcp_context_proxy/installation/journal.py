@@ -33,7 +33,7 @@ from msgspec.structs import asdict
 
 from mcp_context_proxy.catalog.names import turned_off_by
 from mcp_context_proxy.config import load
-from mcp_context_proxy.config.hosts import servers_place
+from mcp_context_proxy.config.hosts import SWITCHES, servers_place
 from mcp_context_proxy.config.source import parse, plain
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HOST_PLACES, about, read_text
@@ -544,9 +544,9 @@ def _in_host_file(file: Path, text: str, tables: Any, server: str, tool: str | N
     found = entries("json", text, place).get(server)
     if not isinstance(found, dict):
         raise EditError(f"there is no server {server} in {file}")
-    entry = {key: value for key, value in found.items() if key not in {"enabled", "disabled"}}
+    entry = {key: value for key, value in found.items() if key not in SWITCHES}
     if tool is None:
-        if (found.get("enabled") is False or found.get("disabled") is True) is not enabled:
+        if any(found.get(key) is off for key, off in SWITCHES.items()) is not enabled:
             return text
         entry |= {} if enabled else {"disabled": True}
     else:

@@ -27,6 +27,7 @@ from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import (
     DISABLED_SERVERS,
     RULE_TABLES,
+    SWITCHES,
     converted,
     dialect_of,
     from_host,
@@ -47,9 +48,10 @@ from mcp_context_proxy.system import matches
 CARRIED: Final = frozenset(
     {
         *("command", "cmd", "args", "env", "environment", "envs", "env_keys", "env_vars", "cwd", "type"),
+        *("working_directory", "baseUrl"),
         *("url", "uri", "serverUrl", "httpUrl", "headers", "http_headers", "env_http_headers", "transport"),
         *("bearer_token_env_var", "requestOptions", "startup_timeout_sec", "tool_timeout_sec"),
-        *("enabled", "disabled", "includeTools", "excludeTools", "enabledTools", "enabled_tools"),
+        *(*SWITCHES, "includeTools", "excludeTools", "enabledTools", "enabled_tools"),
         *("disabledTools", "disabled_tools", "available_tools", "tools", "alwaysAllow", "autoApprove"),
         *("name", "display_name", "description", "source", "bundled", "config", "alwaysLoad", "gallery"),
         *("version", "schema", "alwaysLoadTools", "toolPermissions", "transportType"),
@@ -227,6 +229,8 @@ _ONLY_THERE: Final = {
     "sandboxEnabled": "its host runs it in a sandbox, which there is not here",
     "environment_id": "its host runs it on another machine",
     "experimental_environment": "its host runs it on another machine",
+    "remote": "its host runs it on another machine",
+    "socket": "its host reaches it through a socket",
 }
 """Keys of entries with which only their host can start or reach a server, and the reason."""
 _NOTHING: Final = (None, False, "", "local", "oauth")
@@ -287,16 +291,14 @@ def _needs_host(
             continue
         for problem in expand(text, environ).problems:
             if problem.variable:
-                notes.append(
-                    f"{name}: {problem.variable} is not set here; set it where hosts are started, or the "
-                    f"server is off"
-                )
+                unset = f"{name}: {problem.variable} is not set here; set it where hosts are started, or the "
+                notes += {f"{unset}server is off"}.difference(notes)
             else:
                 yield f"{dotted(path)}: {problem.message}"
 
 
-_ONLY_HOST: Final = re.compile(r"\$\{\{[^}]*\}\}|\{file:[^}]*\}|\$\{file:[^}]*\}")
-"""A value that a host looks up: a secret of Continue, or a file of opencode or Windsurf."""
+_ONLY_HOST: Final = re.compile(r"\$\{\{[^}]*\}\}|\{\{\w+\}\}|\{file:[^}]*\}|\$\{file:[^}]*\}")
+"""A value that a host looks up: a secret of Continue, a person of LibreChat, or a file of opencode or Windsurf."""
 
 
 def _texts(table: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
