@@ -355,7 +355,7 @@ def list_tokens(config: Config, as_json: bool) -> None:
         return
     console = results()
     if not tokens:
-        console.say("There are no named tokens. `mcp-context-proxy token add NAME` adds one.")
+        console.say("There are no named tokens. 'mcp-context-proxy token add NAME' adds one.")
         return
     rows = [("name", "role", "may reach", "created", "expires")]
     for one in tokens:

@@ -154,10 +154,8 @@ def _goose(entry: dict[str, Any]) -> Converted:
     if "uri" in entry:
         # Goose has variables of an address for that alone, and knows no others there.
         env = entry.pop("env", {})
-        for key in ("uri", "headers"):
-            entry[key] = _each_text(
-                entry.get(key, {}), lambda text: _REFERENCE.sub(lambda one: str(env.get(one[1], one[0])), text)
-            )
+        held = {key: entry[key] for key in ("uri", "headers") if key in entry}
+        entry |= _each_text(held, lambda text: _REFERENCE.sub(lambda one: str(env.get(one[1], one[0])), text))
     if not entry.get("available_tools"):
         entry.pop("available_tools", None)
     names = {"cmd": "command", "uri": "url", "timeout": "call_timeout", "available_tools": "includeTools"}

@@ -135,7 +135,8 @@ def _expanded(path: str, environ: Mapping[str, str], platform: str) -> Path:
     return home / named[2:] if named.startswith("~/") else Path(named)
 
 
-_CLINE: Final = "{config}/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"
+_EXTENSIONS: Final = "{config}/Code/User/globalStorage"
+_CLINE: Final = f"{_EXTENSIONS}/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"
 
 _OPENCODES: Final = ("opencode.json", "opencode.jsonc", "config.json")
 """Files that opencode reads together, the last of them from its first versions."""
@@ -286,6 +287,44 @@ _HOSTS: Final = (
         title="Antigravity",
         files={"any": ("~/.gemini/config/mcp_config.json", "~/.gemini/antigravity/mcp_config.json")},
         restart="start a new session, or press Refresh under Manage MCP Servers",
+    ),
+    HostPlace(
+        name="amp",
+        title="Amp",
+        files={"any": ("${AMP_SETTINGS_FILE:-~/.config/amp/settings.json}",)},
+        place=("amp.mcpServers",),
+    ),
+    HostPlace(
+        name="crush",
+        title="Crush",
+        files={"any": ("${CRUSH_GLOBAL_CONFIG:-~/.config/crush}/crush.json",)},
+        place=("mcp",),
+        entry={"type": "stdio", **_COMMON},
+    ),
+    HostPlace(
+        name="droid",
+        title="Droid",
+        files={"any": ("~/.factory/mcp.json",)},
+        entry={"type": "stdio", **_COMMON},
+    ),
+    HostPlace(
+        name="kilo-code",
+        title="Kilo Code",
+        files={"any": tuple(f"~/.config/kilo/{name}" for name in ("kilo.jsonc", "kilo.json"))},
+        place=("mcp",),
+        entry={"type": "local", "command": _WORDS},
+    ),
+    HostPlace(
+        name="roo-code",
+        title="Roo Code",
+        files={"any": (f"{_EXTENSIONS}/rooveterinaryinc.roo-cline/settings/mcp_settings.json",)},
+        restart="nothing to do: it notices the change",
+    ),
+    HostPlace(
+        name="warp",
+        title="Warp",
+        files={"any": ("~/.warp/.mcp.json",)},
+        restart="nothing to do: it notices the change",
     ),
 )
 

@@ -298,7 +298,7 @@ def _needs_host(
 
 
 _ONLY_HOST: Final = re.compile(r"\$\{\{[^}]*\}\}|\{\{\w+\}\}|\{file:[^}]*\}|\$\{file:[^}]*\}")
-"""A value that a host looks up: a secret of Continue, a person of LibreChat, or a file of opencode or Windsurf."""
+"""A value that a host looks up: a secret of Continue, a person of LibreChat, or a file."""
 
 
 def _texts(table: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:

@@ -22,6 +22,12 @@ const HOSTS = [
   ["jetbrains", "Copilot in JetBrains IDEs"],
   ["kiro", "Kiro"],
   ["antigravity", "Antigravity"],
+  ["amp", "Amp"],
+  ["crush", "Crush"],
+  ["droid", "Droid"],
+  ["kilo-code", "Kilo Code"],
+  ["roo-code", "Roo Code"],
+  ["warp", "Warp"],
 ];
 
 takeToken();
