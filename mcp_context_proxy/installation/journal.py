@@ -497,14 +497,16 @@ def _switched(file: Path, text: str, server: str, tool: str | None, enabled: boo
 
 
 def _still_off(file: Path, server: str, tool: str | None, enabled: bool) -> str | None:
-    """Return a sentence about the setting that turns off a tool that was just turned on."""
-    if not enabled or tool is None:
+    """Return a sentence about the setting that keeps off what was just turned on."""
+    if not enabled:
         return None
     try:
-        config = load(file, warn=lambda _text: None).servers.get(server)
+        loaded = load(file, warn=lambda _text: None)
     except ConfigError:
         return None
-    if config is None:
+    if (mistake := loaded.off.get(server)) is not None:
+        return f"the server stays off until this is corrected: {mistake}"
+    if tool is None or (config := loaded.servers.get(server)) is None:
         return None
     if not config.enabled:
         return f"its server {server} is turned off"
