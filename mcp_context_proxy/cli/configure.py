@@ -410,7 +410,7 @@ def import_command(
     with about(file):
         text = read_text(file)
         if text is None:
-            other = "nothing is there to copy" if host else f"give one of: {', '.join(HOST_PLACES)}, or a file"
+            other = "nothing to copy" if host else f"give one of: {', '.join(HOST_PLACES)}, or a file"
             raise InstallError(f"{file} does not exist; {other}")
         form = host.form if host else FORMS.get(file.suffix.lower(), "json")
         origin = source if host else file.stem.lstrip(".")
