@@ -238,7 +238,7 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
 Warn: TypeAlias = Callable[[str], None]
 """Receives a sentence about an entry that is skipped without being a mistake."""
 
-_FIELDS: Final = {
+FIELDS: Final = {
     "command": "command",
     "args": "args",
     "env": "env",
@@ -263,7 +263,7 @@ _TRANSPORTS: Final = {
     "remote": "http",
     "sse": "sse",
 }
-_TOOL_LISTS: Final = {
+TOOL_LISTS: Final = {
     "includeTools": "allow",  # Gemini CLI
     "enabledTools": "allow",
     "enabled_tools": "allow",  # Codex
@@ -273,7 +273,7 @@ _TOOL_LISTS: Final = {
     "disabled_tools": "deny",  # Codex
 }
 """Lists of tools in an entry, with their names here."""
-_APPROVALS: Final = ("alwaysAllow", "autoApprove", "tools")
+APPROVALS: Final = ("alwaysAllow", "autoApprove", "tools")
 """Tools that a host calls without asking, or, in Codex, after asking; it is the host that asks."""
 DISABLED_SERVERS: Final = "disabledMcpServers"
 ALLOWED_SERVERS: Final[tuple[tuple[str, ...], ...]] = (("mcp", "allowed"), ("allowMCPServers",))
@@ -420,7 +420,7 @@ def _entry(
 ) -> dict[str, Any]:
     server: dict[str, Any] = {}
     for key, value in entry.items():
-        if (ours := _FIELDS.get(key)) and value is not None:
+        if (ours := FIELDS.get(key)) and value is not None:
             server[ours] = _texts(value) if ours in ("env", "headers") else value
             source.origins[*path, ours] = (*place, key)
     for key, off in SWITCHES.items():
@@ -449,7 +449,7 @@ def _tool_lists(
 
     A list that cannot be read is a mistake, not ignored.
     """
-    for key, ours in _TOOL_LISTS.items():
+    for key, ours in TOOL_LISTS.items():
         value, written = common.entry.get(key), (*place, *common.places.get(key, (key,)))
         leaves_out_none = value is None or (ours == "allow" and value == ["*"])
         if leaves_out_none or (key == "tools" and not isinstance(value, list)):
@@ -547,7 +547,7 @@ def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:
 
 def _approvals(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> Iterator[str]:
     """Yield for a person which tools a host calls without asking, which is not carried over."""
-    for key in _APPROVALS:
+    for key in APPROVALS:
         value = entry.get(key)
         if key == "tools":  # a list of them says what is allowed, as above
             tools = value.items() if isinstance(value, dict) else ()

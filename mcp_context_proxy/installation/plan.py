@@ -25,9 +25,12 @@ from mcp_context_proxy.config import ServerConfig, default_path
 from mcp_context_proxy.config.forms import read_value
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import (
+    APPROVALS,
     DISABLED_SERVERS,
+    FIELDS,
     RULE_TABLES,
     SWITCHES,
+    TOOL_LISTS,
     converted,
     dialect_of,
     from_host,
@@ -47,14 +50,12 @@ from mcp_context_proxy.system import matches
 
 CARRIED: Final = frozenset(
     {
-        *("command", "cmd", "args", "env", "environment", "envs", "env_keys", "env_vars", "cwd", "type"),
-        *("working_directory", "baseUrl"),
-        *("url", "uri", "serverUrl", "httpUrl", "headers", "http_headers", "env_http_headers", "transport"),
-        *("bearer_token_env_var", "requestOptions", "startup_timeout_sec", "tool_timeout_sec"),
-        *(*SWITCHES, "includeTools", "excludeTools", "enabledTools", "enabled_tools"),
-        *("disabledTools", "disabled_tools", "available_tools", "tools", "alwaysAllow", "autoApprove"),
-        *("name", "display_name", "description", "source", "bundled", "config", "alwaysLoad", "gallery"),
-        *("version", "schema", "alwaysLoadTools", "toolPermissions", "transportType"),
+        *(*FIELDS, *SWITCHES, *TOOL_LISTS, *APPROVALS),
+        *("cmd", "environment", "envs", "env_keys", "env_vars", "uri", "httpUrl", "requestOptions"),
+        *("http_headers", "env_http_headers", "bearer_token_env_var", "transportType", "available_tools"),
+        *("startup_timeout_sec", "tool_timeout_sec", "name", "display_name", "description", "source"),
+        *("bundled", "config", "alwaysLoad", "alwaysLoadTools", "gallery", "version", "schema"),
+        "toolPermissions",
     }
 )
 """Keys of entries that are carried over, are told by a remark, or mean nothing outside their host."""
