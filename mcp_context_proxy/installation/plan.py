@@ -437,8 +437,7 @@ def plan(
     written = found.written
     entry = dict(written[entry_name]) if before else host.entry_for(command)
     program = Path(str(found.ours[before].get("command"))) if before and own else None
-    if program is not None and program.is_absolute() and not program.exists():
-        # That of a version before, which a person has removed with its folder.
+    if program is not None and program.is_absolute() and not _starts(program):
         entry = _with_program(entry, command[: command.index("serve")])
     entry = entry if host.named is None else host.named(entry, variables)
     insert = {entry_name: entry} if own and entry != written.get(entry_name) else {}
@@ -455,6 +454,12 @@ def plan(
         moved |= {before: written[before]} if before and own else {}
         change = FileChange(file, text, after)
     return HostPlan(host, change, place, entry_name, moved, added, found.staying, found.notes)
+
+
+def _starts(program: Path) -> bool:
+    """Return False for a program that is gone with its folder, or whose Python is, as after its update."""
+    python = program.resolve().with_name("python")
+    return program.exists() and (python.exists() or not python.is_symlink())
 
 
 def allowing(host: HostPlace, text: str, name: str, *, wanted: bool = True) -> str:
