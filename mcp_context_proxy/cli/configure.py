@@ -355,7 +355,7 @@ def list_tokens(config: Config, as_json: bool) -> None:
         return
     console = results()
     if not tokens:
-        console.say("There are no named tokens. `mcp-context-proxy token add NAME` adds one.")
+        console.say("There are no named tokens. 'mcp-context-proxy token add NAME' adds one.")
         return
     rows = [("name", "role", "may reach", "created", "expires")]
     for one in tokens:
@@ -410,7 +410,8 @@ def import_command(
     with about(file):
         text = read_text(file)
         if text is None:
-            raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(HOST_PLACES)}")
+            other = "nothing to copy" if host else f"give one of: {', '.join(HOST_PLACES)}, or a file"
+            raise InstallError(f"{file} does not exist; {other}")
         form = host.form if host else FORMS.get(file.suffix.lower(), "json")
         origin = source if host else file.stem.lstrip(".")
         rules = rules_of(host, text, os.environ) if host else {}

@@ -315,7 +315,7 @@ def profiles(proxy: Proxy) -> Iterator[Verdict]:
         yield from (replace(one, subject=about) for one in _missing(proxy, settings))
         for preset in settings.presets:
             if preset not in saved:
-                remedy = f"`mcp-context-proxy session save {preset}` saves one"
+                remedy = f"'mcp-context-proxy session save {preset}' saves one"
                 yield Verdict(Level.WARNING, about, f"there is no preset {preset!r}", remedy)
     if config.audit.files == 1:
         text = "audit.files = 1 counts as 2: the oldest records are merged with the next ones, not deleted"

@@ -543,10 +543,10 @@ def _switch_alone(source: AnswerSource, name: str, enabled: bool) -> dict[str, A
 
     config = source.config
     server, _, tool = name.partition("__")
-    if server not in config.servers:
+    if server not in config.servers | config.off:
         unknown = unknown_server(server, config).message
         raise click.UsageError(f"{unknown}. While no proxy runs, a tool is named SERVER__TOOL")
-    known_tools = _last_known_tools(config, server) if tool else []
+    known_tools = _last_known_tools(config, server) if tool and server in config.servers else []
     if known_tools and not any(matches(tool, one) for one in known_tools):
         near = " or ".join(f"{server}__{one}" for one in nearest_names(tool, known_tools))
         meant = f"; did you mean {near}?" if near else ""

@@ -155,7 +155,7 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
             stop = "run mcp-context-proxy stop"
             how = f"For one beside your hosts, write `api_port = 8766` under [http] in {file}, and {stop}"
         raise click.ClickException(
-            f"no page is served at {' or '.join(bases)}. {how}. `mcp-context-proxy serve --http` serves one "
+            f"no page is served at {' or '.join(bases)}. {how}. 'mcp-context-proxy serve --http' serves one "
             "without a host; --port names another port"
         )
     if other is not None:

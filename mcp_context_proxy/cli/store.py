@@ -119,14 +119,15 @@ def export(config: Config, file: Path | None) -> None:
     from mcp_context_proxy.learning import exported
 
     with _opened(config) as (tier, _, _, _):
-        text = b"".join(line + b"\n" for line in exported(tier.pairs))
+        lines = [line + b"\n" for line in exported(tier.pairs)]
     if file is None:
-        click.echo(text, nl=False)
+        click.echo(b"".join(lines), nl=False)
         return
     try:
-        write_private(file, text)
+        write_private(file, lines)
     except OSError as error:
         raise DataFileError(file, None, f"it cannot be written ({error.strerror or error})") from None
+    results().say(f"Wrote {counted(len(lines), 'pair')} to {file}.")
 
 
 @learning_command.command("import")

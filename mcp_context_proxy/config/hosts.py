@@ -43,6 +43,7 @@ PLACES: Final[tuple[tuple[tuple[str, ...], Dialect], ...]] = (
 
 _OPENCODE_VARIABLE: Final = pattern(r"\{env:([A-Za-z_]\w*)\}")
 _DOLLAR: Final = pattern(r"\$([A-Za-z_]\w*)")
+_REFERENCE: Final = pattern(r"\$\{?([A-Za-z_]\w*)\}?")
 _BUILT_IN: Final = frozenset({"builtin", "platform", "frontend", "inline_python"})
 _LITERAL: Final = pattern(r"\$(?=\{)")
 
@@ -70,7 +71,9 @@ def converted(dialect: Dialect, entry: Mapping[str, Any]) -> Converted:
             text = text.replace(variable, value)
         return text
 
-    return _CONVERTERS[dialect](_each_text(dict(entry), known))
+    # Jan writes an empty command beside each url.
+    said = {key: one for key, one in entry.items() if one or key not in ("command", "url")}
+    return _CONVERTERS[dialect](_each_text(said or dict(entry), known))
 
 
 def dialect_of(place: KeyPath, source: ConfigSource) -> Dialect:
@@ -148,6 +151,11 @@ def _goose(entry: dict[str, Any]) -> Converted:
     if envs := _table(entry, "envs"):
         entry["env"] = envs
     entry = _handing_over("env_keys", entry)
+    if "uri" in entry:
+        # Goose has variables of an address for that alone, and knows no others there.
+        env = entry.pop("env", {})
+        held = {key: entry[key] for key in ("uri", "headers") if key in entry}
+        entry |= _each_text(held, lambda text: _REFERENCE.sub(lambda one: str(env.get(one[1], one[0])), text))
     if not entry.get("available_tools"):
         entry.pop("available_tools", None)
     names = {"cmd": "command", "uri": "url", "timeout": "call_timeout", "available_tools": "includeTools"}
@@ -230,19 +238,23 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
 Warn: TypeAlias = Callable[[str], None]
 """Receives a sentence about an entry that is skipped without being a mistake."""
 
-_FIELDS: Final = {
+FIELDS: Final = {
     "command": "command",
     "args": "args",
     "env": "env",
     "cwd": "cwd",
+    "working_directory": "cwd",
     "url": "url",
     "serverUrl": "url",
+    "baseUrl": "url",
     "headers": "headers",
     "type": "transport",
     "transport": "transport",
     "connect_timeout": "connect_timeout",
     "call_timeout": "call_timeout",
 }
+SWITCHES: Final = {"enabled": False, "disabled": True, "active": False, "isActive": False}
+"""Keys of an entry that turn its server off, with the value that does."""
 _TRANSPORTS: Final = {
     "stdio": "stdio",
     "local": "stdio",
@@ -251,7 +263,7 @@ _TRANSPORTS: Final = {
     "remote": "http",
     "sse": "sse",
 }
-_TOOL_LISTS: Final = {
+TOOL_LISTS: Final = {
     "includeTools": "allow",  # Gemini CLI
     "enabledTools": "allow",
     "enabled_tools": "allow",  # Codex
@@ -261,7 +273,7 @@ _TOOL_LISTS: Final = {
     "disabled_tools": "deny",  # Codex
 }
 """Lists of tools in an entry, with their names here."""
-_APPROVALS: Final = ("alwaysAllow", "autoApprove", "tools")
+APPROVALS: Final = ("alwaysAllow", "autoApprove", "tools")
 """Tools that a host calls without asking, or, in Codex, after asking; it is the host that asks."""
 DISABLED_SERVERS: Final = "disabledMcpServers"
 ALLOWED_SERVERS: Final[tuple[tuple[str, ...], ...]] = (("mcp", "allowed"), ("allowMCPServers",))
@@ -272,13 +284,14 @@ _EXCLUDED_SERVERS: Final[tuple[KeyPath, ...]] = (
 """Lists of servers beside the entries. Gemini CLI takes no notice of upper and lower case in them."""
 _RULES: Final[tuple[tuple[Dialect, tuple[str, ...], str], ...]] = (
     *(("common", ("permissions", decision), "mcp__{}__") for decision in ("allow", "ask", "deny")),
+    *(("common", ("amp.tools.disable",), form) for form in ("mcp__{}__", "")),
     ("opencode", ("tools",), "{}_"),
     ("opencode", ("permission",), "{}_"),  # since 1.1
     ("zed", ("agent", "tool_permissions", "tools"), "mcp:{}:"),
 )
 """Places of rules about tools beside the entries, with the beginning of the name that a tool has in them.
-The last rule for a tool counts. Those of the common form are Claude Code's."""
-_DECISIONS: Final[Mapping[str | bool, str]] = {False: "deny", "confirm": "ask"}
+The last rule for a tool counts. Those of the common form are Claude Code's and Amp's."""
+_DECISIONS: Final[Mapping[str | bool, str]] = {False: "deny", "confirm": "ask", "amp.tools.disable": "deny"}
 """Decisions of rules that are spelt otherwise than `_RULED` has them."""
 _RULED: Final[Mapping[str, str]] = {
     "deny": "is carried over as deny",
@@ -407,12 +420,12 @@ def _entry(
 ) -> dict[str, Any]:
     server: dict[str, Any] = {}
     for key, value in entry.items():
-        if (ours := _FIELDS.get(key)) and value is not None:
+        if (ours := FIELDS.get(key)) and value is not None:
             server[ours] = _texts(value) if ours in ("env", "headers") else value
             source.origins[*path, ours] = (*place, key)
-    for key in ("enabled", "disabled"):
+    for key, off in SWITCHES.items():
         if isinstance(entry.get(key), bool) and server.get("enabled") is not False:
-            server["enabled"] = entry[key] is (key == "enabled")
+            server["enabled"] = entry[key] is not off
             source.origins[*path, "enabled"] = (*place, key)
     # Hosts spell the name of the transport in many ways, or leave it out.
     if (written := server.pop("transport", None)) is not None:
@@ -436,7 +449,7 @@ def _tool_lists(
 
     A list that cannot be read is a mistake, not ignored.
     """
-    for key, ours in _TOOL_LISTS.items():
+    for key, ours in TOOL_LISTS.items():
         value, written = common.entry.get(key), (*place, *common.places.get(key, (key,)))
         leaves_out_none = value is None or (ours == "allow" and value == ["*"])
         if leaves_out_none or (key == "tools" and not isinstance(value, list)):
@@ -509,6 +522,8 @@ def _ruled(tables: Mapping[str, Any], dialect: Dialect, written: str) -> dict[st
 
 def _tools_of(rule: str, begin: str) -> Iterator[str]:
     """Yield globs of the tools whose names, after `begin`, a rule matches."""
+    if not begin and not rule.startswith(("mcp__", "builtin:")):
+        yield rule  # Amp: a tool of any server
     if f"{rule}__" == begin:
         yield "*"  # Claude Code: the server as a whole
     for cut in range(1, len(rule) + 1):
@@ -532,7 +547,7 @@ def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:
 
 def _approvals(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> Iterator[str]:
     """Yield for a person which tools a host calls without asking, which is not carried over."""
-    for key in _APPROVALS:
+    for key in APPROVALS:
         value = entry.get(key)
         if key == "tools":  # a list of them says what is allowed, as above
             tools = value.items() if isinstance(value, dict) else ()

@@ -28,6 +28,8 @@ _ARGS: Final = "{args}"
 """Stand in the entry of a host for the words of a command, for its first word, and for all others."""
 
 _COMMON: Final[dict[str, Any]] = {"command": _PROGRAM, "args": _ARGS}
+_STDIO: Final = {"type": "stdio", **_COMMON}
+_NOTICES: Final = "nothing to do: it notices the change"
 
 
 def _named_for_codex(entry: Mapping[str, Any], variables: Mapping[str, bool]) -> dict[str, Any]:
@@ -52,10 +54,11 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     """Name on our command line."""
     title: str = ""
     """Name that people know; without one, it is that of its profile."""
-    files: Mapping[str, tuple[str, ...]]
-    """Paths by platform (``linux``, ``darwin``, ``win32``, or ``any``): the first that exists is used, else
-    the first whose folder exists, else the first. ``~`` is the home folder, ``{config}`` the folder of
-    settings of that platform."""
+    files: tuple[str, ...]
+    """Paths of which the first that exists is used, else the first whose folder exists, else the first. ``~``
+    is the home folder, ``{config}`` the folder of settings of the platform."""
+    files_on: Mapping[str, tuple[str, ...]] = {}
+    """Paths on a platform (``darwin``, ``win32``) on which they are others."""
     place: Place = ("mcpServers",)
     newer: Place | None = None
     """Place in files of a newer version, which is taken where it has tables already."""
@@ -98,7 +101,7 @@ class HostPlace(Struct, frozen=True, kw_only=True):
         return [file for files in found for file in sorted(files) if file != chosen]
 
     def _known(self, platform: str) -> tuple[str, ...]:
-        return self.files.get(platform) or self.files.get("any") or self.files["linux"]
+        return self.files_on.get(platform, self.files)
 
     def place_in(self, text: str) -> Place:
         with suppress(EditError):
@@ -135,7 +138,8 @@ def _expanded(path: str, environ: Mapping[str, str], platform: str) -> Path:
     return home / named[2:] if named.startswith("~/") else Path(named)
 
 
-_CLINE: Final = "{config}/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"
+_EXTENSIONS: Final = "{config}/Code/User/globalStorage"
+_CLINE: Final = f"{_EXTENSIONS}/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"
 
 _OPENCODES: Final = ("opencode.json", "opencode.jsonc", "config.json")
 """Files that opencode reads together, the last of them from its first versions."""
@@ -146,12 +150,12 @@ _VSCODES: Final = ("Code", "Code - Insiders", "VSCodium")
 _HOSTS: Final = (
     HostPlace(
         name="claude-desktop",
-        files={"any": ("{config}/Claude/claude_desktop_config.json",)},
+        files=("{config}/Claude/claude_desktop_config.json",),
         restart="quit it and open it again",
     ),
     HostPlace(
         name="claude-code",
-        files={"any": ("${CLAUDE_CONFIG_DIR:-~}/.claude.json",)},
+        files=("${CLAUDE_CONFIG_DIR:-~}/.claude.json",),
         rules="${CLAUDE_CONFIG_DIR:-~/.claude}/settings.json",
         # Without the last key, as below for Qwen Code, the model would search twice: in the host, then here.
         entry={"type": "stdio", **_COMMON, "alwaysLoad": True},
@@ -159,33 +163,33 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="cursor",
-        files={"any": ("~/.cursor/mcp.json",)},
+        files=("~/.cursor/mcp.json",),
         restart="restart it, or turn the server on under Settings, MCP",
     ),
     HostPlace(
         name="vscode",
-        files={"any": tuple(f"{{config}}/{name}/User/mcp.json" for name in _VSCODES)},
+        files=tuple(f"{{config}}/{name}/User/mcp.json" for name in _VSCODES),
         profiles=tuple(f"{{config}}/{name}/User/profiles/*/mcp.json" for name in _VSCODES),
         place=("servers",),
-        entry={"type": "stdio", **_COMMON},
+        entry=_STDIO,
         restart="run 'Developer: Reload Window'",
     ),
     HostPlace(
         name="windsurf",
         title="Windsurf",
-        files={"any": ("~/.codeium/windsurf/mcp_config.json",)},
+        files=("~/.codeium/windsurf/mcp_config.json",),
         restart="press Refresh in its MCP settings",
     ),
     HostPlace(
         name="codex",
-        files={"any": ("${CODEX_HOME:-~/.codex}/config.toml",)},
+        files=("${CODEX_HOME:-~/.codex}/config.toml",),
         place=("mcp_servers",),
         form="toml",
         named=_named_for_codex,
     ),
     HostPlace(
         name="gemini-cli",
-        files={"any": ("${GEMINI_CLI_HOME:-~}/.gemini/settings.json",)},
+        files=("${GEMINI_CLI_HOME:-~}/.gemini/settings.json",),
         switches="${GEMINI_CLI_HOME:-~}/.gemini/mcp-server-enablement.json",
         allowed=ALLOWED_SERVERS,
         named=_named_for_gemini,
@@ -194,43 +198,38 @@ _HOSTS: Final = (
     HostPlace(
         name="qwen-code",
         title="Qwen Code",
-        files={"any": ("${QWEN_HOME:-~/.qwen}/settings.json",)},
+        files=("${QWEN_HOME:-~/.qwen}/settings.json",),
         allowed=ALLOWED_SERVERS,
         entry={**_COMMON, "alwaysLoadTools": True},
     ),
     HostPlace(
         name="zed",
         title="Zed",
-        files={
-            "linux": ("{config}/zed/settings.json",),
-            "darwin": ("~/.config/zed/settings.json",),
-            "win32": ("{config}/Zed/settings.json",),
-        },
+        files=("{config}/zed/settings.json",),
+        files_on={"darwin": ("~/.config/zed/settings.json",), "win32": ("{config}/Zed/settings.json",)},
         place=("context_servers",),
         entry={"source": "custom", **_COMMON, "env": {}},
-        restart="nothing to do: it notices the change",
+        restart=_NOTICES,
     ),
     HostPlace(
         name="opencode",
-        files={"any": tuple(f"${{XDG_CONFIG_HOME:-~/.config}}/opencode/{name}" for name in _OPENCODES)},
+        files=tuple(f"${{XDG_CONFIG_HOME:-~/.config}}/opencode/{name}" for name in _OPENCODES),
         place=("mcp",),
         newer=("mcp", "servers"),
         entry={"type": "local", "command": _WORDS},
     ),
     HostPlace(
         name="cline",
-        files={"any": (_CLINE, "${CLINE_DATA_DIR:-~/.cline/data}/settings/cline_mcp_settings.json")},
+        files=(_CLINE, "${CLINE_DATA_DIR:-~/.cline/data}/settings/cline_mcp_settings.json"),
         # Without it, Cline waits three seconds for the first start, and then does without us.
         entry={**_COMMON, "timeout": 300},
-        restart="nothing to do: it notices the change",
+        restart=_NOTICES,
     ),
     HostPlace(
         name="goose",
         title="Goose",
-        files={
-            "any": ("~/.config/goose/config.yaml",),
-            "win32": ("{config}/Block/goose/config/config.yaml",),
-        },
+        files=("~/.config/goose/config.yaml",),
+        files_on={"win32": ("{config}/Block/goose/config/config.yaml",)},
         place=("extensions",),
         form="yaml",
         entry={
@@ -242,15 +241,10 @@ _HOSTS: Final = (
             "timeout": 300,
         },
     ),
-    HostPlace(
-        name="lm-studio",
-        title="LM Studio",
-        files={"any": ("~/.lmstudio/mcp.json",)},
-        restart="nothing to do: it notices the change",
-    ),
+    HostPlace(name="lm-studio", title="LM Studio", files=("~/.lmstudio/mcp.json",), restart=_NOTICES),
     HostPlace(
         name="continue",
-        files={"any": ("${CONTINUE_GLOBAL_DIR:-~/.continue}/config.yaml",)},
+        files=("${CONTINUE_GLOBAL_DIR:-~/.continue}/config.yaml",),
         form="yaml",
         listed=True,
         new_text="name: Local Config\nversion: 1.0.0\nschema: v1\n",
@@ -260,33 +254,55 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="copilot-cli",
-        files={"any": ("${COPILOT_HOME:-~/.copilot}/mcp-config.json",)},
+        files=("${COPILOT_HOME:-~/.copilot}/mcp-config.json",),
         rules="${COPILOT_HOME:-~/.copilot}/settings.json",
         entry={"type": "local", **_COMMON, "tools": ["*"]},
     ),
     HostPlace(
         name="jetbrains",
-        files={
-            "any": ("~/.config/github-copilot/intellij/mcp.json",),
-            "win32": ("~/AppData/Local/github-copilot/intellij/mcp.json",),
-        },
+        files=("~/.config/github-copilot/intellij/mcp.json",),
+        files_on={"win32": ("~/AppData/Local/github-copilot/intellij/mcp.json",)},
         place=("servers",),
-        entry={"type": "stdio", **_COMMON},
+        entry=_STDIO,
         restart="restart the IDE",
     ),
     HostPlace(
-        name="kiro",
-        title="Kiro",
-        files={"any": ("~/.kiro/settings/mcp.json",)},
-        signs=("~/.kiro",),
-        restart="nothing to do: it notices the change",
+        name="kiro", title="Kiro", files=("~/.kiro/settings/mcp.json",), signs=("~/.kiro",), restart=_NOTICES
     ),
     HostPlace(
         name="antigravity",
         title="Antigravity",
-        files={"any": ("~/.gemini/config/mcp_config.json", "~/.gemini/antigravity/mcp_config.json")},
+        files=("~/.gemini/config/mcp_config.json", "~/.gemini/antigravity/mcp_config.json"),
         restart="start a new session, or press Refresh under Manage MCP Servers",
     ),
+    HostPlace(
+        name="amp",
+        title="Amp",
+        files=("${AMP_SETTINGS_FILE:-~/.config/amp/settings.json}",),
+        place=("amp.mcpServers",),
+    ),
+    HostPlace(
+        name="crush",
+        title="Crush",
+        files=("${CRUSH_GLOBAL_CONFIG:-~/.config/crush}/crush.json",),
+        place=("mcp",),
+        entry=_STDIO,
+    ),
+    HostPlace(name="droid", title="Droid", files=("~/.factory/mcp.json",), entry=_STDIO),
+    HostPlace(
+        name="kilo-code",
+        title="Kilo Code",
+        files=tuple(f"~/.config/kilo/{name}" for name in ("kilo.jsonc", "kilo.json")),
+        place=("mcp",),
+        entry={"type": "local", "command": _WORDS},
+    ),
+    HostPlace(
+        name="roo-code",
+        title="Roo Code",
+        files=(f"{_EXTENSIONS}/rooveterinaryinc.roo-cline/settings/mcp_settings.json",),
+        restart=_NOTICES,
+    ),
+    HostPlace(name="warp", title="Warp", files=("~/.warp/.mcp.json",), restart=_NOTICES),
 )
 
 HOST_PLACES: Final[Mapping[str, HostPlace]] = {

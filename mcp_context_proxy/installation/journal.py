@@ -33,7 +33,7 @@ from msgspec.structs import asdict
 
 from mcp_context_proxy.catalog.names import turned_off_by
 from mcp_context_proxy.config import load
-from mcp_context_proxy.config.hosts import servers_place
+from mcp_context_proxy.config.hosts import SWITCHES, servers_place
 from mcp_context_proxy.config.source import parse, plain
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HOST_PLACES, about, read_text
@@ -497,14 +497,16 @@ def _switched(file: Path, text: str, server: str, tool: str | None, enabled: boo
 
 
 def _still_off(file: Path, server: str, tool: str | None, enabled: bool) -> str | None:
-    """Return a sentence about the setting that turns off a tool that was just turned on."""
-    if not enabled or tool is None:
+    """Return a sentence about the setting that keeps off what was just turned on."""
+    if not enabled:
         return None
     try:
-        config = load(file, warn=lambda _text: None).servers.get(server)
+        loaded = load(file, warn=lambda _text: None)
     except ConfigError:
         return None
-    if config is None:
+    if (mistake := loaded.off.get(server)) is not None:
+        return f"the server stays off until this is corrected: {mistake}"
+    if tool is None or (config := loaded.servers.get(server)) is None:
         return None
     if not config.enabled:
         return f"its server {server} is turned off"
@@ -544,9 +546,9 @@ def _in_host_file(file: Path, text: str, tables: Any, server: str, tool: str | N
     found = entries("json", text, place).get(server)
     if not isinstance(found, dict):
         raise EditError(f"there is no server {server} in {file}")
-    entry = {key: value for key, value in found.items() if key not in {"enabled", "disabled"}}
+    entry = {key: value for key, value in found.items() if key not in SWITCHES}
     if tool is None:
-        if (found.get("enabled") is False or found.get("disabled") is True) is not enabled:
+        if any(found.get(key) is off for key, off in SWITCHES.items()) is not enabled:
             return text
         entry |= {} if enabled else {"disabled": True}
     else:

@@ -25,8 +25,12 @@ from mcp_context_proxy.config import ServerConfig, default_path
 from mcp_context_proxy.config.forms import read_value
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import (
+    APPROVALS,
     DISABLED_SERVERS,
+    FIELDS,
     RULE_TABLES,
+    SWITCHES,
+    TOOL_LISTS,
     converted,
     dialect_of,
     from_host,
@@ -46,13 +50,12 @@ from mcp_context_proxy.system import matches
 
 CARRIED: Final = frozenset(
     {
-        *("command", "cmd", "args", "env", "environment", "envs", "env_keys", "env_vars", "cwd", "type"),
-        *("url", "uri", "serverUrl", "httpUrl", "headers", "http_headers", "env_http_headers", "transport"),
-        *("bearer_token_env_var", "requestOptions", "startup_timeout_sec", "tool_timeout_sec"),
-        *("enabled", "disabled", "includeTools", "excludeTools", "enabledTools", "enabled_tools"),
-        *("disabledTools", "disabled_tools", "available_tools", "tools", "alwaysAllow", "autoApprove"),
-        *("name", "display_name", "description", "source", "bundled", "config", "alwaysLoad", "gallery"),
-        *("version", "schema", "alwaysLoadTools", "toolPermissions", "transportType"),
+        *(*FIELDS, *SWITCHES, *TOOL_LISTS, *APPROVALS),
+        *("cmd", "environment", "envs", "env_keys", "env_vars", "uri", "httpUrl", "requestOptions"),
+        *("http_headers", "env_http_headers", "bearer_token_env_var", "transportType", "available_tools"),
+        *("startup_timeout_sec", "tool_timeout_sec", "name", "display_name", "description", "source"),
+        *("bundled", "config", "alwaysLoad", "alwaysLoadTools", "gallery", "version", "schema"),
+        "toolPermissions",
     }
 )
 """Keys of entries that are carried over, are told by a remark, or mean nothing outside their host."""
@@ -227,6 +230,8 @@ _ONLY_THERE: Final = {
     "sandboxEnabled": "its host runs it in a sandbox, which there is not here",
     "environment_id": "its host runs it on another machine",
     "experimental_environment": "its host runs it on another machine",
+    "remote": "its host runs it on another machine",
+    "socket": "its host reaches it through a socket",
 }
 """Keys of entries with which only their host can start or reach a server, and the reason."""
 _NOTHING: Final = (None, False, "", "local", "oauth")
@@ -287,16 +292,14 @@ def _needs_host(
             continue
         for problem in expand(text, environ).problems:
             if problem.variable:
-                notes.append(
-                    f"{name}: {problem.variable} is not set here; set it where hosts are started, or the "
-                    f"server is off"
-                )
+                unset = f"{name}: {problem.variable} is not set here; set it where hosts are started, or the "
+                notes += {f"{unset}server is off"}.difference(notes)
             else:
                 yield f"{dotted(path)}: {problem.message}"
 
 
-_ONLY_HOST: Final = re.compile(r"\$\{\{[^}]*\}\}|\{file:[^}]*\}|\$\{file:[^}]*\}")
-"""A value that a host looks up: a secret of Continue, or a file of opencode or Windsurf."""
+_ONLY_HOST: Final = re.compile(r"\$\{\{[^}]*\}\}|\{\{\w+\}\}|\{file:[^}]*\}|\$\{file:[^}]*\}")
+"""A value that a host looks up: a secret of Continue, a person of LibreChat, or a file."""
 
 
 def _texts(table: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
@@ -434,8 +437,7 @@ def plan(
     written = found.written
     entry = dict(written[entry_name]) if before else host.entry_for(command)
     program = Path(str(found.ours[before].get("command"))) if before and own else None
-    if program is not None and program.is_absolute() and not program.exists():
-        # That of a version before, which a person has removed with its folder.
+    if program is not None and program.is_absolute() and not _starts(program):
         entry = _with_program(entry, command[: command.index("serve")])
     entry = entry if host.named is None else host.named(entry, variables)
     insert = {entry_name: entry} if own and entry != written.get(entry_name) else {}
@@ -452,6 +454,12 @@ def plan(
         moved |= {before: written[before]} if before and own else {}
         change = FileChange(file, text, after)
     return HostPlan(host, change, place, entry_name, moved, added, found.staying, found.notes)
+
+
+def _starts(program: Path) -> bool:
+    """Return False for a program that is gone with its folder, or whose Python is, as after its update."""
+    python = program.resolve().with_name("python")
+    return program.exists() and (python.exists() or not python.is_symlink())
 
 
 def allowing(host: HostPlace, text: str, name: str, *, wanted: bool = True) -> str:

@@ -49,6 +49,18 @@ def test_a_misspelled_tool_cannot_be_turned_off(run: Run, workshop: Workshop) ->
     assert "is turned off" in run("disable", "notes__delete_*", "--config", config).stdout
 
 
+def test_a_server_with_a_mistake_can_be_turned_off_and_says_why_it_stays_off(
+    run: Run, workshop: Workshop
+) -> None:
+    workshop.server("wrong").settings = {"command": 5}
+    config = workshop.config()
+
+    assert "wrong is turned off" in run("disable", "wrong", "--config", config).stdout
+    on = run("enable", "wrong", "--config", config)
+    assert "wrong is turned on" in on.stdout
+    assert "stays off until this is corrected: command: must be text" in on.stderr
+
+
 def test_a_server_that_is_off_has_no_empty_line_below_its_own(run: Run, workshop: Workshop) -> None:
     workshop.server("unset").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
     workshop.server("away", settings={"enabled": False})

@@ -285,6 +285,21 @@ def test_a_url_in_the_file_of_cline_is_one_of_sse_unless_it_says_otherwise(load_
     assert load_text(text, "cline_mcp_settings.json").servers["x"].transport == transport
 
 
+def test_an_entry_may_have_an_empty_command_beside_its_url(load_text):
+    entry = {"type": "http", "url": "https://e.com/mcp", "command": "", "args": [], "env": {}}
+
+    assert load_text(json.dumps({"mcpServers": {"x": entry}}), "mcp.json").servers["x"].url == entry["url"]
+
+
+def test_tools_that_amp_has_turned_off_stay_off(load_text):
+    servers = {"gh": {"command": "x"}, "other": {"command": "y"}}
+    off = ["mcp__gh__wipe", "drop_*", "builtin:Bash"]
+    config = load_text(json.dumps({"amp.mcpServers": servers, "amp.tools.disable": off}), "settings.json")
+
+    assert config.servers["gh"].deny == ("wipe", "drop_*")
+    assert config.servers["other"].deny == ("drop_*",)
+
+
 def test_a_list_of_all_tools_leaves_out_none_or_all(load_text):
     server = load_text('{"mcpServers": {"x": {"command": "x", "tools": ["*"]}}}', "mcp.json").servers["x"]
     assert (server.allow, server.deny, server.remarks) == (None, (), ())
@@ -319,13 +334,15 @@ def test_a_list_of_servers_that_cannot_be_read_is_a_mistake_and_switches_none_of
     assert config.servers["x"].enabled
 
 
-def test_a_server_that_the_host_has_disabled_stays_so_with_its_place(load_text):
-    server = load_text('{"mcpServers": {\n "x": {"command": "x", "disabled": true}}}', "mcp.json").servers[
-        "x"
-    ]
+@pytest.mark.parametrize(
+    ("key", "off"), [("disabled", True), ("enabled", False), ("active", False), ("isActive", False)]
+)
+def test_a_server_that_the_host_has_disabled_stays_so_with_its_place(load_text, key, off):
+    one, other = (json.dumps({"command": "x", key: value}) for value in (off, not off))
+    servers = load_text(f'{{"mcpServers": {{"y": {other},\n "x": {one}}}}}', "mcp.json").servers
 
-    assert not server.enabled
-    assert server.places == {"enabled": "mcpServers.x.disabled (mcp.json:2)"}
+    assert [server.enabled for server in servers.values()] == [True, False]
+    assert servers["x"].places == {"enabled": f"mcpServers.x.{key} (mcp.json:2)"}
 
 
 def test_several_lists_of_tools_that_are_left_out_count_together(load_text):

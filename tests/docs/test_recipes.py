@@ -43,7 +43,7 @@ def test_a_recipe_has_the_hosts_files_and_the_entry_that_install_writes(host: Ho
     assert f"\nmcp-context-proxy install {host.name}\n" in recipe
     assert entry == ({"name": SERVER, **expected} if isinstance(found, list) else expected)
     assert isinstance(found, list) or list(found) == [SERVER]
-    for files in host.files.values():
+    for files in (host.files, *host.files_on.values()):
         for file in files:
             usual = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", file)
             assert f"`{usual.replace('{config}', 'CONFIG')}`" in recipe

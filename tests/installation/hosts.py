@@ -72,17 +72,27 @@ CONTINUE: Final = yaml.safe_dump(
     sort_keys=False,
 )
 
+OPENCODE: Final = _json(
+    ("mcp",),
+    {
+        "desk": {
+            "type": "local",
+            "command": [PROGRAM, "--stdio"],
+            "environment": {"DESK_KEY": "k-0123456789"},
+            "enabled": True,
+        },
+        "remote": {"type": "remote", **COMMON["remote"]},
+    },
+)
+TYPED: Final = {
+    name: {"type": "stdio" if "command" in one else "http", **one} for name, one in COMMON.items()
+}
+
 SETTINGS: Final[dict[str, str]] = {
     "claude-desktop": _json(("mcpServers",), COMMON),
-    "claude-code": _json(
-        ("mcpServers",),
-        {name: {"type": "stdio" if "command" in one else "http", **one} for name, one in COMMON.items()},
-    ),
+    "claude-code": _json(("mcpServers",), TYPED),
     "cursor": _json(("mcpServers",), COMMON),
-    "vscode": _json(
-        ("servers",),
-        {name: {"type": "stdio" if "command" in one else "http", **one} for name, one in COMMON.items()},
-    ),
+    "vscode": _json(("servers",), TYPED),
     "windsurf": _json(
         ("mcpServers",),
         {"desk": COMMON["desk"], "remote": {"serverUrl": URL, "headers": COMMON["remote"]["headers"]}},
@@ -104,18 +114,7 @@ SETTINGS: Final[dict[str, str]] = {
             "own": {"settings": {"a": 1}},
         },
     ),
-    "opencode": _json(
-        ("mcp",),
-        {
-            "desk": {
-                "type": "local",
-                "command": [PROGRAM, "--stdio"],
-                "environment": {"DESK_KEY": "k-0123456789"},
-                "enabled": True,
-            },
-            "remote": {"type": "remote", **COMMON["remote"]},
-        },
-    ),
+    "opencode": OPENCODE,
     "cline": _json(
         ("mcpServers",),
         {
@@ -139,6 +138,12 @@ SETTINGS: Final[dict[str, str]] = {
         ("mcpServers",),
         {"desk": COMMON["desk"], "remote": {"serverUrl": URL, "headers": COMMON["remote"]["headers"]}},
     ),
+    "amp": _json(("amp.mcpServers",), COMMON),
+    "crush": _json(("mcp",), TYPED),
+    "droid": _json(("mcpServers",), {name: {**one, "disabled": False} for name, one in TYPED.items()}),
+    "kilo-code": OPENCODE,
+    "roo-code": _json(("mcpServers",), TYPED),
+    "warp": _json(("mcpServers",), COMMON),
 }
 """Settings by host; all of them have the same two servers."""
 

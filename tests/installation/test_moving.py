@@ -73,6 +73,19 @@ from .hosts import AWKWARD, SETTINGS
                 "b": {"command": "y", "enabled": False},
             },
         ),
+        (  # Goose puts its variables, and no others, into the address and the headers.
+            "goose",
+            """extensions:
+  a: {type: streamable_http, uri: "https://a.example/mcp?k=$KEY", envs: {TOKEN: t-0123456789},
+      env_keys: [KEY], headers: {Authorization: Bearer $TOKEN, Other: "${KEY} $NONE"}}
+""",
+            {
+                "a": {
+                    "url": "https://a.example/mcp?k=${KEY}",
+                    "headers": {"Authorization": "Bearer t-0123456789", "Other": "${KEY} $NONE"},
+                }
+            },
+        ),
         # Settings that would be rules, switches or another place for servers in another host's file.
         (
             "codex",
@@ -201,6 +214,19 @@ url = "https://c.example/mcp"
 auth = "oauth"
 """,
             {"far": "", "further": "another machine", "signed": "for its headers", "account": "credentials"},
+        ),
+        (
+            "zed",
+            """{"context_servers": {"far": {"command": "x", "remote": true},
+              "near": {"command": "x", "remote": false},
+              "person": {"url": "https://a.example/mcp", "headers": {"X": "{{USER_ID}}"}}}}""",
+            {"far": "another machine", "person": "only its host knows {{USER_ID}}"},
+        ),
+        (
+            "goose",
+            "extensions:\n  a: {type: streamable_http, uri: 'http://a.example/mcp', socket: '@a.sock'}\n"
+            "  b: {type: stdio, cmd: x, args: [], socket: ''}\n",
+            {"a": "socket"},
         ),
         (
             "cline",

@@ -1,6 +1,7 @@
 """Entries of this proxy that a host has already: which is taken, which comes back and what it serves."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,3 +119,17 @@ def test_entry_of_a_version_that_is_gone_starts_this_one_with_the_same_options(
         assert found == {"command": COMMAND[0], "args": OPTIONS, **new}
     machine.uninstall()
     assert file.read_bytes() == before
+
+
+def test_entry_of_a_version_whose_python_is_gone_starts_this_one(
+    put: Place, machine: Machine, tmp_path: Path
+) -> None:
+    venv, linked = tmp_path / "old" / "bin", tmp_path / "mcp-context-proxy"
+    venv.mkdir(parents=True)
+    (venv / "mcp-context-proxy").touch()
+    (venv / "python").symlink_to("/opt/gone/python3")
+    linked.symlink_to(venv / "mcp-context-proxy")
+    entry = {"command": str(linked), "args": OPTIONS}
+    file = put("cursor", json.dumps({"mcpServers": {"context-proxy": entry}}).encode())
+    machine.install("cursor")
+    assert entries("json", file.read_text("utf-8"), ("mcpServers",))["context-proxy"]["command"] == COMMAND[0]

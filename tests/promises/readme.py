@@ -45,8 +45,8 @@ README = (
     ),
     Promise(
         "It knows Claude Desktop, Claude Code, Cursor, VS Code, Windsurf, Codex, Gemini CLI, Qwen Code, Zed, "
-        "opencode, Cline, Goose, LM Studio, Continue, Copilot CLI, Copilot in JetBrains IDEs, Kiro and "
-        "Antigravity",
+        "opencode, Cline, Goose, LM Studio, Continue, Copilot CLI, Copilot in JetBrains IDEs, Kiro, "
+        "Antigravity, Amp, Crush, Droid, Kilo Code, Roo Code and Warp",
         HOSTS + "test_install_then_uninstall_changes_nothing",
         HOSTS + "test_each_host_has_a_place_on_each_platform",
     ),

@@ -4,29 +4,15 @@ import { ask, byId, keepFresh, open, takeToken } from "./api.js";
 import { button, counted, element, keepList } from "./view.js";
 
 const HOSTS = [
-  ["claude-desktop", "Claude Desktop"],
-  ["claude-code", "Claude Code"],
-  ["cursor", "Cursor"],
-  ["vscode", "VS Code"],
-  ["windsurf", "Windsurf"],
-  ["codex", "Codex"],
-  ["gemini-cli", "Gemini CLI"],
-  ["qwen-code", "Qwen Code"],
-  ["zed", "Zed"],
-  ["opencode", "opencode"],
-  ["cline", "Cline"],
-  ["goose", "Goose"],
-  ["lm-studio", "LM Studio"],
-  ["continue", "Continue"],
-  ["copilot-cli", "Copilot CLI"],
-  ["jetbrains", "Copilot in JetBrains IDEs"],
-  ["kiro", "Kiro"],
-  ["antigravity", "Antigravity"],
+  "Claude Desktop", "Claude Code", "Cursor", "VS Code", "Windsurf", "Codex", "Gemini CLI", "Qwen Code", "Zed", "opencode",
+  "Cline", "Goose", "LM Studio", "Continue", "Copilot CLI", "Copilot in JetBrains IDEs", "Kiro", "Antigravity", "Amp",
+  "Crush", "Droid", "Kilo Code", "Roo Code", "Warp",
 ];
+const NAMES = { "VS Code": "vscode", "Copilot in JetBrains IDEs": "jetbrains" };
 
 takeToken();
 byId("url").textContent = new URL("../mcp", import.meta.url).href;
-byId("hosts").append(...HOSTS.map(([name, title]) => commandFor(name, title)));
+byId("hosts").append(...HOSTS.map((title) => commandFor(NAMES[title] ?? title.toLowerCase().replaceAll(" ", "-"), title)));
 
 function commandFor(name, title) {
   const command = `mcp-context-proxy install ${name}`;
