@@ -12,7 +12,7 @@ from functools import partial
 from math import inf
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -67,6 +67,7 @@ from mcp_context_proxy.retrieval.scoring import Background, calibration_for
 from mcp_context_proxy.retrieval.text import encodable
 from mcp_context_proxy.store.interactions import Interaction
 from mcp_context_proxy.store.opening import IN_MEMORY, open_store
+from mcp_context_proxy.system import Closing
 
 __all__ = [
     "Catalog",
@@ -246,7 +247,7 @@ class _IndexingSearcher(Searcher):
             raise RuntimeError("this engine is closed")
 
 
-class ContextEngine(engine.ContextEngine):
+class ContextEngine(engine.ContextEngine, Closing):
     """Builds contexts from a catalog. Close it after use, or use it as a context manager."""
 
     def __init__(
@@ -339,12 +340,6 @@ class ContextEngine(engine.ContextEngine):
         answer = msgspec.json.encode({"content": [{"type": "text", "text": encodable(result)}]})
         session.called(tool, answer, self.result_reading)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the model and the store; then every search is a `RuntimeError`."""
         self._local.is_closed = True
@@ -364,7 +359,7 @@ async def _nothing_starts(*_: object) -> None:
     """Return at once, because there are no servers to wait for."""
 
 
-class Embeddings:
+class Embeddings(Closing):
     """Embeds texts with the model of a configuration, by default the packaged one.
 
     Every vector is a float32 array of `dimension` numbers with norm 1, so the cosine of two is their dot
@@ -424,12 +419,6 @@ class Embeddings:
         cosines = self.embed_many(texts) @ self.embed_query(query)
         best = (-cosines).argsort(kind="stable")[:top_k]
         return [(int(at), float(cosines[at])) for at in best]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the model; then every method is a `RuntimeError`."""

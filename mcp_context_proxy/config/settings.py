@@ -195,7 +195,7 @@ class DomainOptions(Struct, frozen=True):
     """True to select the tools that fit, few or many, instead of ``top_n``."""
 
 
-PRESETS: Final[Mapping[str, DomainOptions]] = {
+PRESETS: Final[Mapping[Preset, DomainOptions]] = {
     "aggressive": DomainOptions(top_k=10, top_n=3, include_score=0.8),
     "normal": DomainOptions(top_k=20, top_n=5, include_score=0.7, by_fit=True),
     "conservative": DomainOptions(top_k=40, top_n=10, include_score=0.6),

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config.reload import Mark, mark_of
-from mcp_context_proxy.config.settings import PRESETS, Preset
+from mcp_context_proxy.config.settings import PRESETS
 from mcp_context_proxy.context import NO_OVERRIDES, DomainOverrides, Overrides, joined
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, SessionView
 from mcp_context_proxy.errors import ContextProxyError
@@ -72,11 +72,9 @@ class _File(Struct, frozen=True):
     presets: dict[str, SavedPreset] = {}
 
 
-_PACKAGED: Final[tuple[Preset, ...]] = ("aggressive", "normal", "conservative")
-
 _AMOUNTS: Final[Mapping[str, SavedPreset]] = {
     name: SavedPreset(options=Overrides(DomainOverrides(preset=name), DomainOverrides(preset=name)))
-    for name in _PACKAGED
+    for name in PRESETS
 }
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from heapq import nlargest
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct, field
@@ -29,7 +29,7 @@ from mcp_context_proxy.errors import DataFileError, check_bounds
 from mcp_context_proxy.interactions import BATCH, MESSAGE, Backfilled, InteractionMemory, backfill, scope_of
 from mcp_context_proxy.store.interactions import Interaction, InteractionScope, InteractionStore
 from mcp_context_proxy.store.opening import IN_MEMORY, open_store
-from mcp_context_proxy.system import LONGEST_LINE, write_private
+from mcp_context_proxy.system import LONGEST_LINE, Closing, write_private
 from mcp_context_proxy.system.process import time_of_day
 
 WRITTEN_TOGETHER: Final = 500
@@ -285,7 +285,7 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-class Interactions(InteractionMemory):
+class Interactions(InteractionMemory, Closing):
     """A memory of interactions with a store and a model of its own.
 
     Blocking and thread-safe. Close it, or use it as a context manager.
@@ -366,12 +366,6 @@ class Interactions(InteractionMemory):
         then are kept.
         """
         return import_file(self, Path(path), table, on_progress)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._lazy.close()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
@@ -48,7 +48,7 @@ from mcp_context_proxy.store.tables import (
     ToolSessionStore,
     VectorStore,
 )
-from mcp_context_proxy.system import make_private, make_private_folder
+from mcp_context_proxy.system import Closing, make_private, make_private_folder
 from mcp_context_proxy.system.later import platformdirs
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ MOST_IN_MEMORY: Final = 256 * 1024 * 1024
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
-class Store:
+class Store(Closing):
     """An open store: its tables, and its path."""
 
     def __init__(self, database: Database, path: Path | None = None, warning: str | None = None) -> None:
@@ -107,12 +107,6 @@ class Store:
     def place(self) -> str | None:
         """The file or the address without its secrets; None when nothing is kept."""
         return self.database.place if self.path is None else str(self.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self.database.close()

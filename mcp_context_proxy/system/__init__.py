@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
-    from typing import IO, Final, TypeVar
+    from typing import IO, Final, Self, TypeVar
 
     K = TypeVar("K")
     V = TypeVar("V")
@@ -305,6 +305,19 @@ def drop_of_largest(kept: dict[K, V], most: int, group_of: Callable[[K], str | N
         if sizes[largest] <= least:
             return
         del kept[next(key for key in kept if group_of(key) == largest)]
+
+
+class Closing:
+    """Closes at the end of a `with`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError
 
 
 class Bucket:
