@@ -140,8 +140,6 @@ class _KeptModules:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        from importlib.util import spec_from_file_location  # noqa: PLC0415 - seldom needed
-
         place = _PACKAGE.parent.joinpath(*name.split("."))
         for file in (place.with_suffix(".py"), place / "__init__.py"):
             if (descriptor := _kept.get(file)) is None:
@@ -149,6 +147,9 @@ class _KeptModules:
             with suppress(OSError):
                 if os.path.samestat(os.fstat(descriptor), file.stat()):
                     return None  # the compiled one is quicker
+            # Not before: a module that is imported for each import is looked for without end.
+            from importlib.util import spec_from_file_location  # noqa: PLC0415 - seldom needed
+
             return spec_from_file_location(name, file, loader=_KeptSource(name, str(file)))
         return None
 

@@ -6,6 +6,7 @@ Names are looked at, not times. Python itself reports each import, and each sear
 import gc
 import gzip
 import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -148,3 +149,14 @@ async def test_the_garbage_collector_is_on_while_a_proxy_serves(workshop: Worksh
             await client.until_listed("mail__send_mail")
             assert "isError" not in await client.call("mail__send_mail", {})
             await until(lambda: log.read_bytes().endswith(b"True\n"))
+
+
+def test_a_proxy_that_keeps_its_files_imports_whatever_has_not_been_imported_before() -> None:
+    """Python itself may have imported `importlib.util` at its start, or may not."""
+    program = (
+        "import sys; from mcp_context_proxy.system import later; later.keep_files(); "
+        "sys.modules.pop('importlib.util', None); import colorsys, mcp_context_proxy.retrieval.purposes"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
