@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mcp_context_proxy.catalog.document_reading import files_line, outline, sections_with
+from mcp_context_proxy.catalog.document_reading import files_line, headings, outline, sections_with
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.session import Delivered
@@ -252,7 +252,10 @@ def _section(
         return ""
     section = section_meant(document.text.strip(), chunk, query)
     # Others that fit have to have room as well.
-    return section if count(section) <= min(tokens // 2, budget // 4) else ""
+    most = min(tokens // 2, budget // 4)
+    if count(section) > most and len(known := headings(section)) > 1:
+        section = section[: known[1].start].strip()
+    return section if "\n" in section and count(section) <= most else ""
 
 
 def section_meant(text: str, chunk: str, query: str) -> str:

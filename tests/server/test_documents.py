@@ -124,6 +124,9 @@ async def test_a_long_document_comes_as_an_outline_that_leads_to_its_sections(
         numbered = await text_of(host, READ, {"name": "numbered", "section": "step 2"})
         unclear_words = await text_of(host, READ, {"name": "numbered", "section": "Step"})
 
+    assert (
+        "found, and the outline:\n  ## Holidays\n\n  Employees get thirty days of vacation a year." in answer
+    )
     assert numbered == "reference://numbered, section Step 2: sign it:\n\n## Step 2: sign it\n\nB."
     assert (
         "several sections of reference://numbered are called Step: name Step 1: build it or" in unclear_words
