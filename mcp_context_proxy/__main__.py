@@ -30,10 +30,11 @@ def main() -> None:
     # A port instead of a socket has never been tried on Windows, so there it is for those who ask for it.
     meets = sys.platform != "win32" or bool(os.environ.get("MCP_CONTEXT_PROXY_LOOPBACK"))
     if arguments[:2] == ["hook", "run"] and meets:
-        from mcp_context_proxy import bridge  # noqa: PLC0415 - nothing else that takes time to import
+        # From the module itself: the package would look whether it is a name of the library.
+        from mcp_context_proxy.bridge import run as hook  # noqa: PLC0415 - nothing else that takes time
 
         # To take the interpreter down in order takes a tenth of the time that a host waits.
-        os._exit(bridge.run(arguments[2:], os.environ))
+        os._exit(hook(arguments[2:], os.environ))
     completes = COMPLETION_VARIABLE in os.environ
     if joins(arguments) and meets and not os.environ.get(OWN_VARIABLE) and not completes:
         from mcp_context_proxy.bridge import session  # noqa: PLC0415 - the same
@@ -45,11 +46,12 @@ def main() -> None:
     if not completes and (options := plain_serve(arguments)) is not None:
         # A tenth of a start would be searches for garbage, of which it makes none: `serve` begins with them.
         gc.disable()
-        from mcp_context_proxy import serving  # noqa: PLC0415 - without the parser of commands
+        from mcp_context_proxy.serving import LEVELS, SERVING_LEVEL  # noqa: PLC0415 - no parser of commands
+        from mcp_context_proxy.serving import main as serve  # noqa: PLC0415
 
-        log_level = options.get("--log-level", serving.SERVING_LEVEL)
-        if log_level in serving.LEVELS:
-            status = serving.main(options.get("--config"), log_level, options.get("--listen-on"))
+        log_level = options.get("--log-level", SERVING_LEVEL)
+        if log_level in LEVELS:
+            status = serve(options.get("--config"), log_level, options.get("--listen-on"))
             from mcp_context_proxy.system.process import leave  # noqa: PLC0415 - imported by then
 
             leave(status)

@@ -225,6 +225,8 @@ class _IndexingSearcher(Searcher):
     """Searcher that finishes indexing before it searches: a program would rather wait than miss an item."""
 
     is_closed = False
+    ahead: Snapshot | None = None
+    """The catalog that the program has indexed beside its requests, which do not wait then."""
 
     async def ready(
         self,
@@ -235,7 +237,9 @@ class _IndexingSearcher(Searcher):
         enough: Enough | None = None,
     ) -> Snapshot:
         snapshot = catalog.snapshot
-        await self.index(snapshot, self._check_open)
+        self._check_open()
+        if snapshot is not self.ahead:
+            await self.index(snapshot, self._check_open)
         return snapshot
 
     async def off_loop(self, function: Callable[[], T]) -> T:
@@ -265,7 +269,13 @@ class ContextEngine(engine.ContextEngine, Closing):
         model = LazyModel(partial(open_model, config))
         queries = QueryEmbedder(model)
         embedder, calibration = CachedEmbedder(model, self._store.vectors), calibration_for(config.embedding)
-        retrieval = Engine(embedder, queries, calibration=calibration, stands_for=config.search.synonyms)
+        retrieval = Engine(
+            embedder,
+            queries,
+            calibration=calibration,
+            stands_for=config.search.synonyms,
+            sketch=embedder.sketches,
+        )
         background = calibration if isinstance(calibration, Background) else None
         near = Expander(retrieval.index_of, queries, catalog=embedder, background=background)
         self._local = _IndexingSearcher(
@@ -288,6 +298,28 @@ class ContextEngine(engine.ContextEngine, Closing):
         )
         self._model = model
         self._given: tuple[tuple[Item, ...], Catalog] = ((), Catalog())
+
+    async def index(self, on_progress: OnProgress | None = None) -> None:
+        """Embed all items of the catalog that are not embedded yet, ahead of the first request.
+
+        A request that comes meanwhile does not wait. It is answered by words, and by the meaning of the items
+        that are embedded by then, or that it is likely to find.
+
+        Args:
+            on_progress: Called on the event loop, again and again, with the number of texts that are done and
+                the number of all.
+        """
+
+        def report(done: int, total: int) -> None:
+            self._local._check_open()
+            if on_progress is not None:
+                on_progress(done, total)
+
+        snapshot = self._local.ahead = self._catalog.snapshot
+        try:
+            await self._local.index(snapshot, report)
+        finally:
+            self._local.ahead = None
 
     async def search_context_items(
         self,

@@ -117,7 +117,7 @@ class Catalog:
         reserved: frozenset[str] = frozenset(),
         approvals: Approvals | None = None,
     ) -> None:
-        """Start with an empty snapshot; `refresh` fills it.
+        """Start with a snapshot in which no server has listed; `refresh` fills it.
 
         ``clients`` returns the current downstream clients, in the order of the configuration, ``configured``
         the names of all servers, also of those that are switched off; ``reserved`` has the names of the
@@ -143,7 +143,10 @@ class Catalog:
         """The resources and templates that it was made of, and the servers."""
         self._refreshing = threading.Lock()
         self._check: Callable[[], object] = _go_on
-        self.whole = WholeCatalog(Snapshot(generation=0, sources=(), owner_of=self._owner_of))
+        unlisted = tuple(client.name for client in clients())
+        self.whole = WholeCatalog(
+            Snapshot(0, (), owner_of=self._owner_of, servers=configured(), unlisted=unlisted)
+        )
         """The whole catalog, for the proxy's own tasks and for principals without limits."""
         self._parts: OrderedDict[tuple[int, Principal], Snapshot] = OrderedDict()
         """Parts of snapshots by generation and principal, those used last at the end."""

@@ -168,7 +168,8 @@ class Redactor:
         for form, shown in self._replacements().that_may_be_in(text):
             if form in text:
                 text = text.replace(form, shown)
-        return _LOOKS_SECRET.sub("[redacted]", _JSON_WEB_TOKEN.sub(r"\1[redacted]", text))
+        text = _JSON_WEB_TOKEN.sub(r"\1[redacted]", text) if "eyJ" in text else text
+        return _LOOKS_SECRET.sub("[redacted]", text)
 
     def json(self, data: bytes) -> bytes:
         """Return encoded JSON with the known secrets replaced."""

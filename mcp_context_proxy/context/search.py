@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Set
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, Generic, TypeAlias, TypeVar
 
 import anyio
@@ -531,6 +531,7 @@ def may_mean(query: str, servers: str) -> bool:
     return any(len(word) >= LEAST_LETTERS and word in known for word in said)
 
 
-def _query_words(query: str) -> set[str]:
+@lru_cache(maxsize=8)
+def _query_words(query: str) -> frozenset[str]:
     # A first search begins here, on the event loop, where the expressions of `identifier_words` take 50 ms.
-    return set(_WORD.findall(query.casefold()) or query.split())
+    return frozenset(_WORD.findall(query.casefold()) or query.split())

@@ -165,18 +165,18 @@ def search_notes(
     alone, nothing is said about others.
     """
     found, only = answer.found, answer.found.wanted.server
-    noted = {} if noted is None else noted
-    notes = list[Note]()
+    noted, notes = {} if noted is None else noted, list[Note]()
     if found.tools.note and not (found.tools.likely and UNFINISHED in noted):
-        brief = UNFINISHED if answer.context.failure is None else SEARCH_FAILED
-        notes.append(Note(found.tools.note, brief))
+        notes.append(Note(found.tools.note, UNFINISHED if not answer.context.failure else SEARCH_FAILED))
         if found.tools.likely:
             noted[UNFINISHED] = frozenset()
     if found.snapshot.unread:
         notes.append(Note(UNREAD, UNREAD))
     if answer.context.dropped:
         notes.append(Note(f"{over_budget(answer.context, found.snapshot, name_of)}."))
-    asked = set(identifier_words(f"{answer.context.query} {only or ''}".casefold()).split())
+    away = found.snapshot.unlisted or fleet.off or fleet.unlisted or fleet.remembered or fleet.stale
+    query = f"{answer.context.query} {only or ''}" if away else ""
+    asked = set(identifier_words(query.casefold()).split())
     fits = bool(found.results) and not found.near_misses
     for note, servers in _servers_away(fleet, found.snapshot, asked).items():
         known = noted.get(note, frozenset())

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.items import Document, IncludeMode, Item, Snapshot, Snapshots, ToolKey
+from mcp_context_proxy.items import Document, IncludeMode, Item, Snapshot, Snapshots, Tool, ToolKey
 from mcp_context_proxy.statistics import Batch, EndedCall, ToolFigures
 from mcp_context_proxy.store.statistics import (
     DAY,
@@ -364,32 +364,50 @@ class Inventory:
         The counts are known even if `StoreError` is raised because they could not be stored.
         """
         snapshot, now = self._catalog.whole.snapshot, time_of_day()
-        before = self._store.definitions()
-        known = {row.fingerprint: row.tokens for row in before}
+        known, stored = dict[str, int](), defaultdict[str, set[tuple[str, str]]](set)
+        for row in self._store.definitions():
+            known[row.fingerprint] = row.tokens
+            stored[row.server].add((row.tool, row.fingerprint))
         self._known(known)
-        rows: dict[str, list[DefinitionRow]] = defaultdict(list)
+        tools: dict[str, list[Tool]] = defaultdict(list)
         for tool in snapshot.tools.values():
-            tokens = known.get(tool.fingerprint)
-            if tokens is None:
-                check()
-                tokens = self._tokens(tool)
-                time.sleep(PAUSE_SECONDS)
-            rows[tool.server].append(DefinitionRow(tool.server, tool.name, tool.fingerprint, tokens, now))
-        of_documents, by_hand = rows[DOCUMENTS], 0
+            tools[tool.server].append(tool)
+        everything = 0
+        refused: StoreError | None = None
+
+        def put(server: str, rows: list[DefinitionRow]) -> None:
+            nonlocal everything, refused
+            everything += sum(row.tokens for row in rows)
+            if refused is None and stored[server] != {(row.tool, row.fingerprint) for row in rows}:
+                try:
+                    self._store.put_definitions(server, rows)
+                except StoreError as error:
+                    refused = error
+
+        for server, of_server in tools.items():
+            rows = list[DefinitionRow]()
+            for tool in of_server:
+                tokens = known.get(tool.fingerprint)
+                if tokens is None:
+                    check()
+                    tokens = self._tokens(tool)
+                    time.sleep(PAUSE_SECONDS)
+                rows.append(DefinitionRow(server, tool.name, tool.fingerprint, tokens, now))
+            # At once: to count a hundred thousand takes longer than many a proxy runs.
+            put(server, rows)
+        of_documents = list[DefinitionRow]()
         for document in snapshot.documents.values():
             check()
             name, tokens = f"{document.kind}/{document.name}", self._tokens(document)
             if document.include is IncludeMode.MANUAL:  # no request finds it, and nobody can say it is unused
-                by_hand += tokens
+                everything += tokens
             else:
                 of_documents.append(DefinitionRow(DOCUMENTS, name, document.fingerprint, tokens, now))
-        everything = by_hand + sum(row.tokens for of_server in rows.values() for row in of_server)
+        put(DOCUMENTS, of_documents)
         self.behind = None if self._listed_whole(snapshot) else everything
         self._counted = snapshot
-        for server, of_server in rows.items():
-            versions = {(row.tool, row.fingerprint) for row in before if row.server == server}
-            if versions != {(row.tool, row.fingerprint) for row in of_server}:
-                self._store.put_definitions(server, of_server)
+        if refused is not None:
+            raise refused
 
 
 class SessionRecorder:

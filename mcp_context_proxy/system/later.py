@@ -97,7 +97,7 @@ _TEXTS: Final = frozenset((".py", ".txt", ".html", ".css", ".js"))
 """Endings of the files that belong to the code. Models and vectors say themselves which belong together."""
 
 _KEPT_SHARE: Final = 1 / 8
-"""Share of the file descriptors beyond which none is used for this."""
+"""Share of the file descriptors that this may take; where more are needed, no file is kept."""
 
 _kept: Final[dict[Path, int]] = {}
 """Descriptors of the files of the package that are kept."""
@@ -112,18 +112,18 @@ def keep_files() -> None:
         return
     import resource  # noqa: PLC0415 - not on Windows
 
-    last = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * _KEPT_SHARE
     imported = {getattr(module, "__file__", None) for module in tuple(sys.modules.values())}
+    unread = list[Path]()
     for folder, below, names in os.walk(_PACKAGE):
         below[:] = [name for name in below if name not in _COMMANDS]
-        for path in (Path(folder, name) for name in names):
-            if path.suffix not in _TEXTS or str(path) in imported:
-                continue
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            if descriptor > last:
-                os.close(descriptor)
-                return
-            _kept[path] = descriptor
+        unread += (path for name in names if (path := Path(folder, name)).suffix in _TEXTS)
+    unread = [path for path in unread if str(path) not in imported]
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most != resource.RLIM_INFINITY and len(unread) > most * _KEPT_SHARE:
+        return
+    for path in unread:
+        with suppress(OSError):
+            _kept[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     sys.meta_path.insert(0, _KeptModules())
 
 

@@ -5,16 +5,19 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.embeddings import Asked, embedding_service
 from support.tables import each
 
 import mcp_context_proxy.library
 from mcp_context_proxy import (
     Catalog,
+    Config,
     ContextEngine,
     DomainOverrides,
     Embeddings,
@@ -49,6 +52,35 @@ async def test_items_given_with_the_query_are_searched() -> None:
     assert [item.name for item in found] == ["weather__forecast"]
     assert [item.name for item in other] == ["read_file"]
     assert found == again
+
+
+async def test_a_catalog_is_indexed_ahead_with_progress_and_no_request_waits_for_it() -> None:
+    """A large one takes minutes. Here the first texts are held until a request has been answered."""
+    tools = [tool(f"refund_{number}", f"Refund the order of customer {number}") for number in range(200)]
+    progress, answered = list[tuple[int, int]](), threading.Event()
+
+    def held(asked: Asked) -> None:
+        if len(asked.texts) > 1:
+            service.asked.set()
+            assert answered.wait(30)
+        asked.well()
+
+    with embedding_service() as service:
+        service.always = held
+        model = {"endpoint": service.url, "model": "any"}
+        with ContextEngine(Catalog(tools), Config.of({"embedding": model})) as engine:
+            indexing = asyncio.create_task(engine.index(lambda *done: progress.append(done)))
+            await asyncio.to_thread(service.asked.wait, 30)
+            early = await engine.build("refund an order")
+            was_indexing = not indexing.done()
+            answered.set()
+            await indexing
+            late = await engine.build("refund an order")
+
+    assert was_indexing
+    assert early.items and early.note is not None
+    assert late.items and late.note is None
+    assert progress[-1] == (200, 200)
 
 
 async def test_a_selected_tool_has_its_own_name_and_its_definition_and_a_rule_its_text() -> None:

@@ -23,7 +23,7 @@ from mcp_context_proxy.config.settings import DocumentsConfig
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.listing import LISTS, LONG_LIST, ServerListing
-from mcp_context_proxy.items import Kind, Snapshot
+from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval import Ranking
 from mcp_context_proxy.server.search_answers import search_notes, search_text
 from mcp_context_proxy.system.threads import in_thread
@@ -152,14 +152,18 @@ async def test_an_answer_says_that_rules_and_references_are_not_read_yet(tmp_pat
 
 def test_an_answer_names_the_servers_whose_lists_are_not_in_the_catalog_yet() -> None:
     """Thousands of tools take seconds to read; that there are none is no answer meanwhile."""
+    client: Any = SimpleNamespace(name="large")
+    library, configured = DocumentLibrary([], Limits()), frozenset({"large"})
+    catalog = Catalog(ExposeConfig(), Limits(), lambda: [client], library, configured=lambda: configured)
     fleet: Any = SimpleNamespace(off={}, unlisted=[], remembered=[], stale=[])
     context: Any = SimpleNamespace(query="make an invoice", dropped=())
     nothing = Ranking("make an invoice", (), 0, "lexical", None, False, (), 0.0)
-    found = Found(nothing, None, Snapshot(1, (), servers=frozenset({"large"}), unlisted=("large",)))
+    answer = SearchAnswer(context, Found(nothing, None, catalog.snapshot))
 
-    told = search_text(answer := SearchAnswer(context, found), search_notes(answer, fleet), count=len)
+    told = search_text(answer, search_notes(answer, fleet), count=len)
 
     assert told.startswith("Note: Not searched: large.")
+    assert "No server" not in told
 
 
 async def test_a_snapshot_is_published_while_the_long_list_of_another_server_is_read_ahead() -> None:

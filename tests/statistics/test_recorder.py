@@ -5,9 +5,10 @@ import time
 from typing import Any
 
 import anyio
+import pytest
 from support.ledger import until
 
-from mcp_context_proxy import Catalog
+from mcp_context_proxy import Catalog, tool
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.statistics.recorder import Inventory, UsageRecorder
@@ -90,3 +91,26 @@ async def test_tokens_are_counted_for_the_first_search_after_a_long_pause() -> N
             recorder.searched(SEARCH, 10)
             await until(lambda: not inventory.outdated and not recorder.counting)
             group.cancel_scope.cancel()
+
+
+def test_the_servers_whose_tools_were_counted_are_kept_when_the_proxy_ends() -> None:
+    """A hundred thousand tools take longer to count than many a proxy runs."""
+    servers = ["first", "second", "third"]
+    catalog = Catalog([tool("find", "Finds things", server=server) for server in servers])
+    left = iter((True, True))
+
+    def check() -> None:
+        if not next(left, False):
+            raise KeyboardInterrupt
+
+    with open_store("memory") as store:
+        inventory = Inventory(store.statistics, catalog, tokens=lambda _: 7, listed_whole=lambda _: False)
+        with pytest.raises(KeyboardInterrupt):
+            inventory.count(check)
+        kept = [row.server for row in store.statistics.definitions()]
+        inventory.count(lambda: None)
+        every = [row.server for row in store.statistics.definitions()]
+
+    assert kept == servers[:2]
+    assert every == servers
+    assert inventory.behind == 21
