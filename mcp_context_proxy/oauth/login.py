@@ -390,11 +390,11 @@ class LoginProvider(OAuthClientProvider):
     async def _perform_authorization_code_grant(self) -> tuple[str, str]:
         metadata, client = self.check_issuer(), self.context.client_info
         wanted = self.context.client_metadata
-        wanted.scope = self.settings.scope or wanted.scope
-        if client is not None and client.scope and wanted.scope and self.settings.client_id is None:
+        if self.settings.scope is not None:
+            wanted.scope = self.settings.scope
+        elif client is not None and client.scope and wanted.scope:
             # An issuer may register less than it was asked for, and refuses a login that asks for more.
-            registered = client.scope.split()
-            fitting = [scope for scope in wanted.scope.split() if scope in registered]
+            fitting = [scope for scope in wanted.scope.split() if scope in client.scope.split()]
             wanted.scope = " ".join(fitting) or wanted.scope
         if client is not None and client.client_secret:
             client.token_endpoint_auth_method = client.token_endpoint_auth_method or IN_HEADER
