@@ -6,6 +6,7 @@ programs of the machine could read.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -134,7 +135,9 @@ async def _log_in(
     from mcp_context_proxy.errors import AuthorizationError
     from mcp_context_proxy.oauth import Logins, login
 
-    kept = Logins(shared).of(config)
+    kept, log = Logins(shared).of(config), logging.getLogger(login.__name__)
+    # Commands are silent by default, and a person is told what is odd about a login.
+    log.setLevel(min(log.getEffectiveLevel(), logging.WARNING))
     if config.oauth is not None and config.oauth.grant == "client_credentials":
         credentials = await login.log_in_as_client(config)
     else:
@@ -149,14 +152,17 @@ async def _log_in(
             if not with_browser:
                 port = urlsplit(waiting.redirect_uri).port
                 there = f"ssh -L {port}:127.0.0.1:{port} {platform.node()}"
-                click.echo(f"If your browser is on another machine, run there first: {there}")
+                click.echo(
+                    f"If your browser is on another machine, run there first: {there}\n"
+                    "Or paste here the address at which it ends, although it shows no page there."
+                )
             # Nothing of it is redacted, even if it looks like a key of the configuration.
             click.echo(f"Open this address to log in to {config.name}:\n\n  {one_line(address)}\n")
             if with_browser and not surprising:
                 await anyio.to_thread.run_sync(webbrowser.open, address)
 
         port = 0 if config.oauth is None else config.oauth.redirect_port
-        async with login.listening(config.name, port) as waiting:
+        async with login.listening(config.name, port, None if with_browser else sys.stdin) as waiting:
             with anyio.move_on_after(LOGIN_SECONDS) as scope:
                 credentials = await login.log_in(config, waiting, show, tell)
         if scope.cancelled_caught:

@@ -142,6 +142,8 @@ class _Draft(Struct, dict=True):
     overridden: set[KeyPath] = field(default_factory=set)
     secrets: dict[KeyPath, dict[str, str]] = field(default_factory=dict)
     """Variables that may be secrets, by the table that has them."""
+    files: list[Path] = field(default_factory=list)
+    """Files that values were read from."""
 
     @cached_property
     def sources(self) -> dict[str, SecretSource]:
@@ -153,6 +155,7 @@ class _Draft(Struct, dict=True):
             is_host_file=self.source.of_host,
             folder=self.source.file.parent,
             environ=self.environ,
+            files=self.files,
         )
 
     def config(self, refused: Sequence[ConfigProblem]) -> Config:
@@ -177,7 +180,8 @@ class _Draft(Struct, dict=True):
         if fatal or config is None:
             raise ConfigError(_in_file_order([*refused, *(problem for _, problem in problems)]))
         others = (problem for path, problem in problems if path[0] != "servers" or len(path) == 1)
-        return replace(config, off=self._servers_off(problems), mistakes=_in_file_order(others))
+        off, mistakes = self._servers_off(problems), _in_file_order(others)
+        return replace(config, off=off, mistakes=mistakes, files=tuple(self.files))
 
     def _servers_off(self, problems: Iterable[tuple[KeyPath, ConfigProblem]]) -> dict[str, ServerOff]:
         of_server: dict[str, list[ConfigProblem]] = {}

@@ -312,8 +312,13 @@ class Reloader:
         await wait()
         # A pipe has been read once and for all.
         if self._started.path is not None and not await in_thread(self._started.path.is_fifo):
-            async for _ in changes(partial(_mark, self._started.path)):
+            async for _ in changes(self._look):
                 self.ask()
+
+    def _look(self) -> object:
+        """Return another value after each change of the file, or of one that a value of it comes from."""
+        mark = None if self._started.path is None else _mark(self._started.path)
+        return mark and (mark, *map(mark_of, self._current.files))
 
     async def run(self, apply: Apply) -> None:
         """Load the file on each request until cancelled; call `apply` with each changed configuration."""

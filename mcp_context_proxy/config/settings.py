@@ -506,7 +506,7 @@ class DocumentsConfig(Table, frozen=True):
 class Config(Table, frozen=True):
     """The whole configuration."""
 
-    derived: ClassVar[frozenset[str]] = frozenset({"path", "off", "mistakes"})
+    derived: ClassVar[frozenset[str]] = frozenset({"path", "files", "off", "mistakes"})
 
     inherit: Annotated[tuple[Text, ...], Reload.LIVE] = ()
     """Variables that all servers inherit beside the usual ones: names, or patterns such as ``AWS_*``."""
@@ -539,6 +539,8 @@ class Config(Table, frozen=True):
     """Profiles of clients, by name."""
     path: Annotated[Path | None, Reload.LIVE] = None
     """The file that the configuration was loaded from."""
+    files: Annotated[tuple[Path, ...], Reload.LIVE] = ()
+    """Further files that values were read from."""
     off: Annotated[dict[str, ServerOff], Reload.LIVE] = field(default_factory=dict)
     """Servers that are off because of mistakes in their settings, by name."""
     mistakes: Annotated[tuple[ConfigProblem, ...], Reload.LIVE] = ()

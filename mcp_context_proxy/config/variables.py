@@ -161,11 +161,12 @@ CAUSE_CHARACTERS: Final = 200
 
 
 def sources(
-    *, commands: bool, is_host_file: bool, folder: Path, environ: Mapping[str, str]
+    *, commands: bool, is_host_file: bool, folder: Path, environ: Mapping[str, str], files: list[Path]
 ) -> dict[str, SecretSource]:
     """Return the sources of one configuration by prefix; each value is fetched once.
 
-    `is_host_file` is true for a host's file, which may come with a repository. Paths begin in `folder`.
+    `is_host_file` is true for a host's file, which may come with a repository. Paths begin in `folder`; the
+    `files` get those that are read.
     """
 
     def run(text: str) -> str:
@@ -177,6 +178,7 @@ def sources(
         path = folder / text
         try:
             path = folder / Path(text).expanduser()
+            files.append(path)
             with open_regular(path) as file:
                 return _value(file.read(OUTPUT_BYTES + 1), f"{path} has")
         except (OSError, RuntimeError, ValueError) as error:

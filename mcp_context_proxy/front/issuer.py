@@ -216,7 +216,7 @@ class KeySet:
                 fault = fault or error
                 continue
             if found.get("issuer") != self._issuer:
-                raise ValueError(f"{place} is the document of another issuer")
+                raise ValueError(f"{place} is the document of another issuer, {found.get('issuer')}")
             url = found.get("jwks_uri")
             if not isinstance(url, str) or not is_encrypted(url):
                 raise ValueError(f"{place} names no jwks_uri that begins with https://")

@@ -13,11 +13,12 @@ person is sent anywhere, and the person is told first where they are sent and wh
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, TextIO, TypeAlias
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import anyio
@@ -121,6 +122,24 @@ class Loopback(Struct):
                 with anyio.move_on_after(HEAD_SECONDS):
                     await stream.send(_response(*self._take(await _head(stream))))
 
+    async def read(self, typed: TextIO) -> None:
+        """Take a result from a person who types the address at which a browser elsewhere has ended."""
+        # Nobody types into something that is neither a terminal nor a pipe.
+        with suppress(OSError, ValueError, NotImplementedError):
+            descriptor, rest = typed.fileno(), b""
+            while True:
+                await anyio.wait_readable(descriptor)
+                if not (read := os.read(descriptor, HEAD_BYTES)):
+                    return
+                *lines, rest = (rest + read)[-HEAD_BYTES:].split(b"\n")
+                for line in lines:
+                    place, _, query = line.strip().decode("ascii", "replace").partition("?")
+                    head = (
+                        f"GET {PATH}?{query} HTTP/1.1\r\nhost: {urlsplit(self.redirect_uri).netloc}\r\n\r\n"
+                    )
+                    if place != self.redirect_uri or self._take(head.encode()) == NOT_OURS:
+                        logger.warning("%s: this is not the address at which this login ends", self.server)
+
     def _take(self, head: bytes | None) -> tuple[str, str]:
         """Note the result of a login in the head of a request; return the status and text of the response."""
         query = None if head is None else self._query_of(head)
@@ -158,8 +177,8 @@ class Loopback(Struct):
 
 
 @asynccontextmanager
-async def listening(server: str, port: int) -> AsyncIterator[Loopback]:
-    """Open a port for the result of a login; 0 takes a free one.
+async def listening(server: str, port: int, typed: TextIO | None = None) -> AsyncIterator[Loopback]:
+    """Open a port for the result of a login; 0 takes a free one. It may be `typed` as well.
 
     Raises `AuthorizationError` if the port cannot be opened.
     """
@@ -173,7 +192,8 @@ async def listening(server: str, port: int) -> AsyncIterator[Loopback]:
         async with listener:
             bound = listener.extra(SocketAttribute.local_port)
             loopback = Loopback(server, f"http://{HOST}:{bound}{PATH}")
-            async with threads.alongside(partial(listener.serve, loopback.serve)):
+            typing = () if typed is None else (partial(loopback.read, typed),)
+            async with threads.alongside(partial(listener.serve, loopback.serve), *typing):
                 yield loopback
     except BaseExceptionGroup as failed:
         # A failed login is raised as it is, not wrapped by the task group that serves the port.
@@ -370,11 +390,11 @@ class LoginProvider(OAuthClientProvider):
     async def _perform_authorization_code_grant(self) -> tuple[str, str]:
         metadata, client = self.check_issuer(), self.context.client_info
         wanted = self.context.client_metadata
-        wanted.scope = self.settings.scope or wanted.scope
-        if client is not None and client.scope and wanted.scope and self.settings.client_id is None:
+        if self.settings.scope is not None:
+            wanted.scope = self.settings.scope
+        elif client is not None and client.scope and wanted.scope:
             # An issuer may register less than it was asked for, and refuses a login that asks for more.
-            registered = client.scope.split()
-            fitting = [scope for scope in wanted.scope.split() if scope in registered]
+            fitting = [scope for scope in wanted.scope.split() if scope in client.scope.split()]
             wanted.scope = " ".join(fitting) or wanted.scope
         if client is not None and client.client_secret:
             client.token_endpoint_auth_method = client.token_endpoint_auth_method or IN_HEADER

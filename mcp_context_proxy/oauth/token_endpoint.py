@@ -247,7 +247,11 @@ async def refresh(
         advice = f"if this goes on, run: mcp-context-proxy login {credentials.server}"
         cause = f"the answer of its authorization server was lost ({error.cause}); {advice}"
         raise AuthorizationError(credentials.server, cause) from None
-    if (refusal := error_of(response)) and refusal not in PASSING:
+    refusal, passing = error_of(response), PASSING
+    if _configured_secret(config, credentials) is not None:
+        # It may have been changed at the issuer, and is changed in the configuration next.
+        passing |= {"invalid_client", "incorrect_client_credentials"}
+    if refusal is not None and refusal not in passing:
         raise GrantRefusedError(credentials.server, reason(response))
     if not response.is_success:
         raise AuthorizationError(credentials.server, reason(response))
@@ -278,7 +282,7 @@ def error_of(response: httpx2.Response) -> str | None:
     Something in between, such as a gateway, answers with the same status in words of its own.
     """
     with suppress(msgspec.DecodeError, RecursionError):
-        if response.status_code in {400, 401}:
+        if response.status_code in {200, 400, 401}:  # GitHub refuses with 200
             return msgspec.json.decode(response.content, type=_Refusal).error
     return None
 
@@ -333,6 +337,12 @@ def with_tokens(credentials: OAuthCredentials, tokens: TokenResponse) -> OAuthCr
     )
 
 
+def _configured_secret(config: ServerConfig, credentials: OAuthCredentials) -> str | None:
+    """Return the secret that the configuration has for the client of a login, which may have a former one."""
+    settings = config.oauth
+    return None if settings is None or settings.client_id != credentials.client_id else settings.client_secret
+
+
 async def _post_as_client(
     config: ServerConfig,
     credentials: OAuthCredentials,
@@ -340,7 +350,8 @@ async def _post_as_client(
     data: dict[str, str],
     seconds: float = REQUEST_SECONDS,
 ) -> httpx2.Response:
-    headers, secret = dict[str, str](), credentials.client_secret
+    headers = dict[str, str]()
+    secret = _configured_secret(config, credentials) or credentials.client_secret
     if secret and credentials.auth_method == "client_secret_basic":
         pair = f"{quote(credentials.client_id, safe='')}:{quote(secret, safe='')}"
         headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"

@@ -374,24 +374,18 @@ class ClusterCollector(Collector):
         for (reason, result), count in dict(counts.relays).items():
             relays.add_metric([reason.value, result.name.lower()], count)
         yield relays
-        for name, meaning, count in (
-            (
-                "relays_refused",
-                "Requests of others that were not signed for this replica.",
-                counts.relays_refused,
-            ),
-            ("adoptions", "Sessions taken over from a replica that was gone.", counts.adoptions),
-            ("sessions_lost", "Sessions that another replica has taken over.", counts.sessions_lost),
-            ("replicas_lost", "Replicas that could not be reached any more.", counts.replicas_lost),
-            ("stale_contexts", "Contexts that another replica had changed meanwhile.", counts.stale),
-        ):
-            yield _count(f"cluster_{name}", meaning, count)
-        for name, meaning, value in (
-            ("cluster_sessions", "Sessions whose home is this replica.", counts.sessions()),
-            ("cluster_replicas", "Replicas that can be reached, this one among them.", counts.replicas()),
-            ("cluster_upkeep", "1 if this replica deletes old rows.", counts.does_upkeep()),
-        ):
-            yield _gauge(name, meaning, value)
+        yield _count(
+            "cluster_relays_refused", "Requests that no replica signed for this.", counts.relays_refused
+        )
+        yield _count("cluster_adoptions", "Sessions taken over from a lost replica.", counts.adoptions)
+        yield _count(
+            "cluster_sessions_lost", "Sessions that another replica took over.", counts.sessions_lost
+        )
+        yield _count("cluster_replicas_lost", "Replicas that were out of reach.", counts.replicas_lost)
+        yield _count("cluster_stale_contexts", "Contexts that another replica had changed.", counts.stale)
+        yield _gauge("cluster_sessions", "Sessions whose home is this replica.", counts.sessions())
+        yield _gauge("cluster_replicas", "Replicas in reach, this one among them.", counts.replicas())
+        yield _gauge("cluster_upkeep", "1 if this replica deletes old rows.", counts.does_upkeep())
 
 
 def _count(name: str, meaning: str, value: float) -> Metric:

@@ -1,10 +1,12 @@
 """``login`` and ``logout``, as a person types them."""
 
 import json
+import re
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import anyio
+import httpx2
 import msgspec
 import pytest
 from support.authorization import Protected
@@ -43,6 +45,30 @@ async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path)
     assert protected.issuer.refreshable == {}
     again = await anyio.run_process(forked_command("logout", "locked", "--config", str(path)))
     assert b"There was no login to locked" in again.stdout
+
+
+async def test_the_address_at_which_the_browser_of_another_machine_ends_may_be_typed(
+    protected: Protected, tmp_path: Path
+) -> None:
+    """A container, for example, whose loopback address nobody else reaches."""
+    words = ("login", "locked", "--no-browser", "--config", str(configuration(tmp_path, protected)))
+    with (warned := tmp_path / "stderr").open("wb") as stderr:
+        process = await anyio.open_process(forked_command(*words), stderr=stderr)
+    async with process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        said = ""
+        while not (found := re.search(r"http\S+/authorize\?\S+", said)):
+            said += (await process.stdout.receive()).decode()
+        async with httpx2.AsyncClient() as browser:
+            ended = (await browser.get(found[0])).headers["location"]
+        foreign = re.sub("state=[^&]*", "state=another", ended)
+        await process.stdin.send(f"{foreign}\nhttp://[\n{ended}\n".encode())
+        async for chunk in process.stdout:
+            said += chunk.decode()
+
+    assert warned.read_text().count("this is not the address at which this login ends") == 2
+    assert "Logged in to locked" in said
 
 
 async def test_the_audit_has_each_login_and_logout(protected: Protected, tmp_path: Path) -> None:

@@ -268,18 +268,36 @@ async def test_a_logout_leaves_no_token_that_a_killed_proxy_was_writing(protecte
     assert not left.exists()
 
 
+@pytest.mark.parametrize("answer", [None, (200, b'{"error": "bad_refresh_token"}', JSON)])
 async def test_a_revoked_login_names_the_command_and_is_tried_once(
-    protected: Protected,
+    protected: Protected, answer: tuple[int, bytes, dict[str, str]] | None
 ) -> None:
     config = server_config(protected)
     await logged_in(config)
     await protected.issuer.revoke_token(None)  # type: ignore[arg-type]
+    protected.issuer.answer = answer
     auth = BearerAuth(config)
     for _ in range(3):
         with pytest.raises(LoginRequiredError, match="run: mcp-context-proxy login locked"):
             await fetched(config, auth)
 
-    assert protected.issuer.failed == ["refresh_token"]
+    assert protected.issuer.failed == ([] if answer else ["refresh_token"])
+
+
+async def test_a_secret_that_is_changed_at_the_issuer_and_in_the_configuration_needs_no_login(
+    protected: Protected,
+) -> None:
+    config = server_config(protected)
+    before = await logged_in(config)
+    (client,) = protected.issuer.clients.values()
+    client.client_secret = "the-next-secret-0123456789"
+    protected.issuer.expire_all()
+    known = {"client_id": before.client_id, "issuer": before.issuer}
+    former = server_config(protected, **known, client_secret=before.client_secret)
+    with pytest.raises(AuthorizationError, match="invalid_client"):
+        await fetched(former)
+
+    assert await fetched(server_config(protected, **known, client_secret=client.client_secret)) != 401
 
 
 async def test_a_temporarily_failing_refresh_keeps_the_login(protected: Protected) -> None:

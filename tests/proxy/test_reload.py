@@ -424,6 +424,24 @@ async def test_symbolic_links_swapped_as_by_kubernetes_are_followed(
         assert starts(one) == 1
 
 
+async def test_a_mounted_secret_that_is_renewed_restarts_the_servers_that_get_it(workshop: Workshop) -> None:
+    """Kubernetes has a link lead to the folder of the present version."""
+    for version in ("first", "second"):
+        (workshop.folder / version).mkdir()
+        (workshop.folder / version / "token").write_text(f"the-{version}-token-0123456789")
+    present = workshop.folder / "present"
+    present.symlink_to("first")
+    one = workshop.server("one", tools=[tool("first")])
+    two = workshop.server("two", tools=[tool("second")], settings={"env": {"T": "${file:present/token}"}})
+    async with stdio(command(workshop.config())) as client:
+        await client.until_listed("one__first", "two__second")
+        (workshop.folder / "next").symlink_to("second")
+        (workshop.folder / "next").replace(present)
+        await until(lambda: starts(two) == 2)
+
+    assert starts(one) == 1
+
+
 async def test_a_hangup_signal_reloads_the_file(workshop: Workshop) -> None:
     one, _ = two_servers(workshop)
     config = workshop.config()
