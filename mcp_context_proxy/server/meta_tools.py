@@ -552,8 +552,7 @@ def _without_nulls(raw: Raw) -> Raw | None:
         return None
     kept = {name: value for name, value in given.items() if not _is_null(value)}
     filters = _without_nulls(kept["filters"]) if "filters" in kept else None
-    if filters is not None:
-        kept["filters"] = filters
+    kept |= {} if filters is None else {"filters": filters}
     return None if filters is None and len(kept) == len(given) else envelope.raw(kept)
 
 
