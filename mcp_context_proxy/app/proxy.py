@@ -40,7 +40,6 @@ from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
 from mcp_context_proxy.server.rendering import PastRequests
-from mcp_context_proxy.server.search_answers import instructions_by_server
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store.credentials import SharedCredentials
@@ -522,7 +521,7 @@ class Proxy(Struct, kw_only=True, eq=False):
         rules = introduction(snapshot, INSTRUCTIONS_BYTES - len(instructions().encode()), removed)
         room = meta_definitions.INSTRUCTIONS_BYTES - len(rules.text.encode())
         seen = (client for client in self.fleet.serving() if reaches(client.name))
-        said = instructions_by_server(seen, self.redact)
+        said = meta_definitions.instructions_by_server(seen, self.redact)
         text = instructions(said=said, most=room)
         lines = {name: meta_definitions.server_line(name, words) for name, words in said.items()}
         servers = frozenset(name for name, line in lines.items() if line in text)

@@ -347,7 +347,8 @@ def tool_named(
         raise UnknownItemError("tool", name, suggested(tools, name, snapshot.servers, compared, name_of))
     same = [tool for tool in tools.values() if tool.name == name and server in (None, tool.server)]
     names = [*map(name_of, same)]
-    near = [] if names else suggested(tools, name, snapshot.servers, compared, name_of)
+    full = name if server is None else f"{server}{SEPARATOR}{name}"
+    near = [] if names else suggested(tools, full, snapshot.servers, compared, name_of)
     if server is None and snapshot.unlisted and len(same) < 2:
         raise AwaitedServersError("tool", name, snapshot.unlisted, known=names, nearest=near)
     if len(same) == 1:
@@ -355,7 +356,7 @@ def tool_named(
     if same:
         raise SharedNameError("tool", name, names)
     _raise_if_turned_off(snapshot, name, server)
-    raise UnknownItemError("tool", name, near)
+    raise UnknownItemError("tool", full, near)
 
 
 def _respelt(snapshot: Snapshot, name: str) -> Tool | None:

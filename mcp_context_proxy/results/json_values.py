@@ -8,8 +8,10 @@ than a bounded number of entries.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from math import fsum
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
@@ -57,7 +59,17 @@ _NAME: Final = pattern(r"""\s*(?:(['"])(.*?)\1[^,]*|([^,]+))""", re.DOTALL)
 
 _EMPTY_STEP: Final = 'it has an empty step; write it as items[*].title, or ["a name"] for odd names'
 
-_CONDITION: Final = "it can have no condition; a pattern beside a path such as items[*] finds values by words"
+_TEST: Final = pattern(
+    r"""\(?\s*(?:@\.?)?([\w.-]+)\s*(==?|!=|[<>]=?)\s*(?:'([^']*)'|"([^"]*)"|([^\s'"()]+))\s*\)?"""
+)
+"""A comparison of a member with a value, such as ``@.size > 3`` or ``user.login == 'ann'``."""
+
+_COMPARED: Final = {"=": eq, "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+
+_CONDITION: Final = "a condition compares members with values, such as items[?size > 3 && state == 'open']"
+
+_NAME_SHOWN: Final = pattern(r"[A-Za-z_][\w-]{0,23}")
+"""A name that can stand in an example: it needs no quotes, and has no room for a sentence."""
 
 _any = msgspec.json.Decoder(Raw).decode
 
@@ -224,28 +236,52 @@ class _Fields(Struct, frozen=True):
     names: tuple[str, ...]
 
 
+class _Test(Struct, frozen=True):
+    """A comparison of a member with a value: as numbers, if both are, and else as texts."""
+
+    names: Sequence[str]
+    holds: Callable[[Any, Any], Any]
+    wanted: str
+
+    def met_by(self, value: Raw | None) -> bool:
+        for name in self.names:
+            value = None if value is None else (members_of(value) or {}).get(name)
+        if value is None:
+            return self.holds is ne
+        text = envelope.text(value)
+        own = bytes(value).decode() if text is None else text
+        try:
+            return bool(self.holds(float(own), float(self.wanted)))
+        except ValueError:
+            return bool(self.holds(own, self.wanted))
+
+
 class _Elements(Struct, frozen=True):
     """A slice of an array, or one element if `single`."""
 
     which: slice
     single: bool = False
+    tests: tuple[_Test, ...] = ()
+    """Conditions that each of them meets."""
 
 
 _Step: TypeAlias = _MemberName | _Fields | _Elements
 
 
-def project(value: Raw, path: str) -> bytes:
-    """Return the part of JSON that a path leads to: a value, or one value a line if it leads to several.
+def project(value: Raw, path: str) -> tuple[bytes, list[Raw]]:
+    """Return the part of JSON that a path leads to, and the values if it leads to several, one a line.
 
     A path is a simple JSON path: ``items[0].title``, ``$.items[*].user.login``, ``items[10:20]``, and fields
-    of objects as ``items[*][id,title]``, or ``id,title`` alone. A member of an array is that of each of its
+    of objects as ``items[*][id,title]``, or ``id,title`` alone. A condition stands for the elements that meet
+    it: ``items[?size > 3 && state == 'open']``. A member of an array is that of each of its
     elements, and a number is the element, as in ``items.0.title``. A text alone is given as it is, without
     quotes. Raises `PathError` if the path cannot be read or leads nowhere.
     """
     steps = _steps(path)
     values, several, walked = [value], False, 0
     for asked in steps:
-        step, walked = asked, walked + sum(map(len, values))
+        step, times = asked, len(asked.tests) if isinstance(asked, _Elements) else 0
+        walked += sum(map(len, values)) * (1 + times)
         if walked > WALKED_BYTES:
             raise PathError("it has too many steps for a result of this size; read it by page or pattern")
         in_array = any(envelope.starts_with(each, b"[") for each in values)
@@ -260,11 +296,20 @@ def project(value: Raw, path: str) -> bytes:
         if not values and not (several and isinstance(step, _Elements)):
             raise PathError(_nowhere(step, before))
     if several:
-        return b"\n".join(map(bytes, values))
+        return b"\n".join(map(bytes, values)), values
     (only,) = values
     if envelope.starts_with(only, b'"'):
-        return (envelope.text(only) or "").encode()
-    return bytes(only)
+        return (envelope.text(only) or "").encode(), []
+    return bytes(only), []
+
+
+def summed(values: list[Raw]) -> str:
+    """Return sum, least and greatest of values that are numbers; empty if any is none."""
+    if len(values) < 2 or not all(envelope.starts_with(each, b"-0123456789") for each in values):
+        return ""
+    numbers = [*map(float, values)]
+    told = {"sum": fsum(numbers), "least": min(numbers), "greatest": max(numbers)}
+    return f"{len(values):,} numbers: " + ", ".join(f"{name} {of:.15g}" for name, of in told.items())
 
 
 def _all_elements(values: list[Raw], step: _Elements) -> list[Raw]:
@@ -273,7 +318,8 @@ def _all_elements(values: list[Raw], step: _Elements) -> list[Raw]:
         elements = elements_of(value)
         if elements is None and envelope.starts_with(value, b"["):
             raise PathError(f"an array has more than {ENTRIES:,} elements; read it by page or pattern")
-        found += (elements or [])[step.which]
+        chosen = (elements or [])[step.which]
+        found += [each for each in chosen if all(test.met_by(each) for test in step.tests)]
         if len(found) > ENTRIES:
             raise PathError(f"it leads to more than {ENTRIES:,} values; take a part, such as [0:1000]")
     return found
@@ -344,10 +390,36 @@ def _bracket(inside: str) -> _Step:
     if bounds := _SLICE.fullmatch(inside):
         return _Elements(slice(*(int(bound) if bound else None for bound in bounds.groups())))
     if inside.startswith("?"):
-        raise PathError(_CONDITION)
+        return _Elements(slice(None), tests=tuple(map(_test, inside[1:].split("&&"))))
     found = (quoted or plain.strip() for _, quoted, plain in _NAME.findall(inside))
     names = tuple(dict.fromkeys(filter(None, found)))
     return _MemberName(names[0]) if len(names) == 1 else _Fields(names)
+
+
+def _test(text: str) -> _Test:
+    if (found := _TEST.fullmatch(text.strip().strip("()"))) is None:
+        raise PathError(_CONDITION)
+    name, sign, *values = found.groups()
+    return _Test(name.split("."), _COMPARED[sign], next(each for each in values if each is not None))
+
+
+def example_paths(value: Raw) -> str:
+    """Return paths that lead into JSON, as examples: to the elements of its first array, if there is one."""
+    todo, path = [("", value)], ""
+    while todo:
+        path, one = todo.pop(0)
+        if elements := elements_of(one):
+            fields = _shown_names(elements[0])[:2]
+            some = [f'"{path}[0:20]"', *([f'"{path}[*][{",".join(fields)}]"'] if len(fields) > 1 else [])]
+            return " or ".join([*some, *(f'"{path}[?{fields[0]}=x].{field}"' for field in fields[1:])])
+        if len(todo) < SHAPE_MEMBERS and path.count(".") < SHAPE_DEPTH:
+            members = members_of(one) or {}
+            todo += [(f"{path}.{name}".removeprefix("."), members[name]) for name in _shown_names(one)]
+    return f'"{path or "[0]"}"'
+
+
+def _shown_names(value: Raw) -> list[str]:
+    return [name for name in members_of(value) or {} if _NAME_SHOWN.fullmatch(name)][:SHAPE_MEMBERS]
 
 
 _PARAGRAPH: Final = b"\n\n"

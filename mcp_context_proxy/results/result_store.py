@@ -18,10 +18,11 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.protocol.envelope import PIECE_BYTES
 from mcp_context_proxy.results import json_values
@@ -31,13 +32,19 @@ from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import ACTING
 
 PLACES: Final = 1_000
-"""Places that match a pattern, of which a search tells; a longer pattern finds fewer."""
+"""Places that match a pattern, which a search shows; a longer pattern finds fewer."""
+
+COUNTED: Final = 100_000
+"""Places up to which it counts them: a tenth of a second."""
 
 PATTERN_CHARACTERS: Final = 200
 """Longest pattern: a line that somebody looks for."""
 
 OTHERS: Final = 9
 """Alternatives beside the first one of a pattern; the text is gone through for each."""
+
+ORDERED_WORDS: Final = 3
+"""Words of a pattern that are looked for in any order; the text is gone through for each order."""
 
 COMPARED_CHARACTERS: Final = 16
 """Beginning of a part of a pattern by which lines without it are passed over."""
@@ -103,48 +110,51 @@ class Search(Struct, frozen=True):
     shown: bytes
     """Matching lines as ``12: text``, and of few those around as ``13- text``, groups divided by ``--``."""
     places: int
-    more: bool
-    """True if there are further places, which were not looked for."""
+    """Number of the places, shown or not, up to `COUNTED`."""
 
 
-def search(text: bytes, patterns: Sequence[str]) -> Search:
+def search(text: bytes, patterns: Sequence[str], surrounded: int = SURROUNDED) -> Search:
     """Find patterns in the lines of a text, in capital or small letters.
 
-    A ``*`` in one stands for anything within a line. No text and no pattern can make it slow: what was found
-    of a pattern is never looked for again.
+    A ``*`` in one stands for anything within a line. Up to ``surrounded`` places are shown with the lines
+    around them. No text and no pattern can make it slow: what was found of a pattern is never looked for
+    again.
     """
-    decoded, places, more = text.decode(), 0, False
+    decoded, places = text.decode(), 0
     shown: dict[int, list[str]] = {}
     """Lines by number: those of matches, and those around them; a long one once for each place in it."""
-    long, matched = set[int](), set[int]()
+    whole, matched = set[int](), set[int]()
     found = (
         (lines, *match)
         for lines, pattern in ((_Lines(decoded), pattern) for pattern in patterns)
         for match in lines.matches([part for part in _lowered(pattern).split("*") if part])
     )
     for lines, begin, end in found:
-        if more := places == PLACES:
+        if places == COUNTED:
             break
         number, (start, stop) = lines.number(begin), lines.bounds(begin)
-        if number in matched:
+        if number in whole:
             continue
         places += 1
-        if stop - start <= LINE_CHARACTERS:
-            matched.add(number)
+        is_whole = stop - start <= LINE_CHARACTERS
+        if is_whole:
+            whole.add(number)
+        if places > PLACES:
+            continue
+        if is_whole:
             for at, line in (*lines.before(start, number), *lines.after(stop, number)):
                 shown.setdefault(at, [f"{at}- {line}"])
             shown[number] = [f"{number}: {lines.text[start:stop]}"]
-            continue
-        if number not in long:
-            long.add(number)
-            shown[number] = []
-        shown[number].append(lines.around(number, start, stop, begin, end))
+        else:
+            before = shown[number] if number in matched else []
+            shown[number] = [*before, lines.around(number, start, stop, begin, end)]
+        matched.add(number)
     told = list[str]()
-    alone = places > SURROUNDED
-    for number in sorted(matched | long if alone else shown):
+    alone = places > surrounded
+    for number in sorted(matched if alone else shown):
         told += ["--"] if told and not alone and number - 1 not in shown else []
         told += shown[number]
-    return Search("\n".join(told).encode(), places, more)
+    return Search("\n".join(told).encode(), places)
 
 
 class _Lines:
@@ -245,6 +255,12 @@ class _Lines:
 def _patterns(text: str) -> list[str]:
     """Return the patterns that a regular expression comes near to, since models write them all the same."""
     return [_ESCAPED.sub(r"\1", _ANYTHING.sub("*", _NOTHING.sub("", one))) for one in text.split("|", OTHERS)]
+
+
+def _in_any_order(text: str) -> list[str]:
+    """Return the patterns by which the words of one are found wherever they stand in a line."""
+    words = text.replace("*", " ").split()
+    return ["*".join(order) for order in permutations(words)] if len(words) <= ORDERED_WORDS else []
 
 
 _NOTHING: Final = re.compile(r"^(?:\((?:\?[a-z]*[:)])?)*\^?|\\b|(?<!\\)[$)]+$")
@@ -489,23 +505,25 @@ def read(
     With both a path and a pattern, the part is searched. A page and its note have at most `most` bytes.
     Blocks. Raises `ReadError` if there is no such part.
     """
-    found, said = whole, ""
+    found, said, surrounded = whole, "", SURROUNDED
     if path is not None and path.strip():
-        found = _projected(whole, path)
+        found, values = _projected(whole, path)
+        said, surrounded = json_values.summed(values), 0 if len(values) > 1 else SURROUNDED
     if pattern is not None and pattern.strip("* "):
         if len(pattern) > PATTERN_CHARACTERS:
             raise ReadError(f"a pattern has at most {PATTERN_CHARACTERS} characters")
-        result = search(found, [pattern])
-        if not result.places:
-            result = search(found, _patterns(pattern))
-        if not result.places:
+        tried = ([pattern], _patterns(pattern), _in_any_order(pattern))
+        results = (search(found, patterns, surrounded) for patterns in tried)
+        result = next((each for each in results if each.places), None)
+        if result is None:
             rule = "* stands for anything in a line, | for or, and nothing else is special"
             raise ReadError(f"nothing matches {pattern!r} in {_lines_of(line_count(found))}; {rule}")
         found = result.shown
         places = "1 place matches" if result.places == 1 else f"{result.places:,} places match"
         alone = ", shown without the text around them" if result.places > SURROUNDED else ""
+        alone = f", of which the first {PLACES:,} are shown" if result.places > PLACES else alone
         # Each line has its own number, and those of the page would be others.
-        said = f"{'over ' if result.more else ''}{places}{alone}"
+        said = f"{'at least ' if result.places == COUNTED else ''}{places}{alone}"
     one = page(found, number, most - NOTE_BYTES)
     if one is None:
         last = page(found, 1, most - NOTE_BYTES)
@@ -522,7 +540,7 @@ def _lines_of(number: int) -> str:
     return "1 line" if number == 1 else f"{number:,} lines"
 
 
-def _projected(whole: bytes, path: str) -> bytes:
+def _projected(whole: bytes, path: str) -> tuple[bytes, list[Raw]]:
     value = json_values.parsed(whole)
     if value is None:
         raise ReadError("this result is no JSON, so there is no path in it; read it by page or pattern")

@@ -366,8 +366,11 @@ def _note(result_id: str, whole: bytes, shown: str) -> str:
     value = json_values.parsed(whole)
     ways = ["page=1", 'pattern="words"']
     if value is not None:
-        paths = '"[0:20]" or "[*][id,name]"' if whole.lstrip()[:1] == b"[" else '"items[0:20]" or "user.name"'
-        ways[1:] = [f"a path such as {paths}", ways[1], "both: the values of the path with these words"]
+        ways[1:] = [
+            f"a path such as {json_values.example_paths(value)}",
+            ways[1],
+            "both: the values of the path with these words",
+        ]
     return (
         f"[Shortened by the proxy: {shown} the result, about {len(whole) // BYTES_PER_TOKEN:,} tokens "
         f"({size}). Nothing is lost. To read the rest, call {READ_RESULT} (directly, or through call_tool by "

@@ -310,6 +310,8 @@ class Index(Struct, frozen=True, eq=False):
     """Cached for `instructed`: by term, the sources whose instructions have it."""
     called: list[dict[str, dict[int, bool]]] = field(default_factory=list)
     """Cached for `addressed`: by word, the sources that are called so, and whether by the word itself."""
+    shared: list[dict[int, list[int]]] = field(default_factory=list)
+    """The cached result of `shared_names`."""
     word_lists: list[WordList] = field(default_factory=list)
     """The cached result of `words`."""
     sketches: list[Sketches] = field(default_factory=list)
@@ -391,6 +393,15 @@ class Index(Struct, frozen=True, eq=False):
             guesses = np.concatenate(found) if found else None
             self.sketches.append(None if guesses is None else (places[: len(guesses)], guesses))
         return self.sketches[0]
+
+    def shared_names(self) -> dict[int, list[int]]:
+        """Return the items of each own name, as its hash, that several have."""
+        if not self.shared:
+            own = self.names[:, 0]
+            order = np.argsort(own, kind="stable")
+            parts = np.split(order, np.flatnonzero(np.diff(own[order])) + 1)
+            self.shared.append({int(own[one[0]]): one.tolist() for one in parts if one.size > 1})
+        return self.shared[0]
 
     def named(self, keys: Iterable[str]) -> list[int]:
         """Return the items that have one of some names, given as `text.name_key` returns them."""

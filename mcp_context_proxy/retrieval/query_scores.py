@@ -447,21 +447,33 @@ class QueryScores:
         Only equal definitions count. With nearly equal ones a server could hide the tools of another one
         behind its own by repeating them with a word more.
         """
+        index, shared = self.query.index, self.query.index.shared_names()
+        names = index.names[self.items[ordered], 0].tolist()
         # Nearly every tool has a name of its own, which the hashes of the names tell at once.
-        names = self.query.index.names[self.items[ordered], 0].tolist()
-        if len(set(names)) == len(names):
+        if shared.keys().isdisjoint(names):
             return ordered, {}
-        first, twins = dict[tuple[str, object], int](), dict[int, tuple[Tool, ...]]()
-        kept = np.ones(ordered.size, bool)
-        for at, (place, position) in enumerate(
-            zip(ordered.tolist(), self.items[ordered].tolist(), strict=True)
-        ):
-            item = self.query.index.items[position]
-            if isinstance(item, Tool):
-                same = first.setdefault((item.name, item.written), place)
-                if same != place:
-                    kept[at], twins[same] = False, (*twins.get(same, ()), item)
-        return ordered[kept], twins
+        kept, twins = dict[int, None](), dict[int, tuple[Tool, ...]]()
+        passed, shown = set[int](), set[str]()
+        for place, name in zip(ordered.tolist(), names, strict=True):
+            found, first = index.items[int(self.items[place])], place
+            same = self._same(found, shared[name]) if name in shared and isinstance(found, Tool) else {}
+            if place not in passed and len(same) > 1:
+                # The one at the server of an earlier one: a task stays where it began.
+                first = next((at for at, tool in same.items() if tool.server in shown), place)
+                shown.add(same[first].server)
+                twins[first] = tuple(tool for at, tool in same.items() if at != first)
+                passed |= same.keys()
+            elif place in passed:
+                continue
+            kept[first] = None
+        return np.array([*kept], np.intp), twins
+
+    def _same(self, tool: Tool, positions: Sequence[int]) -> dict[int, Tool]:
+        """Return the tools with the name and definition of one, by place, of those at some positions."""
+        tools, same = self.query.index.items, (tool.name, tool.written)
+        by_place = _by_place({at: tools[at] for at in positions}, self.items)
+        alike = {at: one for at, one in by_place.items() if isinstance(one, Tool)}
+        return {at: one for at, one in alike.items() if (one.name, one.written) == same}
 
     def _coverage(self) -> float:
         """Return the share of the query's idf that the lexically best item has."""

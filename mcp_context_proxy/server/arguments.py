@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from mcp_context_proxy.catalog.names import SEPARATOR
+from mcp_context_proxy.errors import RemoteError
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope, strangers
 from mcp_context_proxy.retrieval.text import name_key
@@ -292,6 +293,16 @@ def _may_be(value: Raw, demand: Demand) -> bool:
     return kind not in _KINDS or envelope.starts_with(value, _KINDS[kind])
 
 
+def _fits(value: Raw, demand: Demand) -> bool:
+    """Return whether a value, and all in it, may be of the types and values that are demanded."""
+    if not _may_be(value, demand):
+        return False
+    if (inside := demand.elements) is not None and envelope.starts_with(value, b"["):
+        return all(_fits(one, inside) for one in envelope.elements(value))
+    members = envelope.members(value) if demand.members and envelope.starts_with(value, b"{") else {}
+    return all(_fits(members[name], demand.members[name]) for name in members.keys() & demand.members)
+
+
 DETAIL_OF_MISFIT: Final = Detail(0, 12, 2)
 
 MISFITS: Final = 8
@@ -301,7 +312,7 @@ MISFITS: Final = 8
 def misfit(tool: Tool, name: str, arguments: bytes) -> str:
     """Return how arguments differ from the schema of a tool, and its signature; empty if nothing is seen.
 
-    Only names, types and values at the top are compared; ``name`` is that under which the model has the tool.
+    Names are compared at the top alone; ``name`` is that under which the model has the tool.
     """
     if len(arguments) > envelope.TAKEN_APART_BYTES:
         return ""
@@ -312,7 +323,7 @@ def misfit(tool: Tool, name: str, arguments: bytes) -> str:
     is_closed = as_dict(envelope.schema_of(tool.definition)).get("additionalProperties") is False
     unknown = [one for one in given if one not in properties] if properties and (missing or is_closed) else []
     demanded = _demanded(tool).members
-    wrong = [one for one in given if one in demanded and not _may_be(given[one], demanded[one])]
+    wrong = [one for one in given if one in demanded and not _fits(given[one], demanded[one])]
     sentences = [
         f"{how}: {', '.join(as_word(one) for one in some[:MISFITS])}."
         for how, some in (("Missing", missing), ("Not known", unknown), ("Wrong type or value", wrong))
@@ -322,3 +333,17 @@ def misfit(tool: Tool, name: str, arguments: bytes) -> str:
         return ""
     takes = f"It takes {told.text('', DETAIL_OF_MISFIT)}."
     return " ".join([takes, *sentences, f"Search for {name} to see all about it."])
+
+
+DETAILS: Final = 600
+"""Characters of the data of an error that a model is told: the reason, and not a trace of a stack."""
+
+
+def details(error: Exception) -> str:
+    """Return the data of a server's error as a line for a model; empty if it has none."""
+    data = bytes(error.data) if isinstance(error, RemoteError) and isinstance(error.data, Raw) else b"null"
+    return (
+        ""
+        if data == b"null"
+        else f"Details: {strangers.one_line(envelope.text(Raw(data)) or data.decode(), DETAILS)}"
+    )

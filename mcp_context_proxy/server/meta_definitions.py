@@ -1,24 +1,27 @@
 """Definitions of the meta tools: their names, their descriptions for models, and their arguments.
 
 Definitions depend on the configuration alone. They are the same for every client and for the life of the
-process, so that the prompt cache of a host stays valid.
+process, so that the prompt cache of a host stays valid. The instructions have words of servers beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.items import NO_FILTERS, SearchFilters
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.strangers import named, one_line
+from mcp_context_proxy.protocol.strangers import named, one_line, stranger_text
 from mcp_context_proxy.results import shortening
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust import ACTING
+from mcp_context_proxy.trust.fingerprints import sign_in
 
 SEARCH = "search_available_tools"
 CALL = "call_tool"
@@ -158,7 +161,7 @@ class ReadResultArguments(msgspec.Struct, forbid_unknown_fields=True):
     id: Annotated[str, Meta(min_length=1, description="As the shortened result gives it")]
     page: Annotated[int, Meta(ge=1, description="From 1")] = 1
     path: Annotated[
-        str | None, Meta(description="Part of JSON: items[0:20], items[*].title, items[*][id,title]")
+        str | None, Meta(description="Part of JSON: items[0:20], items[*][id,title], items[?size>3].title")
     ] = None
     pattern: Annotated[str | None, Meta(description="Words in a line; * stands for anything in it")] = None
 
@@ -283,6 +286,34 @@ def server_line(server: str, words: str) -> str:
         begun = line.removesuffix(CUT).rstrip()
         line = f"{begun.rpartition(' ')[0] or begun} {CUT}"
     return named(server, line) if line else ""
+
+
+def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
+    """Return the instructions of each server that gave some without a sign of an attack, by its name."""
+    said = {
+        client.name: stranger_text(client.introduction.instructions, redact, SAID_CHARACTERS)
+        for client in clients
+        if client.introduction is not None and client.introduction.instructions
+    }
+    return {server: words for server, words in said.items() if sign_in(words) is None}
+
+
+def said_later(clients: Iterable[DownstreamClient], redact: Redactor, introduced: set[str]) -> list[str]:
+    """Return a line for each server that connected after a session had begun, once in the session.
+
+    Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows,
+    the best first. Servers that are told now are added to those `introduced` before.
+    """
+    left, told = SAID_LATER_BYTES, list[str]()
+    # Those of a server take up to a millisecond to examine.
+    new = [client for client in clients if client.name not in introduced]
+    for server, words in instructions_by_server(new, redact).items():
+        line = server_line(server, words)
+        left -= len(line.encode())
+        if line and left >= 0:
+            introduced.add(server)
+            told.append(line)
+    return told
 
 
 _NO_SERVERS: Final = (

@@ -48,9 +48,9 @@ from mcp_context_proxy.results.result_store import ReadError, read
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.server import Caller
-from mcp_context_proxy.server.arguments import CALLED_AS, as_meant, in_our_words, in_words, misfit
+from mcp_context_proxy.server.arguments import CALLED_AS, as_meant, details, in_our_words, in_words, misfit
 from mcp_context_proxy.server.consent import PendingInput
-from mcp_context_proxy.server.forwarding import NotAnObjectError, tell_waiting
+from mcp_context_proxy.server.forwarding import NotAnObjectError, request_error, tell_waiting
 from mcp_context_proxy.server.meta_definitions import (
     CALL,
     CALL_READ_ONLY,
@@ -71,9 +71,10 @@ from mcp_context_proxy.server.meta_definitions import (
     RecallArguments,
     SearchArguments,
     no_servers,
+    said_later,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
-from mcp_context_proxy.server.questions import ask_client
+from mcp_context_proxy.server.questions import ask_client, sends_away
 from mcp_context_proxy.server.rendering import (
     NO_FIGURES,
     figures_line,
@@ -91,7 +92,6 @@ from mcp_context_proxy.server.search_answers import (
     answer_tokens,
     current_name,
     note_of_pages,
-    said_later,
     search_notes,
     search_text,
 )
@@ -207,9 +207,11 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         except UnknownItemError as error:
             result = await self.calls.unknown(error, wanted.name, caller)
         except (DownstreamError, RequestError) as error:
-            refused = tool is not None and isinstance(error, RemoteError | NotAnObjectError)
-            differs = misfit(tool, caller.name_of(tool), arguments) if refused and tool else ""
-            result = failure("\n".join(filter(None, [str(error), differs])))
+            if isinstance(error, RemoteError) and sends_away(error, caller):
+                raise request_error(error, caller.era) from error
+            judged = tool if isinstance(error, RemoteError | NotAnObjectError) else None
+            differs = misfit(judged, caller.name_of(judged), arguments) if judged else ""
+            result = failure("\n".join(filter(None, [str(error), details(error), differs])))
         return eras.fit_result_to_client("tools/call", result, caller.era)
 
     async def _own_through(self, through: str, name: str, params: Members, caller: Caller) -> bytes:
@@ -314,7 +316,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 self.changes.context_changed(caller.session)
         noted = None if _wants_data(caller) else self._noted(handle or caller.session, caller)
         notes, context_id = self._notes(answer, noted, caller, best), None
-        if answer.found.snapshot.resources and (scope is None or scope.kinds is None):
+        if scope is None or scope.kinds is None:
             fit = await self.resources.fitting(query, answer.found.wanted)
             notes += [Note(fit, brief=fit)] if fit else []
         if handle is not None and isinstance(wanted, ContextArguments):
@@ -391,9 +393,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     async def _manage(self, wanted: ManageArguments, caller: Caller) -> bytes:
         if not self.manage():
             return failure(f"{MANAGE} is switched off; [context] manage_tool switches it on")
-        session: SessionContext = (
-            self._handle(wanted.context_id, caller) or caller.session or self._new_handle(caller)
-        )
+        session = self._handle(wanted.context_id, caller) or caller.session or self._new_handle(caller)
         if wanted.action != "list":
             if wanted.type is None or wanted.name is None:
                 raise _UnusableArgumentsError(f"to {wanted.action} an item, give its type and name")
@@ -552,8 +552,7 @@ def _without_nulls(raw: Raw) -> Raw | None:
         return None
     kept = {name: value for name, value in given.items() if not _is_null(value)}
     filters = _without_nulls(kept["filters"]) if "filters" in kept else None
-    if filters is not None:
-        kept["filters"] = filters
+    kept |= {} if filters is None else {"filters": filters}
     return None if filters is None and len(kept) == len(given) else envelope.raw(kept)
 
 

@@ -307,6 +307,12 @@ def _refused(error: RemoteError, why: str) -> RemoteError:
     return RemoteError(error.server, INTERNAL_ERROR, f"{error.remote_message} ({why})")
 
 
+def sends_away(error: RemoteError, caller: Caller) -> bool:
+    """Return whether an error sends a person to a URL, and the client is one that can lead them there."""
+    elicitation = client_capabilities(caller.capabilities).get("elicitation", {})
+    return error.code == eras.URL_ELICITATION_REQUIRED and "url" in elicitation
+
+
 def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> bytes | None:
     """Turn the error by which a handshake-era server sends a person to a URL into a modern result.
 
@@ -325,7 +331,7 @@ def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> byte
         requests[key] = {"method": ELICITATION, "params": asked}
     if not requests or _has_declined(params.get("inputResponses", Raw(b"{}"))):
         return None
-    if "url" not in client_capabilities(caller.capabilities).get("elicitation", {}):
+    if not sends_away(error, caller):
         needed: dict[str, Any] = {"requiredCapabilities": {"elicitation": {"url": {}}}}
         raise RequestError(eras.MISSING_CAPABILITY, named(error.server, error.remote_message), needed)
     return envelope.encode({"resultType": "input_required", "inputRequests": requests})
@@ -499,12 +505,9 @@ _ELSEWHERE: Final = (
 """Words in other letters."""
 
 
-def _secret() -> str:
-    words = "|".join(_words_of(_plain(word)) for word in _ELSEWHERE)
-    return rf"\b(?:{_SECRETS})\b{_NO_SECRET}|{words}"
-
-
-_SECRET: Final = pattern(_secret)
+_SECRET: Final = pattern(
+    lambda: rf"\b(?:{_SECRETS})\b{_NO_SECRET}|" + "|".join(_words_of(_plain(word)) for word in _ELSEWHERE)
+)
 _SECRET_LABEL: Final = pattern(rf"\b(?:{_SECRETS}|pin|pin (?:code|number)|cookies?|pass)\b{_NO_SECRET}")
 """Short words that are harmless in a sentence: ``pin the issue``."""
 

@@ -132,12 +132,8 @@ def document_messages(
             text = outlines.get(key_of(document)) or told_again(document, item, True, {}).text
             messages.append(f"{text}\n{HOW_TO_READ}")
         else:
-            messages.append(document_message(document))
+            messages.append(f"{document.kind.capitalize()}: {document.name}\n\n{document.text.strip()}")
     return messages
-
-
-def document_message(document: Document) -> str:
-    return f"{document.kind.capitalize()}: {document.name}\n\n{document.text.strip()}"
 
 
 def tools_text(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:

@@ -183,8 +183,8 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
 
     async def fitting(self, query: str, wanted: SearchFilters) -> str:
         """Return a sentence that names the resources with most words of a query; empty if there are none."""
-        # A thread costs more than to compare a few.
-        many = len(self.catalog.snapshot.resources) > COMPARED_IN_LOOP
+        snapshot = self.catalog.snapshot  # a thread costs more than to compare a few
+        many = len(snapshot.resources) + len(snapshot.templates) > COMPARED_IN_LOOP
         return await in_thread_if(many, self._fitting, query, wanted)
 
     def _fitting(self, query: str, wanted: SearchFilters) -> str:
@@ -192,9 +192,10 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             return ""
         snapshot, found = self.catalog.snapshot, list[tuple[float, str]]()
         asked, hidden = frozenset(terms(query)) - {"server", "resourc"}, self.skills.sources(snapshot)
+        every = *snapshot.resources.items(), *snapshot.templates.items()
         off = {name for name, one in self.fleet.clients.items() if one.config.include is IncludeMode.MANUAL}
-        compared, servers = Counter[str](), {one.server for one in snapshot.resources.values()}
-        for uri, one in snapshot.resources.items():
+        compared, servers = Counter[str](), {one.server for _, one in every}
+        for uri, one in every:
             is_meant = one.listed and one.server not in off and wanted.server in (None, one.server)
             # No server takes the room of another.
             if not is_meant or compared[one.server] >= RESOURCES_COMPARED // len(servers):
@@ -207,7 +208,8 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
                 found.append((-len(asked & has), f"{uri} of {one.server}{said}"))
         names = [name for _, name in sorted(found)[:RESOURCES_NAMED]]
         fit, one_of = ("Resources that fit", "one") if len(names) > 1 else ("A resource that fits", "it")
-        how = f"Read {one_of} through {CALL_READ_ONLY}, with the URI as its name."
+        uri = "the URI, all in {} filled in," if "{" in "".join(names) else "the URI"
+        how = f"Read {one_of} through {CALL_READ_ONLY}, with {uri} as its name."
         return f"{fit}: {', '.join(names)}. {how}" if names else ""
 
     async def _read_context(self, uri: str, caller: Caller) -> tuple[str, str] | None:
@@ -220,9 +222,8 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
                 query = session.query
             snapshot, told = self.catalog.snapshot, tuple[ToldDocument, ...]()
             if query is not None and query.strip():
-                scope = Scope(DOCUMENT_KINDS)
                 selected = await self.contexts.select(
-                    query, session, scope=scope, remember=False, deliver="prompt"
+                    query, session, scope=Scope(DOCUMENT_KINDS), remember=False, deliver="prompt"
                 )
                 context, snapshot, told = selected.context, selected.found.snapshot, selected.told
             else:
@@ -305,10 +306,8 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         Raises `RequestError` if nobody has it.
         """
         if (size := len(uri.encode("utf-8", "surrogatepass"))) > URI_BYTES:
-            raise RequestError(
-                INVALID_PARAMS,
-                f"the URI {uri[:URI_SHOWN]!r}... has {size:,} bytes; {URI_BYTES:,} are allowed",
-            )
+            long = f"the URI {uri[:URI_SHOWN]!r}... has {size:,} bytes; {URI_BYTES:,} are allowed"
+            raise RequestError(INVALID_PARAMS, long)
         resource = None if is_own(uri) else self.catalog.snapshot.owner_of(uri)
         if resource is not None and resource.withheld == OF_TWO:
             raise RequestError(INVALID_PARAMS, f"resource {uri!r} is withheld: {OF_TWO}")

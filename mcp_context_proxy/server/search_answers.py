@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from mcp_context_proxy.catalog.model_schemas import plain_schema
 from mcp_context_proxy.catalog.names import COMPARED, EXPOSED, parted
-from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import Found, Scope, server_asked_for
@@ -27,7 +26,7 @@ from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.errors import AwaitedServersError, UnknownFilterError, UnknownItemError, some_of
 from mcp_context_proxy.items import Document, Kind, NameOf, SearchFilters, Snapshot, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.strangers import bounded, one_line, stranger_text
+from mcp_context_proxy.protocol.strangers import bounded, one_line
 from mcp_context_proxy.results import failure
 from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.retrieval.text import identifier_words
@@ -36,11 +35,8 @@ from mcp_context_proxy.server.meta_definitions import (
     CALL_READ_ONLY,
     READ_DOCUMENT,
     READ_MARK,
-    SAID_CHARACTERS,
-    SAID_LATER_BYTES,
     SEARCH,
     no_servers,
-    server_line,
 )
 from mcp_context_proxy.server.signatures import Detail, ToldTool, query_terms
 from mcp_context_proxy.trust import reaches
@@ -62,6 +58,11 @@ HOW_TO_READ_FILES: Final = (
 )
 HOW_ALL_THE_SAME: Final = "Tools among them can be called by their names all the same."
 HOW_TO_GO_ON: Final = "Call one only if it does exactly this; else search in other words or do without."
+WHICH_ONE: Final = "Of the same tool at several servers, take the one that is meant; if that is open, ask."
+"""Said where such a tool changes something: to call it at the wrong server may do harm."""
+IN_ENGLISH: Final = "If none of these does it, search again in English."
+"""Said where a query in another script has no word in common with any item: models know little of it."""
+AGAIN: Final = "Not everything could be searched yet: search again in some seconds."
 
 ANSWER_TOKENS: Final = 400
 """Budget of an answer. Only what a model cannot do without may exceed it, up to `MOST_TOKENS`."""
@@ -107,6 +108,9 @@ NOTED: Final = 5
 
 BRIEFLY_NOTED: Final = 2
 """Names in the brief form of a note."""
+
+LAST_LATIN: Final = "\u024f"
+"""Last of the letters of European languages in Latin script."""
 
 UNFINISHED: Final = "Indexing goes on."
 """Brief form of the note that not everything is indexed."""
@@ -243,34 +247,6 @@ def _standing(client: DownstreamClient, *, whole: bool = False) -> str:
     return f"{client.standing}{again}: {one_line(cause, REMEDY_CHARACTERS if whole else CAUSE_CHARACTERS)}"
 
 
-def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
-    """Return the instructions of each server that gave some without a sign of an attack, by its name."""
-    said = {
-        client.name: stranger_text(client.introduction.instructions, redact, SAID_CHARACTERS)
-        for client in clients
-        if client.introduction is not None and client.introduction.instructions
-    }
-    return {server: words for server, words in said.items() if sign_in(words) is None}
-
-
-def said_later(clients: Iterable[DownstreamClient], redact: Redactor, introduced: set[str]) -> list[str]:
-    """Return a line for each server that connected after a session had begun, once in the session.
-
-    Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows,
-    the best first. Servers that are told now are added to those `introduced` before.
-    """
-    left, told = SAID_LATER_BYTES, list[str]()
-    # Those of a server take up to a millisecond to examine.
-    new = [client for client in clients if client.name not in introduced]
-    for server, words in instructions_by_server(new, redact).items():
-        line = server_line(server, words)
-        left -= len(line.encode())
-        if line and left >= 0:
-            introduced.add(server)
-            told.append(line)
-    return told
-
-
 def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:
     """Name the items that were selected but do not fit into the budget."""
     named = [f"{current_name(one, snapshot, name_of)} ({one.tokens:,} tokens)" for one in context.dropped]
@@ -325,6 +301,8 @@ def search_text(
     else:
         best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
         head.append(f"{best} of {known}:")
+        if _is_in_other_script(answer.context.query) and not any(map(_has_a_word, results)):
+            head.insert(0, f"Note: {IN_ENGLISH}")
     # Those in the texts of documents are told there, within a budget of their own.
     told_there = {key_of(one.document) for one in answer.told}
     results = tuple(result for result in results if key_of(result.item) not in told_there)
@@ -332,6 +310,8 @@ def search_text(
     # Several servers may have a tool of that name: then which one is meant is still to be chosen.
     is_one = len(named) == 1
     call = how_to_call(result.item for result in results)
+    if any(one.twins and isinstance(one.item, Tool) and not read_mark(one.item) for one in results):
+        call = f"{call} {WHICH_ONE}"
     told, rest, tail = list[str](), list[Result](), [call] if call else []
     left = WHOLE_CHARACTERS
     for result in results:
@@ -405,11 +385,21 @@ def _nothing_fits(
 def _nearest(found: Found, known: str, most: int, name_of: NameOf) -> str:
     if not found.near_misses:
         return found.filter_note or f"Nothing was found among {known}."
+    how = AGAIN if found.tools.indexed and not found.tools.likely else HOW_TO_GO_ON
     if found.excluded and not found.nearest:
-        return f"{found.filter_note}\n{HOW_TO_GO_ON}"
+        return f"{found.filter_note}\n{how}"
     why = found.leaves_note or f"None of {known} fits."
     names = "\n".join(f"- {item_name(result, name_of)}" for result in found.near_misses[:most])
-    return f"{why} Nearest:\n{names}\n{HOW_TO_GO_ON}"
+    return f"{why} Nearest:\n{names}\n{how}"
+
+
+def _has_a_word(result: Result) -> bool:
+    return any(not term.isdigit() for _, term, _ in result.terms)
+
+
+def _is_in_other_script(query: str) -> bool:
+    letters = [one for one in query if one.isalpha()]
+    return 2 * sum(one > LAST_LATIN for one in letters) > len(letters)
 
 
 async def unknown(

@@ -252,6 +252,14 @@ def test_a_name_of_any_length_is_looked_for_once_in_all_spellings() -> None:
     assert not costs_more(20, ask, "fleet__" + "a" * 1_000_000, "fleet__" + "a" * 200)
 
 
+def test_a_tool_that_is_gone_from_its_server_is_not_answered_with_one_of_another() -> None:
+    snapshot = world_of({"north": ["plan_route", "close"], "south": ["plan_routes"]}).catalog.snapshot
+
+    with pytest.raises(UnknownItemError) as caught:
+        names.tool_named(snapshot, "plan_route", "south")
+    assert str(caught.value) == "unknown tool 'south__plan_route'; did you mean south__plan_routes?"
+
+
 def test_the_word_of_a_server_makes_no_name_similar() -> None:
     snapshot = world_of({"git": ["git_reset", "git_show", "git_status"]}).catalog.snapshot
 

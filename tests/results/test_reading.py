@@ -78,7 +78,19 @@ def test_a_match_at_the_end_of_a_long_line_hides_none_in_the_next_and_is_shown_o
 def test_a_search_tells_of_a_bounded_number_of_places() -> None:
     reading = read(b"hit\n" * 10 * PLACES, 1, None, "hit", 1_000_000)
 
-    assert reading.note.startswith(f"[over {PLACES:,} places match")
+    assert reading.note.startswith(f"[10,000 places match, of which the first {PLACES:,} are shown")
+    assert reading.text.count(b"hit") == PLACES
+
+
+def test_the_words_of_a_pattern_are_found_in_any_order_where_they_do_not_stand_as_written() -> None:
+    rows = "id;state;city\n1;lost;Graz\n2;Lyon;lost\n3;open;Graz\n4;lost in Graz;-"
+
+    assert found(rows, "lost in Graz") == ["3- 2;Lyon;lost", "4- 3;open;Graz", "5: 4;lost in Graz;-"]
+    assert [line for line in found(rows, "lyon lost") if ": " in line] == ["3: 2;Lyon;lost"]
+    assert [line for line in found(rows, "graz lost") if ": " in line] == [
+        "2: 1;lost;Graz",
+        "5: 4;lost in Graz;-",
+    ]
 
 
 def test_each_page_says_which_lines_of_the_whole_it_has() -> None:
@@ -95,7 +107,7 @@ def test_each_page_says_which_lines_of_the_whole_it_has() -> None:
 def test_a_path_and_a_pattern_together_search_the_part() -> None:
     data = json.dumps({"a": ["apple", "pear"], "b": ["pear"]}).encode()
 
-    assert read(data, 1, "a[*]", "pear").text == b'1- "apple"\n2: "pear"'
+    assert read(data, 1, "a[*]", "pear").text == b'2: "pear"'
 
 
 def test_each_of_several_values_is_one_line_however_its_server_has_written_it() -> None:
@@ -120,12 +132,25 @@ def test_each_of_several_values_is_one_line_however_its_server_has_written_it() 
         ("list[0:1]['id']", "3"),
         ("list[0].t", "x"),
         ("empty[*]", ""),
+        ("list[?id==4]", '{"id":4}'),
+        ("list[?(@.id > 3.5)].id", "4"),
+        ("$.list[?@.t=='x' && @.id<9].id", "3"),
+        ("list[?t != x].id", "4"),
+        ("list[?id>9]", ""),
     ],
 )
 def test_a_path_leads_to_a_part(path: str, value: str) -> None:
     data = b'{"a":{"b":1},"odd.name":[2],"list":[{"id":3,"t":"x"},{"id":4}],"empty":[]}'
 
     assert read(data, 1, path, None).text.decode() == value
+
+
+def test_numbers_that_a_path_leads_to_are_summed_below_them() -> None:
+    data = b'{"rows":[{"kg":1.5,"to":"Graz"},{"kg":2},{"kg":-1,"to":"Graz"}]}'
+
+    assert "3 numbers: sum 2.5, least -1, greatest 2" in read(data, 1, "rows[*].kg", None).note
+    assert "2 numbers: sum 0.5, least -1, greatest 1.5" in read(data, 1, "rows[?to=Graz].kg", None).note
+    assert "numbers" not in read(data, 1, "rows[*].to", None).note
 
 
 def test_the_fields_of_a_list_need_no_brackets() -> None:
@@ -138,7 +163,8 @@ def test_the_fields_of_a_list_need_no_brackets() -> None:
         ("a.c", "no member 'c'; what there is: {b: number}"),
         ("list[9]", "no element 9; what there is: array of 1 number"),
         ("a[", "not closed"),
-        ("$.rows[?(@.id == 3)]", "a pattern beside a path such as items[*]"),
+        ("$.rows[?(@.id == 3 || @.id)]", "such as items[?size > 3 && state == 'open']"),
+        ("$.rows[?(@.id == 9)].id", "there is no member 'id'; what there is: nothing"),
         ("a..b", "empty step"),
         ("a. .b", "empty step"),
         ("rows[9]", "array of 2 {id: number}"),

@@ -90,14 +90,16 @@ def test_no_number_of_blocks_or_members_keeps_a_result_from_being_shortened(resu
 
 
 def test_the_note_names_the_ways_that_lead_to_the_rest() -> None:
-    listed, record, plain = (
-        shortened(text).note
-        for text in (json.dumps([0] * 9_000), json.dumps({"a": "x" * 9_000}), "x\n" * 9_000)
+    rows = [{"id": number, "odd name": 1, "state": "x" * 9_000} for number in range(2)]
+    values = [0] * 9_000, {"a": "x" * 9_000}, {"page": 1, "odd name": [1], "data": {"rows": rows}}
+    listed, record, nested, plain = (
+        shortened(text).note for text in (*map(json.dumps, values), "x\n" * 9_000)
     )
 
     both = 'pattern="words", both: the values of the path with these words.'
-    assert f'one of: page=1, a path such as "[0:20]" or "[*][id,name]", {both}' in listed
-    assert f'one of: page=1, a path such as "items[0:20]" or "user.name", {both}' in record
+    assert f'one of: page=1, a path such as "[0:20]", {both}' in listed
+    assert f'one of: page=1, a path such as "a", {both}' in record
+    assert '"data.rows[0:20]" or "data.rows[*][id,state]" or "data.rows[?id=x].state", pattern=' in nested
     assert 'one of: page=1, pattern="words".' in plain
     assert "about 4,500 tokens (18,000 bytes in 9,000 lines)" in plain
 

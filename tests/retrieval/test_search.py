@@ -12,7 +12,7 @@ from support.catalogs import WordVectors, rule, snapshot, tool
 from support.general_requests import GENERAL_REQUESTS
 from support.tables import each
 
-from mcp_context_proxy.items import IncludeMode, Kind, Snapshot
+from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval import FITTING, Ranking, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
@@ -341,6 +341,30 @@ def test_of_the_same_tool_at_two_servers_one_is_shown_and_names_the_other(engine
     assert [twin.exposed_name for twin in ranking.results[0].twins] == ["work__create_issue"]
     assert ranking.results[0].why.endswith("also at work")
     assert [result.item.exposed_name for result in ranking.others] == ["work__create_issue"]
+
+
+def test_what_one_task_needs_of_two_like_servers_is_of_one_and_always_names_the_other(engine: Engine) -> None:
+    said = {
+        "list_parcels": "List parcels by weight.",
+        "move_parcel": "Move a parcel.",
+        "drop": "Drop a parcel.",
+    }
+    catalog = snapshot(
+        *(tool(name, text, server="north", marked=False) for name, text in said.items()),
+        tool("sort_mail", "Sorts the mail.", server="north"),
+        *(tool(name, text, server="south", marked=False) for name, text in reversed(said.items())),
+    )
+
+    for query in (
+        "list parcels of the south, then move a parcel and drop it",
+        "move a parcel",
+        "drop a parcel",
+    ):
+        results = engine.search(query, catalog, options=SearchOptions(top_k=2, top_n=4)).results
+        told = [one for one in results if one.item.name in said]
+        assert told
+        assert len({one.item.server for one in told if isinstance(one.item, Tool)}) == 1
+        assert all(len(one.twins) == 1 for one in told)
 
 
 def test_tools_of_one_name_that_say_different_things_are_shown_both(engine: Engine) -> None:

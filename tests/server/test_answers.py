@@ -22,7 +22,8 @@ from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Result
-from mcp_context_proxy.server.search_answers import Fitting, said_later
+from mcp_context_proxy.server.meta_definitions import said_later
+from mcp_context_proxy.server.search_answers import IN_ENGLISH, WHICH_ONE, Fitting
 
 SEARCH = "search_available_tools"
 LISTS = ("excel", "firecrawl", "github", "notion", "slack")
@@ -529,6 +530,19 @@ async def test_a_schema_is_told_without_what_says_nothing_to_a_model(workshop: W
     }
 
 
+async def test_what_a_request_in_another_script_finds_is_said_to_be_doubtful(workshop: Workshop) -> None:
+    tools = [tool("create_issue", "Opens up to 10 tickets."), tool("list", "Zeigt Größen 予約.")]
+    workshop.server("work", tools=tools)
+    async with host_of(workshop.config(), "modern") as host:
+        strange, *known = [
+            await text_of(host, query, top_n=2)
+            for query in ("患者5の次の手術を明日の10時に変更して", "予約", "Größen zeigen", "ticket 変更")
+        ]
+
+    assert IN_ENGLISH in strange
+    assert not any(IN_ENGLISH in text for text in known)
+
+
 async def test_the_same_tool_of_two_servers_is_told_once_and_the_other_is_named(workshop: Workshop) -> None:
     tools = [tool("create_issue", "Opens a ticket."), tool("close_issue", "Closes a ticket.")]
     for server in ("home", "work"):
@@ -544,3 +558,5 @@ async def test_the_same_tool_of_two_servers_is_told_once_and_the_other_is_named(
         assert f"  The same at another server: {other}." in text.splitlines()
         assert f"{other}(" not in text
         assert one["name"].partition("__")[2] == other.partition("__")[2]
+    # To call one at the wrong server may do harm.
+    assert f"call_tool. {WHICH_ONE} Search for" in text

@@ -319,6 +319,22 @@ async def test_a_modern_client_is_asked_to_open_a_url_and_calls_again(workshop: 
     assert all("inputResponses" not in call for call in server.ledger.calls("once"))
 
 
+async def test_a_url_that_a_server_demands_is_not_lost_through_a_call_tool(workshop: Workshop) -> None:
+    behind_a_sign_in(workshop)
+    opens: dict[str, Any] = {"elicitation": {"url": {}}}
+    async with host_of(workshop.config(), "handshake", opens) as host:
+        with pytest.raises(RpcError, match="sign in first") as refused:
+            await host.call("call_tool", {"name": "closed__once"})
+    async with host_of(workshop.config(), "handshake", {}) as host:
+        told = await host.call("call_tool", {"name": "closed__ever"})
+
+    assert refused.value.code == -32042
+    assert SIGN_IN["url"] in json.dumps(refused.value.data)
+    # The model can at least tell the person of it.
+    assert told["isError"]
+    assert SIGN_IN["url"] in told["content"][0]["text"]
+
+
 async def test_a_client_that_declined_a_url_is_not_asked_again(workshop: Workshop) -> None:
     behind_a_sign_in(workshop)
     async with host_of(workshop.config(), "modern", {"elicitation": {"url": {}}}) as host:

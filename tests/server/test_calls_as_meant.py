@@ -142,12 +142,17 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
             "zone": {"type": "string"},
             "day": {"type": "integer"},
             "unit": {"type": "string", "enum": ["h", "min"]},
+            "also": {"type": "array", "items": {"type": "object", "properties": {"id": {"type": "integer"}}}},
         },
         "required": ["zone"],
     }
     tools = [tool("tell", "Tells time.", inputSchema=schema)]
     workshop.server("clock", tools=tools, calls={"tell": [refusal]})
-    calls = [{"tz": "x", "unit": "s", "day": "monday"}, {"zone": "UTC", "day": 1, "unit": "h"}]
+    also = [[{"id": 1}, {"id": "x"}], [{"id": 1}]]
+    calls = [
+        {"tz": "x", "unit": "s", "day": "monday", "also": also[0]},
+        {"zone": "UTC", "day": 1, "unit": "h", "also": also[1]},
+    ]
     async with host_of(workshop.config(), era) as host:
         wrong, right = [
             await host.call("call_tool", {"name": "clock__tell", "arguments": one}) for one in calls
@@ -156,11 +161,27 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
     said = wrong["content"][-1]["text"].splitlines()[-1]
     assert wrong["isError"]
     assert said == (
-        'It takes (zone: string, day?: integer, unit?: "h" | "min"). Missing: zone. Not known: tz. '
-        "Wrong type or value: unit, day. Search for clock__tell to see all about it."
+        'It takes (zone: string, day?: integer, unit?: "h" | "min", also?: object[]). Missing: zone. '
+        "Not known: tz. Wrong type or value: unit, day, also. Search for clock__tell to see all about it."
     )
     # Nothing is wrong with these arguments that could be seen from outside.
     assert "It takes" not in json.dumps(right)
+
+
+async def test_a_model_gets_the_reason_that_stands_in_the_data_of_an_error(
+    workshop: Workshop, era: str
+) -> None:
+    data = {"field": "id", "reason": "no parcel '12'; ids look like P-00012"}
+    errors = {"get": {"code": -32602, "message": "Invalid params", "data": data}}
+    errors |= {"put": {**errors["get"], "data": "x" * 9_000}, "cut": {**errors["get"], "data": None}}
+    calls = {name: [{"error": error}] for name, error in errors.items()}
+    workshop.server("depot", tools=[tool(name) for name in errors], calls=calls)
+    async with host_of(workshop.config(), era) as host:
+        told = {name: text_of(await host.call("call_tool", {"name": f"depot__{name}"})) for name in errors}
+
+    assert told["get"].splitlines()[1] == f"Details: {json.dumps(data, separators=(',', ':'))}"
+    assert len(told["put"]) < 800
+    assert "Details" not in told["cut"]
 
 
 HOUR = {"anyOf": [{"type": "integer"}, {"type": "null"}]}

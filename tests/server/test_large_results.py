@@ -146,7 +146,7 @@ async def test_lines_that_match_a_pattern_are_found_with_numbers_and_what_surrou
         "* stands for anything in a line, | for or, and nothing else is special" in none["content"][0]["text"]
     )
     # Each line has its number in the whole; the page says how many places there are instead.
-    assert "match, shown without the text around them. The next is page=2]" in many
+    assert "match, of which the first 1,000 are shown. The next is page=2]" in many
     assert "lines" not in many
 
 

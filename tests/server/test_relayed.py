@@ -7,7 +7,7 @@ import pytest
 from support.ledger import until
 from support.proxies import Host, host_of, inside
 from support.questions import as_shown
-from support.raw_client import RpcError
+from support.raw_client import RpcError, text_of
 from support.servers import Workshop, tool
 from support.skills import entry, manifest_file
 
@@ -140,6 +140,20 @@ async def test_a_model_is_told_of_a_resource_and_reads_it_by_its_uri(workshop: W
     assert unknown["isError"]
     assert "unknown resource 'game://none'" in unknown["content"][0]["text"]
     assert len(long["content"][0]["text"]) < 11_000
+
+
+async def test_a_model_is_told_of_a_template_that_fits_and_that_it_is_to_be_filled_in(
+    workshop: Workshop,
+) -> None:
+    racks = {"uriTemplate": "depot://rack/{number}", "name": "rack", "description": "What lies in a rack."}
+    workshop.server("depot", tools=[tool("sort")], templates=[racks])
+    async with host_of(workshop.config(expose={"list_all_below": 0}), "modern") as host:
+        found = await host.call("search_available_tools", {"query": "what lies in rack 12"})
+        read = await host.call("call_read_only_tool", {"name": "depot://rack/12"})
+
+    told = "A resource that fits: depot://rack/{number} of depot ('What lies in a rack'). Read it through "
+    assert f"{told}call_read_only_tool, with the URI, all in {{}} filled in, as its name." in text_of(found)
+    assert "isError" not in read
 
 
 async def test_a_model_reads_a_long_resource_by_pages_with_its_images_and_files(workshop: Workshop) -> None:

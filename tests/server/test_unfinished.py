@@ -8,11 +8,13 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+from msgspec.structs import replace
 from support.proxies import Host, inside
 from support.raw_client import PATIENCE
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.server.search_answers import AGAIN, search_text
 
 SEARCH = "search_available_tools"
 COUNT = 80
@@ -90,6 +92,21 @@ async def test_during_indexing_a_request_for_something_else_is_told_that_nothing
     assert "Indexing goes on" in text
     assert "fits. Nearest:\n- time__convert_time" in text
     assert [one["name"] for one in meant["results"]] == ["time__convert_time"]
+
+
+async def test_where_not_everything_could_be_searched_nothing_that_fits_means_search_again(
+    workshop: Workshop,
+) -> None:
+    workshop.server("time", tools=[tool("convert_time", "Converts a time between zones")])
+    async with inside(workshop.config()) as proxy:
+        answer = await proxy.contexts.select("translate this to French")
+    tools = answer.found.tools
+    texts = [
+        search_text(replace(answer, found=replace(answer.found, tools=replace(tools, **more))), count=len)
+        for more in ({}, {"indexed": (0, 9)}, {"indexed": (0, 9), "likely": 9})
+    ]
+
+    assert [AGAIN in text for text in texts] == [False, True, False]
 
 
 async def test_during_indexing_a_rule_and_a_skill_are_found_as_afterwards(workshop: Workshop) -> None:
