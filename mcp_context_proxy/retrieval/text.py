@@ -10,7 +10,7 @@ import sys
 import unicodedata
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain, islice, pairwise
 from math import inf
@@ -314,22 +314,6 @@ def without(query: str, spans: Sequence[Span]) -> str:
     return " ".join("".join([*kept, query[at:]]).split())
 
 
-_OPENER = (
-    r"(?:ok(?:ay)?|so|and|now|then|(?:hey|hi|hello)(?: there)?|hm+|ugh|oh|yes|yeah|anyway|btw|also|alright"
-    r"|sudo)\b[\s,.!:;…-]+"
-    r"|(?:good|great|fine|perfect|cool|nice|awesome|thanks(?: a lot| so much)?|thank you|thx"
-    r"|no|nope|nah|right|well|again|sorry|wait|actually|yep|yup|wow|damn|uh+m*|argh)\s*[,.!:;…-]\s*"
-)
-_OPENERS: Final = spoken(rf"(?s)\s*(?:{_OPENER}){{1,8}}(?=\W*\w)")
-"""Words with which people go on talking; those that may say something only before a comma or the like."""
-
-
-def without_opener(query: str) -> str:
-    """Return a query without words that only go on with a conversation: "ok, and now"."""
-    match = _OPENERS.match(query)
-    return query if match is None else query[match.end() :]
-
-
 def is_known(word: str) -> bool:
     """Return whether a word, in lower case, is one of large English lists or of tools (`KNOWN_WORDS`)."""
     if word in STOP_WORDS:
@@ -448,20 +432,6 @@ def stem(word: str) -> str:
     be a word: it is only compared with other results.
     """
     return _stem(word) if len(word) <= REMEMBERED_CHARACTERS else _stem.__wrapped__(word)
-
-
-_IRREGULAR: Final = {"told": "tell", "sent": "send", "made": "make", "put": "put", "set": "set"}
-_ENDING: Final = (("ied", "y"), ("ed", ""), ("ed", "e"), ("en", ""), ("en", "e"))
-"""Endings of participles, with those of their verbs."""
-
-
-def verb_of(participle: str, verbs: Container[str]) -> str | None:
-    """Return the verb of a participle such as "deleted", if it is one of `verbs` or irregular."""
-    if participle.lower() in _IRREGULAR:
-        return _IRREGULAR[participle.lower()]
-    forms = [participle[: -len(end)] + other for end, other in _ENDING if participle.endswith(end)]
-    forms += [participle[:-3]] if participle[-3:-2] == participle[-4:-3] else []
-    return next((form for form in forms if form.lower() in verbs), None)
 
 
 REMEMBERED_CHARACTERS: Final = 24
