@@ -2,12 +2,13 @@
 
 A query goes through these steps (`queries.read_query`):
 
-1. `corrected` leaves out orders that are taken back. `ordered` puts orders in the place of statements that
+1. `text.without_opener` takes away words that only go on with a conversation: "ok, and now".
+2. `corrected` leaves out orders that are taken back. `ordered` puts orders in the place of statements that
    mean them: "there should be a room for it".
-2. `needs_of` divides it: "find the page and mail it to Tom" has two needs.
-3. Of each need, `opening_match` finds the word with which its order opens, after courtesies. `wanted` says
+3. `needs_of` divides it: "find the page and mail it to Tom" has two needs.
+4. Of each need, `opening_match` finds the word with which its order opens, after courtesies. `wanted` says
    how much tools of each action gain by that word.
-4. `denied` finds what is not to be done, `cores`, `asked_in_story` and `asked_alone` what is not only told.
+5. `denied` finds what is not to be done, `cores`, `asked_in_story` and `asked_alone` what is not only told.
 
 Words are in tables (``vocabulary.txt``), forms of sentences in the patterns of each step. Strangers write
 queries: every pattern takes time in the length of the text.

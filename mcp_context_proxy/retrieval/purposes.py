@@ -162,9 +162,26 @@ _LOOKED_FOR: Final = (
             rf"|tax\w*)\b"
         ),
     ),
+    (
+        _purpose(
+            r"\b(?:get|read|view|show|retriev|fetch)\w* (?:(?:the|full|all|of|for|about|a|an|one|single"
+            r"|specific|existing|details?|information|data) )*(?:[A-Z]\w+ )?issue"
+            r"(?=[.,;:(]|$| (?:by|with|in|from|including|details|key|number|using|and its)\b)",
+            "get issue details key",
+            2,
+            0.15,
+        ),
+        spoken(
+            r"^\W*(?:is|are|was|has|does|did|who(?:['’]s)?|whose|what(?:['’]s)?|when|which|how|where|why|show"
+            r"|(?:the )?(?:status|state|priority|assignee|owner|reporter|due date|title|summary)) "
+            r"(?!.{0,60}\b(?:comment|attach|watch|follow|work ?log|log|sla|service level|link|transition"
+            r"|history|changed|commit|branch|pull request|epic|sprint|board|block|time|hours)\w*)"
+            r".{0,60}?\b[A-Z]{2,10}-\d{1,7}\b"
+        ),
+    ),
 )
 """Other purposes, each with the form of its requests: ways between two places, places and when they are open,
-scientific papers, where a file is."""
+scientific papers, where a file is, what an issue with a key says."""
 
 HISTORY: Final = _purpose(
     r"\b(?:commit|revision|version|edit|change|page|file|issue) (?:logs?|history)\b|\bblame\b"
@@ -334,6 +351,13 @@ IDIOMS: Final = (
 words that tools have. They count where a request opens with them. What is written down may be kept by a tool
 for notes as well."""
 
+_DOWN = _COURTESIES + r"(?P<verb>note|jot|write|scribble) down\b(?=.{0,200}\S)"
+_DOWN_ANYWHERE: Final = spoken(_DOWN, "down")
+_DOWN_IN_NOTES: Final = spoken(_DOWN + _NOWHERE_ELSE, "down")
+
+WRITTEN_DOWN: Final = Purpose(NOTES.said, NOTES.words, NOTES.shown, 0.1)
+"""What is to be written down, and nothing says where: "write down the steps of this recipe"."""
+
 _ASKS_FOR_CHANGES = spoken(
     r"\W*(?:(?:please|can you|could you|find out|(?:tell|show|give) me|check|see|look up|find|do (?:we"
     r"|you) know"
@@ -400,6 +424,8 @@ def asks_for_history(order: str) -> bool:
 
 def reworded(order: str) -> tuple[int, str] | None:
     """Return how many characters of an order name no tool, and their meaning; None for most orders."""
+    if (down := _DOWN_ANYWHERE.match(order)) is not None and _DOWN_IN_NOTES.match(order) is None:
+        return down.end(), "write"
     if (said := forms.reworded(order)) is None and asks_for_history(order):
         verb = order.split(maxsplit=1)[0]
         return len(verb), f"show history log of {verb}"
@@ -451,6 +477,8 @@ def purpose_of(request: str) -> Purpose | None:
         return QUERIES_OF_ROWS
     if _COUNTED.match(beginning):
         return QUERIES_OF_DATA
+    if _DOWN_IN_NOTES.match(beginning):
+        return WRITTEN_DOWN
     if _PERSONAL.match(beginning):
         return FACTS_OF_A_PERSON
     opened = opening_match(beginning)

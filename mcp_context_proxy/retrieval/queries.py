@@ -76,6 +76,7 @@ from mcp_context_proxy.retrieval.text import (
     translated,
     within,
     without,
+    without_opener,
     without_pasted,
     words,
 )
@@ -125,7 +126,7 @@ class ReadQuery(Struct, frozen=True):
     """A query as it is searched for."""
 
     written: str
-    """The query as it was written, up to `QUERY_LIMIT`, without what is pasted into it."""
+    """The query as it was written, up to `QUERY_LIMIT`, without a word such as "ok," before it."""
     texts: tuple[str, ...]
     """The texts that are embedded, each once: all of it as it was understood, then its needs as chunks. Empty
     for an empty query."""
@@ -195,7 +196,7 @@ def read_query(
         translates: Read words of other languages as the English ones, for a model that knows only these.
     """
     said = without_pasted(query)[:QUERY_LIMIT]
-    as_written = encodable(said).strip()
+    as_written = without_opener(encodable(said).strip())
     meant = corrected(as_written)
     written = ordered(rejoined(meant) if translates else meant)
     idiom = idiom_of(written)

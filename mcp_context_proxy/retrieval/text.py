@@ -314,6 +314,22 @@ def without(query: str, spans: Sequence[Span]) -> str:
     return " ".join("".join([*kept, query[at:]]).split())
 
 
+_OPENER = (
+    r"(?:ok(?:ay)?|so|and|now|then|(?:hey|hi|hello)(?: there)?|hm+|ugh|oh|yes|yeah|anyway|btw|also|alright"
+    r"|sudo)\b[\s,.!:;…-]+"
+    r"|(?:good|great|fine|perfect|cool|nice|awesome|thanks(?: a lot| so much)?|thank you|thx"
+    r"|no|nope|nah|right|well|again|sorry|wait|actually|yep|yup|wow|damn|uh+m*|argh)\s*[,.!:;…-]\s*"
+)
+_OPENERS: Final = spoken(rf"(?s)\s*(?:{_OPENER}){{1,8}}(?=\W*\w)")
+"""Words with which people go on talking; those that may say something only before a comma or the like."""
+
+
+def without_opener(query: str) -> str:
+    """Return a query without words that only go on with a conversation: "ok, and now"."""
+    match = _OPENERS.match(query)
+    return query if match is None else query[match.end() :]
+
+
 def is_known(word: str) -> bool:
     """Return whether a word, in lower case, is one of large English lists or of tools (`KNOWN_WORDS`)."""
     if word in STOP_WORDS:

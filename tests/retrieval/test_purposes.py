@@ -10,6 +10,7 @@ from mcp_context_proxy.retrieval.purposes import (
     MEMORY,
     QUERIES_OF_DATA,
     WEB_SEARCH,
+    WRITTEN_DOWN,
     purpose_of,
     service_of,
 )
@@ -196,6 +197,23 @@ def test_each_of_several_needs_has_its_own_purpose() -> None:
 
     assert query.purpose is None
     assert query.purposes == (QUERIES_OF_DATA, None, MEMORY)
+
+
+@each(
+    ("request_", "whole"),
+    [
+        ("note down the plan in the file todo.md", "write the plan in the file todo.md (md file)"),
+        ("please jot down the plan in a new Word document", "please write the plan in a new Word document"),
+    ],
+)
+def test_what_is_written_down_in_a_file_is_written_and_no_note(request_: str, whole: str) -> None:
+    assert read(request_).texts[0] == whole
+    assert read(request_).purpose is None
+
+
+def test_what_is_written_down_nowhere_is_for_notes() -> None:
+    assert read("write down the steps of this recipe").purpose is WRITTEN_DOWN
+    assert read("write down the steps of this recipe").texts[0] == "write down the steps of this recipe"
 
 
 @each("request_", ["show me the commit history", "get the git log of main"])

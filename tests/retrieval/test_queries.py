@@ -404,6 +404,22 @@ def test_orders_by_what_they_are_for_are_read_in_the_words_of_tools(request_: st
     assert read(request_).texts[0] == whole
 
 
+@each(
+    ("request_", "said"),
+    [
+        ("ok good, and now list the pods", "list the pods"),
+        ("hi there, what is in the stash", "what is in the stash"),
+        ("no, the other one", "the other one"),
+        ("wait for the page to load", "wait for the page to load"),
+        ("no changes please, list the pods", "no changes please, list the pods"),
+        ("ok", "ok"),
+    ],
+)
+def test_words_that_only_go_on_with_a_conversation_are_left_out(request_: str, said: str) -> None:
+    assert read(request_).texts[0] == said
+    assert read(request_).read_as is None
+
+
 @pytest.mark.parametrize(
     "story",
     [

@@ -92,6 +92,19 @@ def test_the_same_verbs_with_other_objects_stay(order: str) -> None:
     assert order in read(order).texts[0]
 
 
+def test_a_question_for_an_issue_by_its_key_finds_what_gets_the_issue(engine: Engine) -> None:
+    tools = snapshot(
+        tool("assign_issue", "Assign an issue to a user.", server="tracker"),
+        tool("get_issue_watchers", "Get the watchers of an issue.", server="tracker"),
+        tool("get_issue", "Get details of a specific issue by its key.", server="tracker"),
+        tool("search_assignable_users", "Search users who can be assigned to issues.", server="tracker"),
+    )
+
+    for query in ("who has OPS-77", "is anyone working on OPS-77", "status of OPS-77"):
+        assert engine.search(query, tools).results[0].item.name == "get_issue"
+    assert engine.search("who watches OPS-77", tools).results[0].item.name == "get_issue_watchers"
+
+
 @each(
     ("request_", "core"),
     [
