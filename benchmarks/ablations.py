@@ -57,7 +57,7 @@ PARTS: Mapping[str, Callable[[], Replaced]] = {
         patch.object(queries, "value_kind", lambda _token: None),
         patch.object(queries, "long_values", lambda _query, _needs: []),
     ),
-    "carried text": lambda: (patch.object(queries, "_carried", lambda _query, _needs, _after: ([], [])),),
+    "carried text": lambda: (patch.object(queries, "_carried", lambda _query, _needs, _after: []),),
     "a vector of the telling words": lambda: (),
 }
 """What is taken out, with what replaces it; the last one is replaced by another embedder."""

@@ -80,7 +80,8 @@ def main() -> None:
     known = {stem(word.lower()) for word in usual}
     likely = WordList(meant[:LIKELY])
     for word in sorted({without_accents(word) for path in arguments.rare for word in listed(path)}):
-        if is_plain(word) and not any(likely.nearest(form, 1) for form in {word, stem(word)} - known):
+        near = (likely.nearest(form) for form in {word, stem(word)} - known)
+        if is_plain(word) and not any(one is not None and one[1] <= 1 for one in near):
             known.add(stem(word))
     numbers = [zlib.crc32(word.encode()) for word in known]
     np.save(KNOWN_WORDS, np.unique(np.array(numbers, np.uint32)), allow_pickle=False)

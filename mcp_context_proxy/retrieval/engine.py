@@ -172,8 +172,7 @@ class Engine:
                     continue
                 gain = index.nearness(rows[0], allowed) - index.nearness(vectors[0], allowed)
                 if gain > NEARER_WITHOUT:
-                    understood = replace(core, refused=understood.refused | core.refused)
-                    words, vectors = of_core, rows
+                    understood, words, vectors = core, of_core, rows
         supports, novel = dict[int, Support](), dict[int, float]()
         with_learned = options.learned and options.method == "hybrid"
         if self._learned is not None and vectors is not None and with_learned:

@@ -14,8 +14,8 @@ one error as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, KeysView, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -359,7 +359,6 @@ _WITH_OTHER_WORDS: Final = (
         ),
         "send message to",
     ),
-    (spoken(rf"(?:e-?mail|mail)(?= {SOMEBODY})", "mail"), "send email to"),
     (
         spoken(
             r"(?:save|put|dump|store)(?= (?:this|that|it|them|these|everything|all(?: of (?:it|this))?)"
@@ -368,7 +367,6 @@ _WITH_OTHER_WORDS: Final = (
         ),
         "write",
     ),
-    (spoken(r"(?:run|execute)(?: (?:this|the)(?: (?:sql|query))?:?)?(?= select\s)", "select"), "query"),
     (spoken(rf"(?:bill|invoice)(?= {SOMEBODY})", "bill|invoice"), "create invoice for"),
     (_MADE_OTHER, "change"),
     (spoken(r"throw(?= .{1,60}? (?:out of|off|from) )", "throw"), "remove"),
@@ -430,15 +428,9 @@ CANDIDATES = 500
 
 VOWELS = frozenset("aeiouy")
 
-SHORTEST_PART = 3
-"""Letters of the shorter of two words that are written as one."""
-
 SHORT = 4
 """Letters up to which a word is only corrected by a swap or a missing letter: others are rather short for
 something ("proj", "incl")."""
-
-SHORTEST_BASE, ENDINGS = 4, listed("endings")
-"""Letters of the shortest word that another one is derived from, and the endings of such words."""
 
 WORDS = Path(__file__).with_name("words.txt")
 """Words that a misspelled word may have meant, the most likely first: words of tools, then frequent English
@@ -446,10 +438,6 @@ ones. ``scripts/build_words.py`` writes them."""
 
 LIKELY = 11_000
 """Words of the file that may be meant by another: "forex" is rather a new word than the rare "fore"."""
-
-_ARTICLE: Final = pattern(r"\b(?:the|an?|my|our|your)\s+$", re.IGNORECASE)
-_NO_THINGS: Final = STOP_WORDS | listed("questions")
-"""Words that never stand after an article."""
 
 
 class WordList:
@@ -465,11 +453,11 @@ class WordList:
     def __contains__(self, word: str) -> bool:
         return word in self._words
 
-    def nearest(self, word: str, most: int = 2, but: Container[str] = ()) -> tuple[str, int] | None:
+    def nearest(self, word: str) -> tuple[str, int] | None:
         """Return the nearest word within one or two errors, with their number; of equals the first."""
         if not self._words:
             return None
-        allowed = min(most, 2 if len(word) >= TWO_ERRORS_FROM else 1)
+        allowed = 2 if len(word) >= TWO_ERRORS_FROM else 1
         # An error changes the counts of letters by two at most (a substitution), so one comparison of arrays
         # leaves out most words.
         away = np.abs(self._letters - _letter_counts([word])).sum(axis=1, dtype=np.int16)
@@ -479,7 +467,7 @@ class WordList:
             candidate = self._words[at]
             # People rarely miss the first letter; a word that differs in it is mostly another word.
             begins_otherwise = candidate[0] != word[0] and word[:2] != candidate[1::-1]
-            if candidate in but or (begins_otherwise and word != candidate[1:]):
+            if begins_otherwise and word != candidate[1:]:
                 continue
             if len(word) <= SHORT and len(candidate) <= len(word) and sorted(candidate) != sorted(word):
                 continue
@@ -489,76 +477,22 @@ class WordList:
         return found
 
 
-def correction(word: str, catalog: Callable[[], WordList], before: str = "") -> str | None:
+def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
     """Return the word that a misspelled word was probably meant to be; None for a right or a strange one.
 
     Words of the catalog go before others that are as near. Of the packaged ones only the likely are meant.
-    Two words written as one ("backend", "rootkit") are often a new word, and letters without a vowel ("smth")
-    short for something: only a word of the catalog with one error is then taken to be meant, or one of the
-    same letters ("histroy"). A word that is derived from a known one ("scalable") is right. After an article
-    no such word as "whether" is meant: "the wether" is the weather.
+    Letters without a vowel ("smth") are short for something.
 
     Args:
         word: In lower case; none that the catalog has or that is known otherwise (`text.is_known`).
         catalog: Returns the words of its names.
-        before: What is written before the word.
     """
-    if not SHORTEST <= len(word) <= LONGEST or not (word.isascii() and word.isalpha()):
+    is_plain = word.isascii() and word.isalpha() and not VOWELS.isdisjoint(word)
+    if not (is_plain and SHORTEST <= len(word) <= LONGEST):
         return None
-    if is_derived(word):
-        return None
-    if is_joined(word) or VOWELS.isdisjoint(word):
-        swapped = likely().nearest(word, 1)
-        found = [
-            catalog().nearest(word, 1),
-            swapped if swapped and sorted(word) == sorted(swapped[0]) else None,
-        ]
-    else:
-        but = _NO_THINGS if _ARTICLE.search(before) else ()
-        found = [catalog().nearest(word), likely().nearest(word, but=but)]
+    found = (catalog().nearest(word), likely().nearest(word))
     nearest = [one for one in found if one is not None]
     return min(nearest, key=lambda one: one[1])[0] if nearest else None
-
-
-def unclipped(word: str, catalog: Callable[[], WordList]) -> str | None:
-    """Return the word of which only the last "e" is missing: the stem of "creat" is that of a known word."""
-    known = packaged()
-    if len(word) <= SHORT or word in known or f"{word}e" not in known or word in catalog():
-        return None
-    return f"{word}e"
-
-
-@lru_cache(maxsize=256)
-def same_letters(word: str, among: frozenset[str]) -> str | None:
-    """Return the likely word that a rare one is with two letters swapped: "lits" is mostly "list"."""
-    if len(word) < SHORTEST or not word.isalpha() or word in packaged():
-        return None
-    found = likely().nearest(word, 1)
-    return found[0] if found and found[0] in among and sorted(word) == sorted(found[0]) else None
-
-
-def is_joined(word: str) -> bool:
-    """Return whether a word consists of two packaged words, with no letter three times in a row."""
-    if any(a == b == c for a, b, c in zip(word, word[1:], word[2:], strict=False)):
-        return False
-    known = packaged()
-    splits = range(SHORTEST_PART, len(word) - SHORTEST_PART + 1)
-    return any(max(at, len(word) - at) >= SHORTEST and {word[:at], word[at:]} <= known for at in splits)
-
-
-def is_derived(word: str) -> bool:
-    """Return whether a word is a packaged one with an ending that makes a new word of it."""
-    known = packaged()
-    for at in range(SHORTEST_BASE - 1, len(word) - 1):
-        base, ending = word[:at], word[at:]
-        if ending in ENDINGS and (
-            (len(base) >= SHORTEST_BASE and base in known)
-            or base + "e" in known
-            or (base[-1] == "i" and base[:-1] + "y" in known)
-        ):
-            return True
-    # Both spellings are right: "organise", "summarising".
-    return "is" in word and word.replace("is", "iz") in known
 
 
 def errors(first: str, second: str) -> int:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval import forms
-from mcp_context_proxy.retrieval.item_metadata import MAKES_OR_DELETES, ORDERS, VERBS, Contained
+from mcp_context_proxy.retrieval.item_metadata import MAKES_OR_DELETES, VERBS, Contained
 from mcp_context_proxy.retrieval.needs import QUESTIONS, opening, opening_match
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, listed, spoken, stem, terms, words
 from mcp_context_proxy.system.later import pattern
@@ -101,23 +101,6 @@ QUERIES_OF_DATA: Final = _purpose(*_QUERIES_DATA)
 QUERIES_OF_ROWS: Final = _purpose(*_QUERIES_DATA, 0.12)
 """The same that speak of rows, or of a database: "how many rows does orders have"."""
 
-CHANGES_OF_ROWS: Final = _purpose(
-    r"\b(?:INSERT|UPDATE|DELETE)\b.{0,40}\bquer(?:y|ies)\b|\b(?:run|execut)\w* (?:any |arbitrary )?SQL\b",
-    "insert update delete query sql write execute",
-    1,
-    0.12,
-)
-"""Orders that change rows of a table that has a name: "add a row to the customers table"."""
-
-MESSAGES: Final = _purpose(
-    r"\b(?:send|post|writ|compos)\w* (?:\w+ ){0,4}?(?:messages?|e-?mails?)\b"
-    r"(?! (?:to|on|into) (?:an? |the )?(?:\w+ )?(?:queue|topic|stream|console|log|bus)\b)",
-    "send post write message messages email",
-    2,
-    0.05,
-)
-"""Orders to write to somebody, whom no tool for chats or mail knows by name."""
-
 _FILES: Final = "|".join(f"{one}s?" for one in sorted(listed("kinds of files")))
 _PLACES: Final = "|".join([*sorted(listed("kinds of places")), "post office", "town hall"])
 
@@ -126,13 +109,6 @@ _ON_SCREENS: Final = (
 )
 
 _LOOKED_FOR: Final = (
-    (
-        MESSAGES,
-        spoken(
-            r"^\W*(?:(?:please|can you|could you) )*(?:(?:send|write|drop) (?:an? |the )?(?:\w+ )?message to"
-            rf"|(?:tell|text|message|notify|inform|dm|write to) {forms.SOMEBODY})"
-        ),
-    ),
     (
         _purpose(
             r"\bdirections\b|\broutes?\b|\btravel times?\b|\bdistance (?:matrix|between)\b",
@@ -204,8 +180,8 @@ _LOOKED_FOR: Final = (
         ),
     ),
 )
-"""Other purposes, each with the form of its requests: messages to somebody, ways between two places, places
-and when they are open, scientific papers, where a file is, what an issue with a key says."""
+"""Other purposes, each with the form of its requests: ways between two places, places and when they are open,
+scientific papers, where a file is, what an issue with a key says."""
 
 HISTORY: Final = _purpose(
     r"\b(?:commit|revision|version|edit|change|page|file|issue) (?:logs?|history)\b|\bblame\b"
@@ -215,16 +191,6 @@ HISTORY: Final = _purpose(
     0.1,
 )
 """Questions for who changed something, and when."""
-
-HISTORY_OF_PAGES: Final = _purpose(
-    r"\b(?:page|document|wiki|article)(?: content)? (?:history|versions?|revisions?)\b",
-    "page document history versions revisions",
-    2,
-    0.1,
-)
-"""The same of pages, which are in no repository."""
-
-_PAGES: Final = spoken(r"\b(?:pages?|wiki)\b(?! (?:code|template|component|source))")
 
 _HISTORY_NAMED: Final = spoken(
     r"\W*(?:(?:please|can you|could you|I (?:want|need) to) )*(?:show|get|list|see|view|read|check|what)\b"
@@ -276,32 +242,8 @@ _COUNTED: Final = spoken(
 )
 """Questions for a number of things, or for a sum of them."""
 
-_KEPT_IN_ROWS: Final = rf"(?:{'|'.join(sorted(listed('kept in rows')))})"
-_LISTED_ROWS: Final = spoken(
-    rf"^\W*(?:which|what) (?:of )?(?:(?:all|our|my|the) ){{0,2}}(?:\w+ )?{_KEPT_IN_ROWS} (?:who|that|have|has"
-    r"|had|are|were|do|did|does|never|still|already|not|haven|hasn|aren|\w+ed|bought|spent|paid|made|sold)\b",
-    "which|what",
-)
-"""Questions for those of the things a database keeps of which something is said."""
-
-_OF_ITS_KIND: Final = spoken(
-    r"^\W*how (?:many|much) (?:\w+ ){1,3}?(?:do|does|did|can|has|have|had|is|are|was|were|go|fit|make)"
-    rf"(?: there)?(?: in(?:to)?)? (?:a|an|one) (?!(?:\w+ )?{_KEPT_IN_ROWS}\b)",
-    "a|an|one",
-)
-"""Questions for what is the same of every thing of a kind: "how many bones does a human have"."""
-
 _OF_ROWS: Final = spoken(
     r"\b(?:rows|records)\b|\b(?:from|in) (?:the |our |my )?(?:\w+ ){0,2}(?:db|database|tables?|collection)\b"
-)
-_OF_SHEETS: Final = spoken(r"\b(?:work|spread)?(?:sheet|book)s?\b|\bcells?\b|\bexcel\b|\bcsv\b")
-
-_CHANGED_ROWS: Final = spoken(
-    r"^\W*(?:please )?(?:add|insert|put|delete|remove|update|change|set)\b.*"
-    r"(?:\b(?:rows?|records?|entry|entries)\b.*\b(?:to|into|in|from|of) (?:the |our |my )?"
-    r"(?!the|our|my|first|second|third|last|next|this|that|same|new|whole)\w+ table\b"
-    r"|\bwhere \w+ (?:is|=|equals) )",
-    "table|where",
 )
 
 _AGGREGATED: Final = spoken(
@@ -377,17 +319,6 @@ IDIOMS: Final = (
     ),
     (
         spoken(
-            _COURTESIES
-            + r"(?P<idiom>(?:make|take|leave|keep) (?:me )?an? (?:(?:quick|mental|short|brief|little)"
-            r" )?note|(?:quick )?note (?:to|for) (?:self|myself|me|later)|quick note)\b(?! (?:to|on|for) )"
-            rf"{_NOWHERE_ELSE}",
-            "note",
-        ),
-        "add a note to memory",
-        NOTES,
-    ),
-    (
-        spoken(
             _COURTESIES + r"(?P<idiom>(?:what do you (?:still )?(?:know|remember|recall) (?:about|of)"
             r"|do you (?:still )?(?:remember|recall)(?= (?:me|my|our|what|when|who|where)\b)"
             r"|do you (?:still )?(?:know|remember|have) (?:anything|something) (?:about|on|of)"
@@ -404,15 +335,6 @@ IDIOMS: Final = (
         ),
         "search memory for",
         MEMORY,
-    ),
-    (
-        spoken(
-            _COURTESIES + r"(?P<idiom>(?:what|when|where) (?:did|have) (?:I|we)"
-            r" (?:write|written|note|noted|jot|jotted)(?: down)?)\b(?! to\b)",
-            "write|writ|note|jot",
-        ),
-        "search notes",
-        NOTES,
     ),
     (
         spoken(
@@ -435,19 +357,6 @@ _DOWN_IN_NOTES: Final = spoken(_DOWN + _NOWHERE_ELSE, "down")
 
 WRITTEN_DOWN: Final = Purpose(NOTES.said, NOTES.words, NOTES.shown, 0.1)
 """What is to be written down, and nothing says where: "write down the steps of this recipe"."""
-
-_ASKED_AGAIN: Final = spoken(
-    r"^\W*(?:what|who|where|when|which)(?:'s| is| are| was| were| did)\b.{1,200}\bagain[\s?!.]*$",
-    "again",
-)
-"""Questions for what the caller has known before: "what was the name of the plumber again"."""
-
-_AT_THE_END: Final = spoken(
-    r"[\s,](?:(?:and|so|but|please|pls) )?(?P<idiom>(?:do not|don't|dont|never) forget(?: (?:it|that|this))?"
-    r"|remember (?:it|that|this)|keep (?:it|that|this) in mind|for (?:future|later) reference)[\s.!]*$",
-    "forget|remember|in mind|reference",
-)
-"""Ways to end what is to be remembered ("I was born in Oslo, don't forget"), if it opens with no order."""
 
 _ASKS_FOR_CHANGES = spoken(
     r"\W*(?:(?:please|can you|could you|find out|(?:tell|show|give) me|check|see|look up|find|do (?:we"
@@ -519,9 +428,7 @@ def reworded(order: str) -> tuple[int, str] | None:
         return down.end(), "write"
     if (said := forms.reworded(order)) is None and asks_for_history(order):
         verb = order.split(maxsplit=1)[0]
-        # What has pages has no log.
-        history = "history of" if _PAGES.search(order[:FIRST_OF_REQUEST]) else "history log of"
-        return len(verb), f"show {history} {verb}"
+        return len(verb), f"show history log of {verb}"
     return said
 
 
@@ -535,14 +442,11 @@ class Idiom(Struct, frozen=True):
 
 
 def idiom_of(request: str) -> Idiom | None:
-    """Return the idiom of memory with which a request opens or ends."""
+    """Return the idiom of memory with which a request opens."""
     beginning = request[:FIRST_OF_REQUEST]
     for form, meant, purpose in IDIOMS:
         if (match := form.search(beginning)) is not None:
             return Idiom(*match.span("idiom"), meant, purpose)
-    match, opened = _AT_THE_END.search(request, len(request) - len(beginning)), opening_match(beginning)
-    if match is not None and opened is not None and opened.group().lower() not in ORDERS | QUESTIONS:
-        return Idiom(*match.span("idiom"), "add to memory", MEMORY)
     return None
 
 
@@ -565,24 +469,18 @@ def purpose_of(request: str) -> Purpose | None:
     """Return the general purpose that a request of one need has by its form."""
     beginning = request[:FIRST_OF_REQUEST]
     if asks_for_history(beginning) or _HISTORY_NAMED.match(beginning):
-        return HISTORY_OF_PAGES if _PAGES.search(beginning) else HISTORY
+        return HISTORY
     for purpose, form in _LOOKED_FOR:
-        if form.search(beginning) and not (purpose is MESSAGES and service_of(request)):
+        if form.search(beginning):
             return purpose
-    if _AGGREGATED.match(beginning) and _OF_ROWS.search(beginning) and not _OF_SHEETS.search(beginning):
+    if _AGGREGATED.match(beginning) and _OF_ROWS.search(beginning):
         return QUERIES_OF_ROWS
-    if _CHANGED_ROWS.match(beginning) and not _OF_SHEETS.search(beginning):
-        return CHANGES_OF_ROWS
-    if _OF_ITS_KIND.match(beginning) and _OWN.isdisjoint(beginning.lower().split()):
-        return WEB_SEARCH
-    if any(form.match(beginning) for form in (_COUNTED, _LISTED_ROWS)):
+    if _COUNTED.match(beginning):
         return QUERIES_OF_DATA
     if _DOWN_IN_NOTES.match(beginning):
         return WRITTEN_DOWN
     if _PERSONAL.match(beginning):
         return FACTS_OF_A_PERSON
-    if _ASKED_AGAIN.match(beginning):
-        return MEMORY_AGAIN
     opened = opening_match(beginning)
     word = "" if opened is None else opened.group().lower()
     if opened is not None and beginning[opened.start() :].lower().startswith("look up "):

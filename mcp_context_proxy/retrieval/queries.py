@@ -27,16 +27,12 @@ from mcp_context_proxy.retrieval.forms import (
     correction,
     is_arithmetic,
     long_values,
-    same_letters,
     shell_meaning,
-    unclipped,
     value_kind,
     written_out,
 )
-from mcp_context_proxy.retrieval.item_metadata import DELETE, EFFECTS, ORDERS, VERBS, Contained
+from mcp_context_proxy.retrieval.item_metadata import EFFECTS, Contained
 from mcp_context_proxy.retrieval.needs import (
-    ARTICLES,
-    KEEPS,
     LEAST_TELLING,
     asked_alone,
     asked_in_story,
@@ -73,7 +69,6 @@ from mcp_context_proxy.retrieval.text import (
     listed,
     quotations,
     rejoined,
-    spoken,
     stem,
     synonyms,
     telling_places,
@@ -106,9 +101,6 @@ about."""
 CARRIED_SHARE = 0.4
 """Weight of a word that an order only carries."""
 
-REPORTED_SHARE = 0.2
-"""The same for what is reported: "that deleting fails" has the words of another order."""
-
 MOST_CORRECTED = 4
 """Words of a query that are corrected; with more, it is probably in another language."""
 
@@ -116,15 +108,11 @@ MOST_COMPARED = 8
 """Unknown words of a query that are compared with others; each takes about a millisecond."""
 
 _MEETINGS, _TRACKED, _AFTER_VERBS = listed("booked"), listed("opened"), listed("after verbs")
-_DELETING: Final = frozenset(verb for verb, action in VERBS.items() if action == "delete")
 
 _TOKEN = re.compile(r"\S+")
 _WORD = re.compile(r"[A-Za-z]+")
 _CARRYING: Final = listed("carrying verbs")
 """Verbs whose object may have a text of its own: what follows "that", "about" or "saying"."""
-
-_NOTING: Final = frozenset({"note", "jot", "scribble"})
-"""Those of them that need no other object: "note that tabs are preferred"."""
 
 _CARRIED = re.compile(
     r":\s++|\s(?:that|about|saying|says|titled|called|named)\s++(?!(?:it|this|them|these|those)\b)",
@@ -132,14 +120,6 @@ _CARRIED = re.compile(
 )
 """Places where that begins which an order carries: after a colon with any verb, otherwise with those of
 `_CARRYING`."""
-
-_ONE: Final = spoken(r"(?<= )one(?=[\s.,!?]*(?:$|for |in |on |with |called |named |that ))")
-"""A word for what was named before: "open one"."""
-
-_ONE_OF: Final = spoken(
-    r"\b(?:an?|any|another) ((?:[\w-]+ ){0,2}?[\w-]+)"
-    r"(?=[?.!,;]|$| (?:about|for|of|in|on|with|called|named|to|that|from|at|already|yet|there)\b)"
-)
 
 
 class ReadQuery(Struct, frozen=True):
@@ -177,8 +157,6 @@ class ReadQuery(Struct, frozen=True):
     """The general purpose of a single need; None for most."""
     purposes: tuple[Purpose | None, ...]
     """The same for each text but the first, of a query of several needs."""
-    refused: frozenset[str]
-    """Stems of verbs that it says are not to be done, and does not ask for elsewhere: "don't merge it"."""
     inside: Contained | None
     """The thing that its single need creates or deletes in a container."""
     service: str | None
@@ -240,7 +218,7 @@ def read_query(
     by_need = np.array([added_for for added_for, _ in parts.values()] or [wanted("")])
     actions = {whole: by_need.max(axis=0), **{text: one for text, (one, _) in parts.items()}} if whole else {}
     texts = tuple(actions)
-    beside = [content_words(without(whole, divided.reported))]
+    beside = [content_words(whole)]
     if divided.carried:
         beside.append(without(whole, divided.carried))
     return ReadQuery(
@@ -258,7 +236,6 @@ def read_query(
         is_gibberish=0 < reader.plain == reader.unknown and not kinds,
         purpose=purpose,
         purposes=tuple(parts[need][1] for need in texts[1:]),
-        refused=_refused(whole, divided.reported),
         inside=contained(written) if len(divided.needs) == 1 else None,
         service=None if (service := service_of(written)) is None else stem(service),
         cores=tuple(asked_in_story(meant) or (cores(meant) if written == meant else ())),
@@ -272,14 +249,12 @@ class _Divided(Struct, frozen=True):
     needs: Sequence[Span]
     carried: Sequence[Span]
     """Text that orders only carry, and what is not to be done."""
-    reported: Sequence[Span]
-    """The text among it that is reported: "that deleting fails"."""
 
     @classmethod
     def of(cls, query: str, after_idiom: int | None) -> _Divided:
         """Divide a query, which may open with an idiom of memory that ends at a place."""
         needs = needs_of(query)
-        return cls(needs, *_carried(query, needs, after_idiom))
+        return cls(needs, _carried(query, needs, after_idiom))
 
 
 class _Token(Struct, frozen=True):
@@ -365,9 +340,7 @@ class _Reader:
         return len(telling_places(without(self._written, [(value.start, value.end)]))) >= LEAST_TELLING
 
     def _weight_of(self, token: _Token) -> float:
-        if not within(token.start, self._divided.carried):
-            return 1.0
-        return REPORTED_SHARE if within(token.start, self._divided.reported) else CARRIED_SHARE
+        return CARRIED_SHARE if within(token.start, self._divided.carried) else 1.0
 
     def _count(self, text: str, weight: float, among: dict[str, str]) -> None:
         for word in words(text):
@@ -440,32 +413,22 @@ class _Reader:
         # A capital letter within a sentence begins a name, which no list knows.
         if meant.isalpha() and (meant.islower() or (token.is_first and meant.istitle())):
             if weight == 1:
-                self._correct(token)
+                self._correct(token.lower)
             self.unknown += token.lower in self._corrected and self._corrected[token.lower] is None
             meant = self._corrected.get(token.lower) or meant
         self._count(meant, weight if meant is token.text else weight * CORRECTED_SHARE, self.asked)
         return meant, len(token.text)
 
-    def _correct(self, token: _Token) -> None:
+    def _correct(self, word: str) -> None:
         """Look for the word that was probably meant by one that neither the catalog nor English has."""
-        word, found = token.lower, self._corrected
-        if word in found:
+        found = self._corrected
+        if word in found or self._has_term(stem(word)) or is_known(word):
             return
-        if self._in_english and (whole := unclipped(word, self._catalog)) is not None:
-            found[word] = whole
-            return
-        if self._has_term(stem(word)):
-            return
-        if not is_known(word):
-            corrected = sum(right is not None for right in found.values())
-            may_be_wrong = len(found) < MOST_COMPARED and corrected < MOST_CORRECTED
-            before = self._written[max(0, token.start - 8) : token.start]
-            meant = correction(word, self._catalog, before) if self._in_english and may_be_wrong else None
-            found[word] = meant
-            if not self._in_english:
-                self.foreign.update(map(stem, words(word)))
-        elif token.start in self._openings and (order := same_letters(word, ORDERS)):
-            found[word] = order
+        corrected = sum(right is not None for right in found.values())
+        may_be_wrong = len(found) < MOST_COMPARED and corrected < MOST_CORRECTED
+        found[word] = correction(word, self._catalog) if self._in_english and may_be_wrong else None
+        if not self._in_english:
+            self.foreign.update(map(stem, words(word)))
 
     RULES: Final = (_as_value, _as_short_form, _as_phrase, _as_verb, _as_foreign, _as_word)
 
@@ -473,18 +436,11 @@ class _Reader:
 def _parts(whole: str, divided: _Divided) -> dict[str, tuple[NDArray[np.float32], Purpose | None]]:
     """Return the needs of a query as texts to embed, each with what it adds for actions and its purpose."""
     parts: dict[str, tuple[NDArray[np.float32], Purpose | None]] = {}
-    verb, several = "", len(divided.needs) > 1
+    several = len(divided.needs) > 1
     for start, end in divided.needs:
         need, order = whole[start:end], _uncarried(whole, start, end, divided.carried)
-        if several and not content_words(order) and any(denied(need)):
+        if several and not content_words(order) and denied(need):
             continue
-        if need.partition(" ")[0].lower() in ARTICLES:
-            # One of several things to create: "add a heading and a table".
-            need, order = f"{verb} {need}", verb
-        elif (opened := opening_match(need)) is not None:
-            verb = opened.group()
-        if parts and (match := _ONE.search(need)) and (meant := _antecedent([*parts])):
-            need = order = f"{need[: match.start()]}{meant}{need[match.end() :]}"
         serving = None
         if several:
             own = idiom_of(need)
@@ -494,29 +450,22 @@ def _parts(whole: str, divided: _Divided) -> dict[str, tuple[NDArray[np.float32]
     return parts
 
 
-def _antecedent(needs: Sequence[str]) -> str | None:
-    """Return what "one" in a later need means: "is there an issue about it? If not, open one"."""
-    return next((match[1] for need in reversed(needs) if (match := _ONE_OF.search(need)) is not None), None)
-
-
-def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> tuple[list[Span], list[Span]]:
-    """Return where a query has text that its orders only carry, and what they report: disjoint, in order.
+def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> list[Span]:
+    """Return where a query has text that its orders only carry: disjoint, in order.
 
     All that follows an idiom of memory in its need is carried, and so is what is not to be done.
     """
-    spans, reported = quotations(query), list[Span]()
+    spans = quotations(query)
     for start, end in needs:
         if after_idiom is not None and start < after_idiom <= end:
             spans.append((after_idiom, end))
-            reported.append(spans[-1])
             continue
         need = query[start:end]
         telling, first = None, ""
-        if unwanted := [(a, b) for a, b, _ in denied(need)]:
+        if unwanted := denied(need):
             telling, first = telling_places(need), _first_word(need)
             if len(needs) > 1 or not all(within(place, unwanted) for place in telling):
                 spans += ((start + a, start + b) for a, b in unwanted)
-                reported += spans[-len(unwanted) :]
         for match in _CARRIED.finditer(need):
             if telling is None:
                 telling, first = telling_places(need), _first_word(need)
@@ -524,31 +473,10 @@ def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> tupl
             if match.group().startswith(":"):
                 # An order opens soon, and a query may have thousands of colons.
                 may_carry = may_carry or not asks(need[match.end() : match.end() + FIRST_OF_QUERY])
-            least = 1 if first in _NOTING else LEAST_TELLING
-            if may_carry and bisect_left(telling, match.start()) >= least:
+            if may_carry and bisect_left(telling, match.start()) >= LEAST_TELLING:
                 spans.append((start + match.end(), end))
-                if match.group().split()[0].lower() == "that":
-                    reported.append(spans[-1])
                 break
-    return joined(spans), joined(reported)
-
-
-def _refused(query: str, reported: Sequence[Span]) -> frozenset[str]:
-    """Return the stems of verbs that are not to be done, unless the query asks for them as well."""
-    verbs = {verb for start, _, verb in denied(query) if verb and within(start, reported)}
-    if KEEPS.search(query) is not None:
-        verbs.add("delete")
-    if not verbs:
-        return frozenset()
-    asked = [*words(without(query, reported))]
-    if any(map(_deletes, verbs)) and not any(map(_deletes, asked)):
-        verbs |= _DELETING
-    return frozenset(map(stem, verbs)).difference(map(stem, asked))
-
-
-def _deletes(verb: str) -> bool:
-    """Return whether an order that opens with a verb rather asks to delete: "cancel"."""
-    return bool(wanted(verb)[DELETE] > 0)
+    return joined(spans)
 
 
 def _first_word(text: str) -> str:

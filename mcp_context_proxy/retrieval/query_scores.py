@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,7 +18,7 @@ from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.bm25 import K1, lexical_reasons
 from mcp_context_proxy.retrieval.index import KINDS, Index, QueryWords
-from mcp_context_proxy.retrieval.item_metadata import READING, TAKEN_FROM_CHANGING, TAKEN_FROM_WHOLE
+from mcp_context_proxy.retrieval.item_metadata import READING, TAKEN_FROM_WHOLE, Contained
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     ADDRESSED_OTHERWISE,
@@ -46,7 +46,7 @@ from mcp_context_proxy.retrieval.scoring import (
     ordinary_terms,
     share_places,
 )
-from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, identifier_words, stem
+from mcp_context_proxy.retrieval.text import SYNONYM_SHARE
 from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best, dots
 from mcp_context_proxy.system.later import NDArray, np
 
@@ -102,8 +102,8 @@ DOUBT_OF_SERVICE, NAMING_LOOKED_FOR = 1.1, 5
 SERVES_NEED = 0.15
 """Amount that is added for one of several needs to the scores of tools that serve its general purpose."""
 
-REFUSED_LOOKED_FOR = 40
-"""Tools among which those are looked for that do what a request says is not to be done."""
+CONTAINERS_LOOKED_FOR = 40
+"""Tools among which those are looked for that create or delete what a thing is in."""
 
 T = TypeVar("T")
 
@@ -202,9 +202,9 @@ class QueryScores:
             for at, purpose in enumerate(query.read.purposes, 1):
                 if purpose is not None and purpose is not WEB_SEARCH:
                     self.acting[at, self._serving(purpose)] += np.float32(SERVES_NEED)
-            if query.read.refused or query.read.inside is not None:
-                for place, amount in self._unwanted(fused + self.acting[0]):
-                    self.acting[:, place] -= np.float32(amount)
+            if (inside := query.read.inside) is not None:
+                taken = self._containers(inside, fused + self.acting[0])
+                self.acting[:, taken] -= np.float32(TAKEN_FROM_WHOLE)
             fused = np.round(fused + self.acting[0], DECIMALS)
             if query.words.instructed is not None or query.words.addressed:
                 of_source = np.zeros(len(index.keys), np.float32)
@@ -230,18 +230,15 @@ class QueryScores:
             sources = index.sources[self.items]
             self.fused, self.boosted_by = share_places(self.plain, of_needs, query.read.orders, sources)
 
-    def _unwanted(self, scores: NDArray[np.float32]) -> Iterator[tuple[int, float]]:
-        """Yield the places of the best tools that do what is not wanted, by their names, and their loss."""
-        refused, inside, changing = self.query.read.refused, self.query.read.inside, dict[int, Tool]()
-        for place in best(scores, REFUSED_LOOKED_FOR).tolist():
+    def _containers(self, inside: Contained, scores: NDArray[np.float32]) -> list[int]:
+        """Return the places of the best tools that would create or delete what a thing is in."""
+        changing = dict[int, Tool]()
+        for place in best(scores, CONTAINERS_LOOKED_FOR).tolist():
             position = int(self.items[place])
             item = self.query.index.items[position]
             if isinstance(item, Tool) and self.query.index.actions[position] not in READING:
                 changing[place] = item
-                if not refused.isdisjoint(map(stem, identifier_words(item.name).split())):
-                    yield place, TAKEN_FROM_CHANGING
-        for place in () if inside is None else inside.mistaken(changing):
-            yield place, TAKEN_FROM_WHOLE
+        return inside.mistaken(changing)
 
     def _passages(self) -> dict[int, Passage]:
         """Return the passages of the best documents of several chunks.

@@ -10,7 +10,7 @@ import sys
 import unicodedata
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain, islice, pairwise
 from math import inf
@@ -448,20 +448,6 @@ def stem(word: str) -> str:
     be a word: it is only compared with other results.
     """
     return _stem(word) if len(word) <= REMEMBERED_CHARACTERS else _stem.__wrapped__(word)
-
-
-_IRREGULAR: Final = {"told": "tell", "sent": "send", "made": "make", "put": "put", "set": "set"}
-_ENDING: Final = (("ied", "y"), ("ed", ""), ("ed", "e"), ("en", ""), ("en", "e"))
-"""Endings of participles, with those of their verbs."""
-
-
-def verb_of(participle: str, verbs: Container[str]) -> str | None:
-    """Return the verb of a participle such as "deleted", if it is one of `verbs` or irregular."""
-    if participle.lower() in _IRREGULAR:
-        return _IRREGULAR[participle.lower()]
-    forms = [participle[: -len(end)] + other for end, other in _ENDING if participle.endswith(end)]
-    forms += [participle[:-3]] if participle[-3:-2] == participle[-4:-3] else []
-    return next((form for form in forms if form.lower() in verbs), None)
 
 
 REMEMBERED_CHARACTERS: Final = 24
