@@ -29,8 +29,9 @@ from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.trust.approval import Approvals, Origin
+from mcp_context_proxy.trust.danger import NO_HINTS, Hints
 from mcp_context_proxy.trust.decisions import decide, hash_of, pending
-from mcp_context_proxy.trust.fingerprints import NO_HINTS, Approvable, Candidate, Hints, State
+from mcp_context_proxy.trust.fingerprints import Approvable, Candidate, State
 
 NPM = {
     "@modelcontextprotocol/server-filesystem": ["/tmp"],

@@ -55,6 +55,7 @@ from mcp_context_proxy.protocol.strangers import one_line, quoted
 from mcp_context_proxy.system.threads import keep_latest
 from mcp_context_proxy.trust import ACTING, Principal
 from mcp_context_proxy.trust.approval import Approvals, Origin
+from mcp_context_proxy.trust.danger import Danger
 from mcp_context_proxy.trust.fingerprints import (
     APPROVED,
     Approvable,
@@ -64,7 +65,6 @@ from mcp_context_proxy.trust.fingerprints import (
     sign_in_definition,
     withheld,
 )
-from mcp_context_proxy.trust.guard import Danger
 
 logger = logging.getLogger(__name__)
 

@@ -97,7 +97,7 @@ from mcp_context_proxy.server.search_answers import (
 )
 from mcp_context_proxy.server.tools_call import NO_ARGUMENTS, InteractionLog, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.system.threads import in_task, in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if
 from mcp_context_proxy.trust import Role, reaches
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
@@ -167,11 +167,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         try:
             _wants_data(caller)  # before anything is done
             servers = frozenset(filter(caller.rights.reaches, self.fleet.clients))
-            if len(raw) > envelope.TAKEN_APART_BYTES:  # those of the tool may be large
+            if large := len(raw) > envelope.TAKEN_APART_BYTES:  # those of the tool may be
                 await in_task()
-                wanted = await in_thread(_decoded, raw, CallArguments, servers)
-            else:
-                wanted = _decoded(raw, CallArguments, servers)
+            wanted = await in_thread_if(large, _decoded, raw, CallArguments, servers)
             arguments = wanted.arguments
             if arguments is UNSET or _is_null(arguments):
                 arguments = NO_ARGUMENTS

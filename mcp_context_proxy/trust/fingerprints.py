@@ -31,11 +31,11 @@ import msgspec
 from msgspec import Struct
 
 from mcp_context_proxy.config.settings import ApprovalMode
-from mcp_context_proxy.items import Encoded, ToolClass
+from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.protocol.strangers import clean, in_plain_letters
 from mcp_context_proxy.store.tables import ApprovalRow
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.trust.guard import verb_of
+from mcp_context_proxy.trust.danger import NO_HINTS, Hints, verb_of
 
 
 class Approvable(StrEnum):
@@ -134,32 +134,6 @@ def _parts(definition: bytes, seen: frozenset[str] | None) -> tuple[bytes, bytes
 def _escapes_colons(definition: bytes) -> bool:
     # Most definitions escape nothing, and one character is looked for much faster than several.
     return b"\\" in definition and (b"\\u003a" in definition or b"\\u003A" in definition)
-
-
-class Hints(msgspec.Struct, frozen=True, gc=False):
-    """Statements of a definition about its effects, which hosts decide by."""
-
-    tool_class: ToolClass = ToolClass.WRITE
-    interactive: bool = False
-    """True if the user must be asked before each call."""
-
-    def loosens(self, other: Hints) -> bool:
-        """Return whether these promise less harm than the others, or ask less."""
-        ranks = list(ToolClass)
-        less = ranks.index(self.tool_class) < ranks.index(other.tool_class)
-        return less or (other.interactive and not self.interactive)
-
-    def __str__(self) -> str:
-        return f"{self.tool_class} asks" if self.interactive else str(self.tool_class)
-
-    @classmethod
-    def read(cls, text: str) -> Hints:
-        """Return the hints that a text from `str` stands for; raises `ValueError` if it stands for none."""
-        name, _, asks = text.partition(" ")
-        return cls(ToolClass(name), bool(asks))
-
-
-NO_HINTS: Final = Hints()
 
 
 class Candidate(msgspec.Struct, frozen=True, eq=False, gc=False):
