@@ -33,7 +33,7 @@ from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.retrieval.vectors import query_vectors
-from mcp_context_proxy.store.learned import Pair
+from mcp_context_proxy.store.memory import Pair
 from mcp_context_proxy.store.opening import open_store
 
 TOOLS = 3_000

@@ -34,8 +34,7 @@ from subjects import SERVERS, Workbench
 from mcp_context_proxy import Interactions
 from mcp_context_proxy.embedding.embeddings import LazyModel, QueryEmbedder
 from mcp_context_proxy.learning import MOST_PAIRS, query_key
-from mcp_context_proxy.store.interactions import Interaction
-from mcp_context_proxy.store.learned import Pair
+from mcp_context_proxy.store.memory import Interaction, Pair
 from mcp_context_proxy.store.opening import open_store
 
 SEARCH, RECALL = "search_available_tools", "recall"

@@ -28,8 +28,8 @@ from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.store.opening import open_store
+from mcp_context_proxy.trust import NO_HINTS, Hints
 from mcp_context_proxy.trust.approval import Approvals, Origin
-from mcp_context_proxy.trust.danger import NO_HINTS, Hints
 from mcp_context_proxy.trust.decisions import decide, hash_of, pending
 from mcp_context_proxy.trust.fingerprints import Approvable, Candidate, State
 

@@ -65,7 +65,7 @@ from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.scoring import Background, calibration_for
 from mcp_context_proxy.retrieval.text import encodable
-from mcp_context_proxy.store.interactions import Interaction
+from mcp_context_proxy.store.memory import Interaction
 from mcp_context_proxy.store.opening import IN_MEMORY, open_store
 from mcp_context_proxy.system import Closing
 

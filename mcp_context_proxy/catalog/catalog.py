@@ -53,9 +53,8 @@ from mcp_context_proxy.items import (
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, quoted
 from mcp_context_proxy.system.threads import keep_latest
-from mcp_context_proxy.trust import ACTING, Principal
+from mcp_context_proxy.trust import ACTING, Danger, Principal
 from mcp_context_proxy.trust.approval import Approvals, Origin
-from mcp_context_proxy.trust.danger import Danger
 from mcp_context_proxy.trust.fingerprints import (
     APPROVED,
     Approvable,

@@ -30,8 +30,7 @@ from mcp_context_proxy.protocol.envelope import Members, nests_deeper
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, SERVER_KEY, meta_of
 from mcp_context_proxy.protocol.strangers import BLANK_LINES, clean, compact, one_line, quoted, unmarked
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.trust import fingerprints
-from mcp_context_proxy.trust.danger import Hints, danger_of, is_stricter
+from mcp_context_proxy.trust import Hints, danger_of, fingerprints, is_stricter
 from mcp_context_proxy.trust.fingerprints import Approvable, Candidate, canonical, fingerprint_if_plain
 
 SCHEMAS = ("inputSchema", "outputSchema")

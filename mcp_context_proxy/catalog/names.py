@@ -53,8 +53,7 @@ from mcp_context_proxy.items import (
 )
 from mcp_context_proxy.protocol.strangers import in_plain_letters
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.trust import reaches
-from mcp_context_proxy.trust.danger import ORDER, Danger
+from mcp_context_proxy.trust import ORDER, Danger, reaches
 
 SEPARATOR = "__"
 HASH_LENGTH = 6

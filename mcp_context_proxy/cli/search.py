@@ -253,7 +253,7 @@ def interactions_command() -> None:
 @json_option
 def stats(config: Config, as_json: bool) -> None:
     """Count the interactions by agent and type."""
-    from mcp_context_proxy.store.interactions import InteractionScope
+    from mcp_context_proxy.store.memory import InteractionScope
 
     with open_configured_store(config) as store:
         total, kinds = store.interactions.count(InteractionScope()), store.interactions.kinds()

@@ -531,7 +531,7 @@ def person(config: Config, name: str, erase: bool) -> None:
 
     NAME is that of a token, or the principal of a person of an issuer, as the audit has it.
     """
-    from mcp_context_proxy.store.interactions import InteractionScope
+    from mcp_context_proxy.store.memory import InteractionScope
     from mcp_context_proxy.store.opening import tables
     from mcp_context_proxy.trust import MARK
 

@@ -70,7 +70,7 @@ from mcp_context_proxy.retrieval import SUSPECTED, Ranking
 from mcp_context_proxy.retrieval.expansion import DocumentJudge
 from mcp_context_proxy.retrieval.reranker import CANDIDATES, Reranker, RerankerModel
 from mcp_context_proxy.statistics.report import arm_of
-from mcp_context_proxy.store.interactions import SEARCH
+from mcp_context_proxy.store.memory import SEARCH
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import ACTING, profile_in, reaches

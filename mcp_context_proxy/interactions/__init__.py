@@ -36,7 +36,7 @@ from mcp_context_proxy.interactions.index import InteractionIndex, MemoryQuery
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval.scoring import calibration_for
-from mcp_context_proxy.store.interactions import Interaction, InteractionScope, InteractionStore, new_origin
+from mcp_context_proxy.store.memory import Interaction, InteractionScope, InteractionStore, new_origin
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import time_of_day

@@ -21,7 +21,7 @@ from mcp_context_proxy.retrieval.item_metadata import Fields
 from mcp_context_proxy.retrieval.scoring import STRONG_COVERAGE, Calibration, fuse
 from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool
-from mcp_context_proxy.store.interactions import (
+from mcp_context_proxy.store.memory import (
     SEARCH,
     Interaction,
     InteractionScope,

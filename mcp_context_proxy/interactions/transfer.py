@@ -27,7 +27,7 @@ from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.errors import DataFileError, check_bounds
 from mcp_context_proxy.interactions import BATCH, MESSAGE, Backfilled, InteractionMemory, backfill, scope_of
-from mcp_context_proxy.store.interactions import Interaction, InteractionScope, InteractionStore
+from mcp_context_proxy.store.memory import Interaction, InteractionScope, InteractionStore
 from mcp_context_proxy.store.opening import IN_MEMORY, open_store
 from mcp_context_proxy.system import LONGEST_LINE, Closing, write_private
 from mcp_context_proxy.system.process import time_of_day

@@ -26,7 +26,7 @@ from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import IncludeMode, Tool, ToolKey, Vector
 from mcp_context_proxy.statistics.recorder import WINDOW_DAYS
-from mcp_context_proxy.store.learned import DECAY_PER_DAY, Pair, PairId
+from mcp_context_proxy.store.memory import DECAY_PER_DAY, Pair, PairId
 from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.store.tables import ToolSessions, decoded_vector, encoded_vector

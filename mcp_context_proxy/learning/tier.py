@@ -42,7 +42,7 @@ from mcp_context_proxy.learning import (
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.retrieval import Support
 from mcp_context_proxy.retrieval.vectors import dots
-from mcp_context_proxy.store.learned import LearnedStore, Pair, PairChanges, PairId, Taught, UseRow
+from mcp_context_proxy.store.memory import LearnedStore, Pair, PairChanges, PairId, Taught, UseRow
 from mcp_context_proxy.store.migrations import PAIRS
 from mcp_context_proxy.store.statistics import DAY, StatisticsStore
 from mcp_context_proxy.system.later import NDArray, np

@@ -66,7 +66,7 @@ from mcp_context_proxy.server.forwarding import Forwarder, object_in_text, reque
 from mcp_context_proxy.server.search_answers import unknown
 from mcp_context_proxy.server.tasks import Tasks
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.store.interactions import CALL, SEARCH, Interaction
+from mcp_context_proxy.store.memory import CALL, SEARCH, Interaction
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if

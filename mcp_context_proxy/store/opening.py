@@ -36,8 +36,7 @@ from mcp_context_proxy.store.database import (
     immediate,
     translating_errors,
 )
-from mcp_context_proxy.store.interactions import InteractionStore
-from mcp_context_proxy.store.learned import LearnedStore, WorkingSetStore
+from mcp_context_proxy.store.memory import InteractionStore, LearnedStore, WorkingSetStore
 from mcp_context_proxy.store.migrations import OLDEST_SQLITE_VERSION, SQLITE_VERSION, sqlite_migration
 from mcp_context_proxy.store.statistics import StatisticsStore
 from mcp_context_proxy.store.tables import (

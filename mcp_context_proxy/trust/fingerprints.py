@@ -35,7 +35,7 @@ from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.protocol.strangers import clean, in_plain_letters
 from mcp_context_proxy.store.tables import ApprovalRow
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.trust.danger import NO_HINTS, Hints, verb_of
+from mcp_context_proxy.trust import NO_HINTS, Hints, verb_of
 
 
 class Approvable(StrEnum):

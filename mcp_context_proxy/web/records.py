@@ -16,7 +16,7 @@ from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.interactions import MESSAGE, PATIENCE_SECONDS, InteractionRecorder, Method, agent_named
 from mcp_context_proxy.server.rendering import recall_data
 from mcp_context_proxy.statistics import seconds_of
-from mcp_context_proxy.store.interactions import Interaction, InteractionScope
+from mcp_context_proxy.store.memory import Interaction, InteractionScope
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread

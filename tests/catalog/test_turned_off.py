@@ -11,7 +11,7 @@ from support.tables import each
 from mcp_context_proxy.catalog.names import turned_off_by, without_effect
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.tables import matches
-from mcp_context_proxy.trust.danger import danger_of
+from mcp_context_proxy.trust import danger_of
 
 TEXT = st.text("ab*.[", max_size=12)
 OFFERED = ("get_issue", "get_repo", "delete_repo")

@@ -10,7 +10,7 @@ from support.embeddings import Asked, Service, embedding_service
 from support.servers import Workshop, tool
 
 from mcp_context_proxy import Interactions
-from mcp_context_proxy.store.interactions import Interaction
+from mcp_context_proxy.store.memory import Interaction
 
 from .conftest import Run
 

@@ -9,8 +9,7 @@ import pytest
 from support.servers import Workshop
 from support.stores import MODEL, NOW, add, key, vector
 
-from mcp_context_proxy.store.interactions import Interaction
-from mcp_context_proxy.store.learned import Pair, UseRow
+from mcp_context_proxy.store.memory import Interaction, Pair, UseRow
 from mcp_context_proxy.store.opening import Store, open_store, tables
 from mcp_context_proxy.store.statistics import DocumentUsage, SearchRow, SearchUsage, ToolUsage, UsageSlot
 from mcp_context_proxy.store.tables import RequestRow

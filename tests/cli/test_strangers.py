@@ -10,7 +10,7 @@ from support.listings import approve
 from support.servers import Workshop, tool
 from support.tables import each
 
-from mcp_context_proxy.store.interactions import Interaction
+from mcp_context_proxy.store.memory import Interaction
 from mcp_context_proxy.store.opening import open_store
 
 from .conftest import Run

@@ -29,8 +29,7 @@ from support.stores import vector
 from mcp_context_proxy.config import StoreConfig
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.database import StoreUnavailableError
-from mcp_context_proxy.store.interactions import Interaction, InteractionScope
-from mcp_context_proxy.store.learned import Pair, UseRow
+from mcp_context_proxy.store.memory import Interaction, InteractionScope, Pair, UseRow
 from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.store.statistics import DAY, SearchUsage, ToolUsage, UsageSlot
 from mcp_context_proxy.store.tables import UPKEEP_SECONDS, RequestRow, Upkeep

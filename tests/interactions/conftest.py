@@ -16,7 +16,7 @@ from mcp_context_proxy.interactions import (
     MESSAGE,
     InteractionMemory,
 )
-from mcp_context_proxy.store.interactions import Interaction
+from mcp_context_proxy.store.memory import Interaction
 from mcp_context_proxy.store.opening import Store, open_store
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from support.clocks import Clock
 
 from mcp_context_proxy.errors import ModelError, StoreError
 from mcp_context_proxy.interactions import Interaction, InteractionMemory, Recall
-from mcp_context_proxy.store.interactions import CALL, SEARCH, InteractionScope
+from mcp_context_proxy.store.memory import CALL, SEARCH, InteractionScope
 from mcp_context_proxy.store.opening import Store, open_store
 
 from .conftest import DAY, NOW, QUERY, SECRET, Words, memory_in, remembered, said

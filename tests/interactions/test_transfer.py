@@ -15,7 +15,7 @@ from support.clocks import Clock
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.interactions import InteractionMemory
 from mcp_context_proxy.interactions.transfer import MessageTable, export_file, export_lines, import_file
-from mcp_context_proxy.store.interactions import InteractionScope
+from mcp_context_proxy.store.memory import InteractionScope
 from mcp_context_proxy.store.opening import Store, open_store
 
 from .conftest import DAY, NOW, Words, memory_in, said

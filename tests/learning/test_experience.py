@@ -6,7 +6,7 @@ from support.tables import each
 
 from mcp_context_proxy.learning import query_key
 from mcp_context_proxy.learning.tier import ENOUGH, confidence
-from mcp_context_proxy.store.learned import Pair
+from mcp_context_proxy.store.memory import Pair
 
 
 def build_pairs(*uses: int, tools: int = 1) -> list[Pair]:

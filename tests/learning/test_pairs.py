@@ -23,7 +23,7 @@ from mcp_context_proxy.learning import (
     query_key,
     used_again,
 )
-from mcp_context_proxy.store.learned import Pair
+from mcp_context_proxy.store.memory import Pair
 from mcp_context_proxy.store.statistics import DAY
 
 VECTOR = np.array([1, 0], np.float32)

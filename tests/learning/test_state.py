@@ -6,7 +6,7 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from mcp_context_proxy.learning import PairIndex, query_key
-from mcp_context_proxy.store.learned import Pair
+from mcp_context_proxy.store.memory import Pair
 
 
 def build_pair(query: int, tool: int, confidence: float = 0.5) -> Pair:

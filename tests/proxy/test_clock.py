@@ -16,7 +16,7 @@ from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning import tier as learned
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.statistics.recorder import SessionRecorder, forget_old_counts
-from mcp_context_proxy.store.learned import DECAY_PER_DAY, Pair
+from mcp_context_proxy.store.memory import DECAY_PER_DAY, Pair
 from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.store.statistics import DAY, HOUR, SearchRow, SearchUsage, ToolUsage, UsageSlot
 from mcp_context_proxy.system.process import LEAP_SECONDS, PLAUSIBLE, TimeOfDay, time_of_day

@@ -12,7 +12,7 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config.tables import ClientConfig
 from mcp_context_proxy.learning import Signal, moved
-from mcp_context_proxy.store.learned import Pair
+from mcp_context_proxy.store.memory import Pair
 from mcp_context_proxy.trust import Principal, Profile, Role
 
 SEARCH = "search_available_tools"

@@ -17,7 +17,7 @@ from mcp_context_proxy.retrieval.item_metadata import (
     item_text,
     metadata_of,
 )
-from mcp_context_proxy.trust.danger import danger_of
+from mcp_context_proxy.trust import danger_of
 from mcp_context_proxy.web.search import described
 
 

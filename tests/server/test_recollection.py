@@ -15,7 +15,7 @@ from mcp_context_proxy.cli.running import OwnProxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.engine import age
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.store.interactions import Interaction
+from mcp_context_proxy.store.memory import Interaction
 from mcp_context_proxy.trust import Principal
 from mcp_context_proxy.web import Given
 from mcp_context_proxy.web.running import PromptsApi, PromptWanted

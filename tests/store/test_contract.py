@@ -14,8 +14,7 @@ from support.stores import MODEL, NOW, add, key, reads, vector
 from mcp_context_proxy.config import StoreConfig
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.credentials import CredentialStore, SealedRow
-from mcp_context_proxy.store.interactions import Interaction, InteractionScope
-from mcp_context_proxy.store.learned import Pair, PairChanges, UseRow
+from mcp_context_proxy.store.memory import Interaction, InteractionScope, Pair, PairChanges, UseRow
 from mcp_context_proxy.store.migrations import PAIRS
 from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.store.statistics import DAY, HOUR, SearchUsage, ToolUsage, UsageSlot

@@ -9,8 +9,7 @@ from support.stores import MODEL, NOW, add, reads
 
 from mcp_context_proxy.config import StoreConfig
 from mcp_context_proxy.store.credentials import CredentialStore, SealedRow
-from mcp_context_proxy.store.interactions import Interaction
-from mcp_context_proxy.store.learned import UseRow
+from mcp_context_proxy.store.memory import Interaction, UseRow
 from mcp_context_proxy.store.opening import OF_PROCESSES, Store, copy, digest, open_store, tables
 from mcp_context_proxy.store.statistics import DocumentUsage, UsageSlot
 from mcp_context_proxy.store.tables import Additions, ApprovalRow, VersionRow

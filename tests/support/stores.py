@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store.interactions import Interaction, InteractionScope
-from mcp_context_proxy.store.learned import Pair
+from mcp_context_proxy.store.memory import Interaction, InteractionScope, Pair
 from mcp_context_proxy.store.opening import Store
 from mcp_context_proxy.store.statistics import (
     HOUR,

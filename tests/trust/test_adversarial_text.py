@@ -52,8 +52,7 @@ from mcp_context_proxy.server.arguments import DETAIL_OF_MISFIT
 from mcp_context_proxy.server.consent import described_arguments
 from mcp_context_proxy.server.questions import secret_field
 from mcp_context_proxy.server.signatures import ToolSignature
-from mcp_context_proxy.trust import THE_USER
-from mcp_context_proxy.trust.danger import verb_of
+from mcp_context_proxy.trust import THE_USER, verb_of
 from mcp_context_proxy.trust.decisions import changed_lines
 from mcp_context_proxy.trust.fingerprints import sign_in
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded

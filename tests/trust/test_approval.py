@@ -12,7 +12,7 @@ from support.stores import NOW, vector
 from mcp_context_proxy.catalog.names import tool_named
 from mcp_context_proxy.errors import UnknownItemError, WithheldError
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.store.learned import Pair
+from mcp_context_proxy.store.memory import Pair
 from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.store.statistics import DAY, DefinitionRow
 from mcp_context_proxy.store.tables import Additions, ToolSession

@@ -11,7 +11,7 @@ from support.tables import each
 from mcp_context_proxy.catalog.definitions import markers_of
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.trust.danger import ORDER, danger_of, verb_of
+from mcp_context_proxy.trust import ORDER, danger_of, verb_of
 
 READ, WRITE, DESTRUCTIVE = ToolClass.READ, ToolClass.WRITE, ToolClass.DESTRUCTIVE
 VERBS = {None: "thing", READ: "get_thing", WRITE: "create_thing", DESTRUCTIVE: "delete_thing"}

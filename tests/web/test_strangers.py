@@ -23,7 +23,7 @@ from support.wires import http
 from mcp_context_proxy.config import DomainOptions
 from mcp_context_proxy.context import ContextItem, ContextOptions, RequestContext
 from mcp_context_proxy.items import Kind
-from mcp_context_proxy.store.interactions import Interaction
+from mcp_context_proxy.store.memory import Interaction
 from mcp_context_proxy.store.opening import open_store
 from mcp_context_proxy.store.tables import RequestRow
 from mcp_context_proxy.trust.decisions import pending
