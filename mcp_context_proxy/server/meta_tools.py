@@ -314,7 +314,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 self.changes.context_changed(caller.session)
         noted = None if _wants_data(caller) else self._noted(handle or caller.session, caller)
         notes, context_id = self._notes(answer, noted, caller, best), None
-        if scope is None or scope.kinds is None:
+        snapshot = answer.found.snapshot
+        if (snapshot.resources or snapshot.templates) and (scope is None or scope.kinds is None):
             fit = await self.resources.fitting(query, answer.found.wanted)
             notes += [Note(fit, brief=fit)] if fit else []
         if handle is not None and isinstance(wanted, ContextArguments):
@@ -336,11 +337,12 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
         if eras.shows_apps(caller.capabilities):
             notes += note_of_pages(answer, caller.name_of, self.tools.with_pages(caller.session))
-        if caller.session is not None:
+        if (session := caller.session) is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
-            shown = dict.fromkeys(tool.server for tool in tools)
-            clients = filter(None, map(self.fleet.clients.get, shown))
-            notes += map(Note, said_later(clients, self.redact, caller.session.introduced))
+            untold = dict.fromkeys(tool.server for tool in tools if tool.server not in session.introduced)
+            clients = [*filter(None, map(self.fleet.clients.get, untold))]
+            if any(one.introduction is not None and one.introduction.instructions for one in clients):
+                notes += map(Note, said_later(clients, self.redact, session.introduced))
         return notes
 
     def _writer(self, wanted: SearchArguments | ContextArguments, caller: Caller) -> Callable[..., str]:
