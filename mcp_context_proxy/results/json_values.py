@@ -60,9 +60,12 @@ _NAME: Final = pattern(r"""\s*(?:(['"])(.*?)\1[^,]*|([^,]+))""", re.DOTALL)
 _EMPTY_STEP: Final = 'it has an empty step; write it as items[*].title, or ["a name"] for odd names'
 
 _TEST: Final = pattern(
-    r"""\(?\s*(?:@\.?)?([\w.-]+)\s*(==?|!=|[<>]=?)\s*(?:'([^']*)'|"([^"]*)"|([^\s'"()]+))\s*\)?"""
+    r"""\(?\s*(?:@\.?)?([\w.-]+)\s*(==?|!=|[<>]=?)\s*(?:'([^']*)'|"([^"]*)"|([^\s'"()|&]+))\s*\)?"""
 )
 """A comparison of a member with a value, such as ``@.size > 3`` or ``user.login == 'ann'``."""
+
+WHOLE_DIGITS: Final = 40
+"""Characters of a whole number up to which it is compared and summed digit by digit."""
 
 _COMPARED: Final = {"=": eq, "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 
@@ -251,9 +254,22 @@ class _Test(Struct, frozen=True):
         text = envelope.text(value)
         own = bytes(value).decode() if text is None else text
         try:
-            return bool(self.holds(float(own), float(self.wanted)))
+            # Equal texts are equal, also if they are "nan".
+            return bool(
+                self.holds(own, self.wanted)
+                if own == self.wanted
+                else self.holds(_number(own), _number(self.wanted))
+            )
         except ValueError:
             return bool(self.holds(own, self.wanted))
+
+
+def _number(text: str) -> int | float:
+    """Return a number as exactly as it can be: those of ids that differ in a digit are equal as floats."""
+    try:
+        return int(text) if len(text) <= WHOLE_DIGITS else float(text)
+    except ValueError:
+        return float(text)
 
 
 class _Elements(Struct, frozen=True):
@@ -307,9 +323,14 @@ def summed(values: list[Raw]) -> str:
     """Return sum, least and greatest of values that are numbers; empty if any is none."""
     if len(values) < 2 or not all(envelope.starts_with(each, b"-0123456789") for each in values):
         return ""
-    numbers = [*map(float, values)]
-    told = {"sum": fsum(numbers), "least": min(numbers), "greatest": max(numbers)}
-    return f"{len(values):,} numbers: " + ", ".join(f"{name} {of:.15g}" for name, of in told.items())
+    numbers = [_number(bytes(each).decode()) for each in values]
+    try:
+        total = sum(numbers) if all(isinstance(each, int) for each in numbers) else fsum(numbers)
+    except (OverflowError, ValueError):  # no float is as large, or two are infinite
+        return ""
+    told = {"sum": total, "least": min(numbers), "greatest": max(numbers)}
+    shown = (f"{name} {of if isinstance(of, int) else f'{of:.15g}'}" for name, of in told.items())
+    return f"{len(values):,} numbers: " + ", ".join(shown)
 
 
 def _all_elements(values: list[Raw], step: _Elements) -> list[Raw]:

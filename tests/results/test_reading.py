@@ -151,6 +151,22 @@ def test_numbers_that_a_path_leads_to_are_summed_below_them() -> None:
     assert "3 numbers: sum 2.5, least -1, greatest 2" in read(data, 1, "rows[*].kg", None).note
     assert "2 numbers: sum 0.5, least -1, greatest 1.5" in read(data, 1, "rows[?to=Graz].kg", None).note
     assert "numbers" not in read(data, 1, "rows[*].to", None).note
+    ids = b"[1234567890123456788,1234567890123456789]"
+    assert "least 1234567890123456788, greatest 1234567890123456789" in read(ids, 1, "[*]", None).note
+
+
+@each("numbers", [b"1e308\n1e308", b"1e999\n-1e999", b"9" * 5000 + b"\n-" + b"9" * 5000])
+def test_numbers_that_have_no_sum_are_shown_without_one(numbers: bytes) -> None:
+    part = read(b"[" + numbers.replace(b"\n", b",") + b"]", 1, "[*]", None)
+    assert part.text == numbers
+    assert "sum" not in part.note
+
+
+def test_a_condition_tells_ids_apart_that_are_equal_as_floats() -> None:
+    data = b'[{"id":1234567890123456788,"at":"nan"},{"id":"1234567890123456789","at":"b"}]'
+    assert read(data, 1, "[?id == 1234567890123456789].at", None).text == b'"b"'
+    assert read(data, 1, "[?id < 1234567890123456789].at", None).text == b'"nan"'
+    assert read(data, 1, "[?at == nan].at", None).text == b'"nan"'
 
 
 def test_the_fields_of_a_list_need_no_brackets() -> None:
@@ -163,6 +179,7 @@ def test_the_fields_of_a_list_need_no_brackets() -> None:
         ("a.c", "no member 'c'; what there is: {b: number}"),
         ("list[9]", "no element 9; what there is: array of 1 number"),
         ("a[", "not closed"),
+        ("rows[?id>3||id<1]", "such as items[?size > 3 && state == 'open']"),
         ("$.rows[?(@.id == 3 || @.id)]", "such as items[?size > 3 && state == 'open']"),
         ("$.rows[?(@.id == 9)].id", "there is no member 'id'; what there is: nothing"),
         ("a..b", "empty step"),
