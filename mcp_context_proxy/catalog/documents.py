@@ -171,9 +171,13 @@ def _of_others(path: Path, paths: Iterable[Path]) -> tuple[str, ...]:
         hidden = [at for at, part in enumerate(one.parts) if part.startswith(".")]
         return Path(*one.parts[: hidden[-1]]) if hidden else None
 
-    own, packages = package(path), sorted({found for one in paths if (found := package(one)) is not None})
-    beside = (one for one in packages if own and not (own.is_relative_to(one) or one.is_relative_to(own)))
-    return tuple(f"!{one.parent.name}/{one.name}/**" for one in beside)
+    if (own := package(path)) is None:
+        return ()
+    packages = sorted({found for one in paths if (found := package(one)) is not None})
+    beside = (one for one in packages if not (own.is_relative_to(one) or one.is_relative_to(own)))
+    names = ("/".join(one.parts[-2:]).lstrip("/") for one in beside)
+    # In another copy of a project, a package has the name of one here.
+    return tuple(f"!{name}/**" for name in names if f"/{name}/" not in f"{own.as_posix()}/")
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

@@ -205,7 +205,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         except UnknownItemError as error:
             result = await self.calls.unknown(error, wanted.name, caller)
         except (DownstreamError, RequestError) as error:
-            if isinstance(error, RemoteError) and sends_away(error, caller):
+            if isinstance(error, RemoteError) and caller.era is Era.HANDSHAKE and sends_away(error, caller):
                 raise request_error(error, caller.era) from error
             judged = tool if isinstance(error, RemoteError | NotAnObjectError) else None
             differs = misfit(judged, caller.name_of(judged), arguments) if judged else ""

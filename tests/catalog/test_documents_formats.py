@@ -98,6 +98,15 @@ def test_the_rules_of_a_package_are_for_no_file_of_another(write: Write) -> None
     assert fitting("repo/packages/admin/src/a.tsx") == ["rule0", "rule2"]
 
 
+def test_the_rules_of_a_package_are_for_its_files_beside_another_copy_of_the_project(write: Write) -> None:
+    places = [f"{copy}/packages/web/.cursor/rules" for copy in ("main", "feature")]
+    root = write({f"{place}/rule.mdc": "---\nglobs: src/**/*.tsx\n---\nx" for place in places})
+    entries = [DocumentsConfig(path=root / place) for place in places]
+
+    for one in load_documents(entries, Limits()).documents:
+        assert file_for(one.patterns, ["packages/web/src/a.tsx"])
+
+
 def test_an_import_of_what_is_read_anyway_is_no_text_and_any_other_is_reported(write: Write) -> None:
     root = write(
         {

@@ -346,6 +346,18 @@ async def test_a_client_that_declined_a_url_is_not_asked_again(workshop: Worksho
     assert refused.value.code == -32603
 
 
+async def test_a_model_is_told_that_a_url_was_declined_that_a_call_tool_needs(workshop: Workshop) -> None:
+    behind_a_sign_in(workshop)
+    async with host_of(workshop.config(), "modern", {"elicitation": {"url": {}}}) as host:
+        call = {"name": "call_tool", "arguments": {"name": "closed__ever"}}
+        asked = await host.request("tools/call", call)
+        declined = {key: {"action": "decline"} for key in asked["inputRequests"]}
+        told = await host.request("tools/call", call | {"inputResponses": declined})
+
+    assert told["isError"]
+    assert "sign in first" in told["content"][0]["text"]
+
+
 async def test_a_modern_client_without_url_elicitation_is_told_which_capability_it_lacks(
     workshop: Workshop,
 ) -> None:
