@@ -102,6 +102,9 @@ DOUBT_OF_SERVICE, NAMING_LOOKED_FOR = 1.1, 5
 SERVES_NEED = 0.15
 """Amount that is added for one of several needs to the scores of tools that serve its general purpose."""
 
+TWINS_LOOKED_FOR = 8
+"""Tools of one name among which equal ones are looked for: nobody chooses among more accounts by name."""
+
 CONTAINERS_LOOKED_FOR = 40
 """Tools among which those are looked for that create or delete what a thing is in."""
 
@@ -450,18 +453,19 @@ class QueryScores:
         if shared.keys().isdisjoint(names):
             return ordered, {}
         kept, twins = dict[int, None](), dict[int, tuple[Tool, ...]]()
-        passed, shown = set[int](), set[str]()
+        passed, shown = set[tuple[str, object]](), set[str]()
         for place, name in zip(ordered.tolist(), names, strict=True):
             found, first = index.items[int(self.items[place])], place
-            same = self._same(found, shared[name]) if name in shared and isinstance(found, Tool) else {}
-            if place not in passed and len(same) > 1:
-                # The one at the server of an earlier one: a task stays where it began.
-                first = next((at for at, tool in same.items() if tool.server in shown), place)
-                shown.add(same[first].server)
-                twins[first] = tuple(tool for at, tool in same.items() if at != first)
-                passed |= same.keys()
-            elif place in passed:
-                continue
+            if name in shared and isinstance(found, Tool):
+                if (definition := (found.name, found.written)) in passed:
+                    continue
+                passed.add(definition)
+                same = {place: found, **self._same(found, shared[name][:TWINS_LOOKED_FOR])}
+                if len(same) > 1:
+                    # The one at the server of an earlier one: a task stays where it began.
+                    first = next((at for at, tool in same.items() if tool.server in shown), place)
+                    shown.add(same[first].server)
+                    twins[first] = tuple(tool for at, tool in same.items() if at != first)
             kept[first] = None
         return np.array([*kept], np.intp), twins
 
