@@ -165,13 +165,17 @@ def _left_by_link(folder: DocumentsConfig) -> Path | None:
 
 
 def _of_others(path: Path, paths: Iterable[Path]) -> tuple[str, ...]:
-    """Return patterns that leave out files of packages beside the one whose hidden folder a path is in."""
+    """Return patterns that leave out files of packages beside the one whose hidden folder a path is in.
+
+    Rules in the home directory are for every package.
+    """
 
     def package(one: Path) -> Path | None:
         hidden = [at for at, part in enumerate(one.parts) if part.startswith(".")]
         return Path(*one.parts[: hidden[-1]]) if hidden else None
 
-    if (own := package(path)) is None:
+    own = package(path)
+    if own is None or own == Path("~").expanduser():
         return ()
     packages = sorted({found for one in paths if (found := package(one)) is not None})
     beside = (one for one in packages if not (own.is_relative_to(one) or one.is_relative_to(own)))

@@ -107,6 +107,19 @@ def test_the_rules_of_a_package_are_for_its_files_beside_another_copy_of_the_pro
         assert file_for(one.patterns, ["packages/web/src/a.tsx"])
 
 
+def test_the_rules_of_the_home_directory_are_for_every_package(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = "---\nglobs: src/**/*.tsx\n---\nx"
+    root = write({f"{place}/rule.mdc": rule for place in ("home/.cursor/rules", "srv/web/.cursor/rules")})
+    monkeypatch.setenv("HOME", str(root / "home"))
+    monkeypatch.setenv("USERPROFILE", str(root / "home"))
+    entries = [DocumentsConfig(path=root / place / ".cursor/rules") for place in ("home", "srv/web")]
+
+    for one in load_documents(entries, Limits()).documents:
+        assert file_for(one.patterns, ["srv/web/src/a.tsx"])
+
+
 def test_an_import_of_what_is_read_anyway_is_no_text_and_any_other_is_reported(write: Write) -> None:
     root = write(
         {
