@@ -151,9 +151,9 @@ def _goose(entry: dict[str, Any]) -> Converted:
     if envs := _table(entry, "envs"):
         entry["env"] = envs
     entry = _handing_over("env_keys", entry)
-    if "uri" in entry:
+    if "uri" in entry and isinstance(env := entry.get("env", {}), dict):
         # Goose has variables of an address for that alone, and knows no others there.
-        env = entry.pop("env", {})
+        entry.pop("env", None)
         held = {key: entry[key] for key in ("uri", "headers") if key in entry}
         entry |= _each_text(held, lambda text: _REFERENCE.sub(lambda one: str(env.get(one[1], one[0])), text))
     if not entry.get("available_tools"):
@@ -462,9 +462,11 @@ def _tool_lists(
             message = f"says the same as {other}; keep one of them"
             mistakes.append(Mistake((*path, key), message))
             continue
-        if before is None:
+        if not isinstance(before, list | None):
+            continue  # it cannot be read, which is a mistake already
+        if before is None or not isinstance(value, list):
             source.origins[*path, ours] = written
-        if isinstance(value, list) and isinstance(before, list | None):
+        if isinstance(value, list):
             value = [*(known := before or []), *value]
             for index in range(len(known), len(value)):
                 # In a table of another shape the names have no places of their own.

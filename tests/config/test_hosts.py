@@ -363,6 +363,15 @@ def test_decisions_beside_a_list_that_cannot_be_read_are_a_mistake(problems):
     assert found.startswith("1 mcpServers.x.excludeTools: must be a list")
 
 
+@pytest.mark.parametrize(("exclude", "disable"), [('["a"]', '"b"'), ('"b"', '["a"]')])
+def test_a_list_beside_one_that_cannot_be_read_does_not_hide_the_mistake(problems, exclude, disable):
+    lists = f'"excludeTools": {exclude},\n"disabledTools": {disable}'
+    text = f'{{"mcpServers": {{"x": {{"command": "x",\n{lists}}}}}}}'
+    unreadable = "2 mcpServers.x.excludeTools" if exclude == '"b"' else "3 mcpServers.x.disabledTools"
+
+    assert problems(text, "mcp.json") == [f"{unreadable}: must be a list, not text"]
+
+
 @pytest.mark.parametrize("key", ["alwaysAllow", "autoApprove"])
 def test_tools_that_a_host_calls_without_asking_are_told_and_change_nothing(load_text, key):
     text = json.dumps({"mcpServers": {"x": {"command": "x", key: [f"t{number}" for number in range(7)]}}})

@@ -343,6 +343,7 @@ def test_rules_count_for_a_server_whose_name_has_other_letters(
         ("cursor", {"command": "/bin/desk", "disabledTools": True}),
         ("goose", {"cmd": "/bin/desk", "type": {"a": 1}}),
         ("goose", {"cmd": "/bin/desk", "type": ["builtin"]}),
+        ("goose", {"type": "streamable_http", "uri": "https://example.com/$KEY", "env": ["KEY"]}),
     ],
 )
 def test_server_with_a_value_of_another_kind_stays_and_the_others_move(
