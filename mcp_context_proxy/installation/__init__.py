@@ -56,7 +56,7 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     """Name that people know; without one, it is that of its profile."""
     files: tuple[str, ...]
     """Paths of which the first that exists is used, else the first whose folder exists, else the first. ``~``
-    is the home folder, ``{config}`` the folder of settings of the platform."""
+    is the home folder, ``{config}`` the folder of settings of the platform, ``{xdg}`` that of Linux."""
     files_on: Mapping[str, tuple[str, ...]] = {}
     """Paths on a platform (``darwin``, ``win32``) on which they are others."""
     place: Place = ("mcpServers",)
@@ -128,13 +128,12 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 def _expanded(path: str, environ: Mapping[str, str], platform: str) -> Path:
     home = _home(environ)
+    config = xdg = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     if platform == "win32":
         config = Path(environ.get("APPDATA") or home / "AppData" / "Roaming")
     elif platform == "darwin":
         config = home / "Library" / "Application Support"
-    else:
-        config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    named = expand(path.replace("{config}", str(config)), environ).text
+    named = expand(path.replace("{config}", str(config)).replace("{xdg}", str(xdg)), environ).text
     return home / named[2:] if named.startswith("~/") else Path(named)
 
 
@@ -213,7 +212,7 @@ _HOSTS: Final = (
     ),
     HostPlace(
         name="opencode",
-        files=tuple(f"${{XDG_CONFIG_HOME:-~/.config}}/opencode/{name}" for name in _OPENCODES),
+        files=tuple(f"{{xdg}}/opencode/{name}" for name in _OPENCODES),
         place=("mcp",),
         newer=("mcp", "servers"),
         entry={"type": "local", "command": _WORDS},
@@ -284,7 +283,7 @@ _HOSTS: Final = (
     HostPlace(
         name="crush",
         title="Crush",
-        files=("${CRUSH_GLOBAL_CONFIG:-~/.config/crush}/crush.json",),
+        files=("${CRUSH_GLOBAL_CONFIG:-{xdg}/crush}/crush.json",),
         place=("mcp",),
         entry=_STDIO,
     ),
@@ -292,7 +291,7 @@ _HOSTS: Final = (
     HostPlace(
         name="kilo-code",
         title="Kilo Code",
-        files=tuple(f"~/.config/kilo/{name}" for name in ("kilo.jsonc", "kilo.json")),
+        files=tuple(f"{{xdg}}/kilo/{name}" for name in ("kilo.jsonc", "kilo.json")),
         place=("mcp",),
         entry={"type": "local", "command": _WORDS},
     ),

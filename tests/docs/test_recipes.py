@@ -45,7 +45,7 @@ def test_a_recipe_has_the_hosts_files_and_the_entry_that_install_writes(host: Ho
     assert isinstance(found, list) or list(found) == [SERVER]
     for files in (host.files, *host.files_on.values()):
         for file in files:
-            usual = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", file)
+            usual = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", file.replace("{xdg}", "~/.config"))
             assert f"`{usual.replace('{config}', 'CONFIG')}`" in recipe
 
 

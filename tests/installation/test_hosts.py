@@ -119,6 +119,9 @@ def test_lines_that_stay_keep_their_ends(put: Place, machine: Machine) -> None:
         ("qwen-code", "QWEN_HOME", "settings.json"),
         ("continue", "CONTINUE_GLOBAL_DIR", "config.yaml"),
         ("opencode", "XDG_CONFIG_HOME", "opencode/opencode.json"),
+        ("kilo-code", "XDG_CONFIG_HOME", "kilo/kilo.jsonc"),
+        ("crush", "XDG_CONFIG_HOME", "crush/crush.json"),
+        ("crush", "CRUSH_GLOBAL_CONFIG", "crush.json"),
     ],
 )
 def test_settings_are_where_the_variable_of_the_host_says(
