@@ -355,10 +355,10 @@ class ContextEngine:
         It has the options of then, and is not recorded. Raises `UnknownFilterError` if a server, category or
         tag of its filters does not exist any more.
         """
+        catalog = self._catalog if ACTING.get().limited else self._catalog.whole
+        filters = await self._searcher.check(filters, snapshot := await self._searcher.ready(catalog))
         scope = Scope(None if then.kinds is None else frozenset(then.kinds), filters)
         selection = Selection(query=then.query, origin=then.origin, options=then.options, scope=scope)
-        catalog = self._catalog if ACTING.get().limited else self._catalog.whole
-        await self._searcher.check(filters, snapshot := await self._searcher.ready(catalog))
         asked = then.rerank is not None and then.rerank.used
         answer = await self._complete(selection, snapshot, self.rerank_mode if asked else "never", None)
         return answer.context

@@ -13,7 +13,7 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.context import Mode, RequestContext
 from mcp_context_proxy.context.session import SessionContext
-from mcp_context_proxy.items import Kind
+from mcp_context_proxy.items import Kind, SearchFilters
 from mcp_context_proxy.protocol.eras import QUERY_KEY, REQUEST_KEY
 from mcp_context_proxy.web import Given
 from mcp_context_proxy.web.running import PromptsApi, PromptWanted
@@ -221,6 +221,8 @@ async def test_a_replay_has_the_options_and_filters_of_then(proxy: Proxy, host: 
     assert [item.name for item in replayed.now.items] == [item.name for item in replayed.then.items]
     assert len(replayed.now.items) == 2
     assert replayed.now.filters == {"server": "s"}
+    spelt = await proxy.contexts.replay(replayed.then, SearchFilters(server="S"))
+    assert (len(spelt.items), spelt.filters) == (2, {"server": "s"})
 
 
 async def test_a_request_of_a_profile_is_answered_again_from_the_catalog_of_that_profile(
