@@ -283,7 +283,7 @@ def error_of(response: httpx2.Response) -> str | None:
     """
     with suppress(msgspec.DecodeError, RecursionError):
         if response.status_code in {200, 400, 401}:  # GitHub refuses with 200
-            return msgspec.json.decode(response.content, type=_Refusal).error
+            return msgspec.json.decode(response.content, type=_Refusal).error or None
     return None
 
 

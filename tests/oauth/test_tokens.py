@@ -150,13 +150,15 @@ async def test_a_refusal_that_repeats_the_request_tells_no_secret_of_it(
         assert sent[name][:12] not in told
 
 
-async def test_a_token_that_lasts_for_longer_than_numbers_last_is_used(protected: Protected) -> None:
+@pytest.mark.parametrize(
+    "beside", [b'"expires_in": 1%s' % (b"0" * 400), b'"error": ""'], ids=["endless", "empty error"]
+)
+async def test_a_token_is_used_whatever_stands_beside_it(protected: Protected, beside: bytes) -> None:
     config = server_config(protected)
     before = await logged_in(config)
     protected.issuer.expire_all()
     token = protected.issuer.issue(before.client_id, [], protected.url).access_token
-    lasts = b"1" + b"0" * 400
-    answer = b'{"access_token": "%s", "token_type": "bearer", "expires_in": %s}' % (token.encode(), lasts)
+    answer = b'{"access_token": "%s", "token_type": "bearer", %s}' % (token.encode(), beside)
     protected.issuer.answer = 200, answer, JSON
 
     assert await fetched(config) != 401
