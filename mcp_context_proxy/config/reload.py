@@ -369,7 +369,9 @@ class Reloader:
             file = self._started.path
             mark, has_end = (None, True) if file is None else await in_thread(_end, file)
             config, lacks = await in_thread(self._load_beside, self._current)
-            if mark == last or (has_end and not lacks):
+            is_whole = mark == last or (has_end and not lacks)
+            # It may have been emptied between the look at it and the reading.
+            if is_whole and (file is None or await in_thread(_mark, file) == mark):
                 return config
             last = mark
             await anyio.sleep(SECOND_LOOK_SECONDS)

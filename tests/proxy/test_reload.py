@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,33 @@ async def test_a_setting_that_is_gone_for_good_is_gone_a_moment_later(tmp_path: 
     await followed.write(GUARDED[: GUARDED.index("[guards]")], pause=0)
 
     assert [config.guards.results for config in followed.applied] == ["off"]
+
+
+async def test_a_file_that_is_emptied_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    (file := tmp_path / "config.toml").write_text(GUARDED, encoding="utf-8")
+    started, reads, applied = load(file, environ={}), count(), list[Config]()
+    without_guard = GUARDED.replace('deny = ["danger"]', "")
+
+    def read() -> Config:
+        is_second = next(reads) == 1
+        if is_second:
+            file.write_text("", encoding="utf-8")
+        config = load(file, environ={})
+        if is_second:
+            file.write_text(without_guard + "# saved again", encoding="utf-8")
+        return config
+
+    async def apply(config: Config) -> None:
+        applied.append(config)
+
+    reloader = Reloader(started, read)
+    async with anyio.create_task_group() as group:
+        group.start_soon(reloader.run, apply)
+        file.write_text(without_guard, encoding="utf-8")
+        await reloader.reload(PATIENCE)
+        group.cancel_scope.cancel()
+
+    assert [[*config.servers] for config in applied] == [[*started.servers]]
 
 
 async def test_mistakes_that_were_told_at_the_start_are_not_told_again_by_the_first_look(
