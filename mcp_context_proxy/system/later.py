@@ -121,10 +121,10 @@ def keep_files() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if most != resource.RLIM_INFINITY and len(unread) > most * _KEPT_SHARE:
         return
-    for path in unread:
+    sys.meta_path.insert(0, _KeptModules())
+    for path in sorted(unread):
         with suppress(OSError):
             _kept[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    sys.meta_path.insert(0, _KeptModules())
 
 
 def packaged_text(path: Path) -> str:
