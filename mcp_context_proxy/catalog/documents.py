@@ -180,8 +180,12 @@ def _of_others(path: Path, paths: Iterable[Path]) -> tuple[str, ...]:
     packages = sorted({found for one in paths if (found := package(one)) is not None})
     beside = (one for one in packages if not (own.is_relative_to(one) or one.is_relative_to(own)))
     names = ("/".join(one.parts[-2:]).lstrip("/") for one in beside)
-    # In another copy of a project, a package has the name of one here.
-    return tuple(f"!{name}/**" for name in names if f"/{name}/" not in f"{own.as_posix()}/")
+    # In another copy of a project, a package has the name of one here; some names would be patterns.
+    return tuple(
+        f"!{name}/**"
+        for name in names
+        if f"/{name}/" not in f"{own.as_posix()}/" and not set("*?[]{}").intersection(name)
+    )
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

@@ -43,6 +43,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import HANDSHAKE, MODERN, Era, client_capabilities, reaches
 from mcp_context_proxy.protocol.strangers import named, quoted
+from mcp_context_proxy.results import outcome_of
 from mcp_context_proxy.server import Caller, questions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.questions import ClientQuestions, Requests, ask_for_input, url_elicitation
@@ -265,14 +266,13 @@ class Forwarder:
         began, outcome, size = time.perf_counter(), "failed", None
         try:
             result = await self.forward(client, method, params, caller, subject, judge)
-            outcome, size = "succeeded", len(result)
+            outcome, size = outcome_of(result).name.lower(), len(result)
             return result
         finally:
             self.audit.note(
                 "read",
-                principal=caller.principal,
+                **_who(caller),
                 subject=caller.rights.label,
-                session=None if caller.session is None else caller.session.id,
                 server=client.name,
                 method=method,
                 name=name,
@@ -309,15 +309,8 @@ class Forwarder:
         return partial(self.note_question, request.caller, request.client.name, request.method)
 
     def note_question(self, caller: Caller, server: str, during: str, method: str, answer: str) -> None:
-        session = None if caller.session is None else caller.session.id
         self.audit.note(
-            "question",
-            server=server,
-            method=method,
-            answer=answer,
-            principal=caller.principal,
-            session=session,
-            during=during,
+            "question", server=server, method=method, answer=answer, **_who(caller), during=during
         )
 
     async def _resolve_input_required(self, request: _Request, result: bytes) -> bytes:
@@ -514,6 +507,14 @@ def _demands_task(error: RemoteError, request: _Request) -> bool:
 def _object(raw: Raw | None) -> Members:
     """Return the members of an object of a server; none if it is no object."""
     return envelope.members(raw) if raw is not None and envelope.starts_with(raw, b"{") else {}
+
+
+def _who(caller: Caller) -> dict[str, str | None]:
+    """Return the facts of an entry of the audit about who has asked."""
+    return {
+        "principal": caller.principal,
+        "session": None if caller.session is None else caller.session.id,
+    }
 
 
 def _may_ask(result: bytes) -> bool:

@@ -41,7 +41,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.protocol.strangers import bounded, one_line, quoted, stranger_json, unmarked
-from mcp_context_proxy.results import ResourceLinks, failure, mark_untrusted
+from mcp_context_proxy.results import LINK_CHARACTERS, ResourceLinks, failure, mark_untrusted
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.server import Caller, rendering
@@ -396,7 +396,7 @@ def _as_result(body: bytes, page: int, spotlit: str) -> bytes:
 
 def _block(content: Members) -> dict[str, Any]:
     """Return binary content of a resource as a block of a result, without all else that stands beside it."""
-    media, uri = ((envelope.text(content.get(key)) or "")[:URI_NAMED] for key in ("mimeType", "uri"))
+    media, uri = ((envelope.text(content.get(key)) or "")[:LINK_CHARACTERS] for key in ("mimeType", "uri"))
     if media in SHOWN_IMAGES or media.startswith("audio/"):
         return {"type": media.partition("/")[0], "data": content["blob"], "mimeType": media}
     return {"type": "resource", "resource": {"uri": uri, "mimeType": media, "blob": content["blob"]}}

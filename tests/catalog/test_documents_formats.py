@@ -120,6 +120,15 @@ def test_the_rules_of_the_home_directory_are_for_every_package(
         assert file_for(one.patterns, ["srv/web/src/a.tsx"])
 
 
+def test_a_package_whose_name_would_be_a_pattern_keeps_no_rule_from_others(write: Write) -> None:
+    places = ["site/app/[id]/.cursor/rules", "other/app/i/.cursor/rules"]
+    root = write({f"{place}/rule.mdc": "---\nglobs: src/**/*.tsx\n---\nx" for place in places})
+    entries = [DocumentsConfig(path=root / place) for place in places]
+
+    for one in load_documents(entries, Limits()).documents:
+        assert file_for(one.patterns, ["app/i/src/a.tsx"])
+
+
 def test_an_import_of_what_is_read_anyway_is_no_text_and_any_other_is_reported(write: Write) -> None:
     root = write(
         {
