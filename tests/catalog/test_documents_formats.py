@@ -125,8 +125,8 @@ def test_a_package_whose_name_would_be_a_pattern_keeps_no_rule_from_others(write
     root = write({f"{place}/rule.mdc": "---\nglobs: src/**/*.tsx\n---\nx" for place in places})
     entries = [DocumentsConfig(path=root / place) for place in places]
 
-    for one in load_documents(entries, Limits()).documents:
-        assert file_for(one.patterns, ["app/i/src/a.tsx"])
+    loaded = load_documents(entries, Limits()).documents
+    (_,) = (one for one in loaded if file_for(one.patterns, ["app/i/src/a.tsx"]))
 
 
 def test_an_import_of_what_is_read_anyway_is_no_text_and_any_other_is_reported(write: Write) -> None:
