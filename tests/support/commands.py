@@ -18,6 +18,8 @@ from mcp_context_proxy.__main__ import joins
 PROGRAMS = Path(__file__).with_name("forking")
 PATIENCE = 60
 """Seconds until a command that hangs is killed; far more than any takes."""
+STARTING = 300
+"""Seconds until the fork server serves, which compiles the package while all workers compile, too."""
 
 
 def real_command(*arguments: str | Path, shared: bool = False) -> list[str]:
@@ -94,7 +96,7 @@ def _start_fork_server(folder: Path, path: Path) -> None:
     with (folder / "held").open("rb") as held:  # it ends when its standard input does
         process = subprocess.Popen(command, stdin=held, env=environment, start_new_session=True)
     _started.append(process)
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + STARTING
     while not path.is_socket():
         assert process.poll() is None, "the fork server has ended"
         assert time.monotonic() < until, "the fork server does not start"

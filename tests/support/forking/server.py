@@ -187,10 +187,10 @@ def prepare() -> OnnxModel:
             definitions(Setup((), whole, set_context=chosen, manage=chosen, recall=True))
     anyio.run(trusted_certificates)
     anyio.run(run_once)
-    gc.collect()  # the model's threads end with it
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread():
-            thread.join()
+    # The model's threads end with it, once a thread that was abandoned in the middle has let go of it.
+    while others := [each for each in threading.enumerate() if each is not threading.main_thread()]:
+        gc.collect()
+        others[0].join(0.1)
     model = load_model()
     gc.freeze()
     return model
