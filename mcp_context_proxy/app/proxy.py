@@ -436,7 +436,7 @@ class Proxy(Struct, kw_only=True, eq=False):
         changed = {
             table for table in config.__struct_fields__ if getattr(config, table) != getattr(before, table)
         }
-        self.fleet.known.configure(config)
+        self.fleet.known.config = config
         if config.store.url is not None:
             self.store.database.lead_to(config.store.url, config.store.listen_url)
         difference = self.fleet.apply(config.servers.values(), config.limits, config.off)

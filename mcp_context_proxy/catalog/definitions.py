@@ -350,7 +350,7 @@ def keep_unchanged(before: Mapping[str, Defined], now: Mapping[str, Defined]) ->
 
 def tool_definition(tool: Tool, name: str | None = None) -> Raw:
     """Return the definition of a tool as it is listed, with a schema that every API of models takes."""
-    members = envelope.members(tool.definition)
+    members = envelope.members(bytes(tool.written))
     members["name"] = envelope.raw(tool.exposed_name if name is None else name)
     members["inputSchema"], left_out = model_schemas.taken_by_models(members["inputSchema"])
     if left_out:
