@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from msgspec import Raw, Struct
 
+from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import (
     LatestSecrets,
     Redactor,
@@ -32,7 +33,6 @@ from mcp_context_proxy.config.secrets import (
     names_secret,
     own_secrets_of,
 )
-from mcp_context_proxy.config import Config
 from mcp_context_proxy.system.later import html, pattern
 from mcp_context_proxy.trust import reaches
 
