@@ -32,7 +32,7 @@ from mcp_context_proxy.config.programs import folder_of
 from mcp_context_proxy.config.secrets import SHORTEST, named_secrets_of
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, first_told
-from mcp_context_proxy.system import open_regular
+from mcp_context_proxy.system.process import open_regular
 from mcp_context_proxy.system.threads import Workers, in_thread
 
 logger = logging.getLogger(__name__)

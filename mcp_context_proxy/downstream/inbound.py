@@ -44,7 +44,7 @@ from mcp_context_proxy.protocol.strangers import (
     stranger_text,
     unmarked,
 )
-from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.process import Bucket
 from mcp_context_proxy.system.threads import keep_latest
 from mcp_context_proxy.trust import person_in
 
