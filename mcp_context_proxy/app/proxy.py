@@ -424,7 +424,7 @@ class Proxy(Struct, kw_only=True, eq=False):
     async def apply(self, config: Config) -> None:
         """Apply a changed configuration; unchanged servers and folders are not touched.
 
-        Settings that need a restart keep their old values: see `config.forms.Reload`.
+        Settings that need a restart keep their old values: see `config.source.Reload`.
         """
         # Those of settings that wait for the restart are secrets as well.
         secrets, before = [*all_secrets_of(config)], self.config

@@ -26,7 +26,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
-from mcp_context_proxy.config.forms import any_means, read_value
 from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.programs import downloads, inherited_secrets
 from mcp_context_proxy.config.settings import (
@@ -37,8 +36,17 @@ from mcp_context_proxy.config.settings import (
     Config,
     ServerConfig,
 )
-from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, changeable_by_others, dotted, read
+from mcp_context_proxy.config.source import (
+    ConfigSource,
+    Mistake,
+    any_means,
+    changeable_by_others,
+    dotted,
+    read,
+    read_value,
+)
 from mcp_context_proxy.config.tables import ASKED, CONFIRM
+from mcp_context_proxy.config.texts import KeyPath
 from mcp_context_proxy.config.variables import REFERENCE, SecretSource, expand, sources
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
 from mcp_context_proxy.system import TO_BEGIN, default_path

@@ -27,10 +27,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from mcp_context_proxy.config.forms import Reload, Table, marked
 from mcp_context_proxy.config.programs import folder_of
 from mcp_context_proxy.config.secrets import SHORTEST, named_secrets_of
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
+from mcp_context_proxy.config.source import Reload, Table, marked
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, first_told
 from mcp_context_proxy.system.process import open_regular
 from mcp_context_proxy.system.threads import Workers, in_thread

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
-from mcp_context_proxy.config.forms import (
+from mcp_context_proxy.config.source import (
     HIDDEN,
     Amount,
     Count,
