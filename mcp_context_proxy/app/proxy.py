@@ -20,6 +20,7 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
+from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.reload import Reloader, Standing, without_restart
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, own_secrets_of, redact_logs
 from mcp_context_proxy.context import RequestRecords, configured
@@ -424,7 +425,7 @@ class Proxy(Struct, kw_only=True, eq=False):
     async def apply(self, config: Config) -> None:
         """Apply a changed configuration; unchanged servers and folders are not touched.
 
-        Settings that need a restart keep their old values: see `config.forms.Reload`.
+        Settings that need a restart keep their old values: see `config.source.Reload`.
         """
         # Those of settings that wait for the restart are secrets as well.
         secrets, before = [*all_secrets_of(config)], self.config
@@ -436,7 +437,7 @@ class Proxy(Struct, kw_only=True, eq=False):
         changed = {
             table for table in config.__struct_fields__ if getattr(config, table) != getattr(before, table)
         }
-        self.fleet.known.configure(config)
+        self.fleet.known.config = config
         if config.store.url is not None:
             self.store.database.lead_to(config.store.url, config.store.listen_url)
         difference = self.fleet.apply(config.servers.values(), config.limits, config.off)
@@ -529,7 +530,7 @@ class Proxy(Struct, kw_only=True, eq=False):
 
     def health(self) -> dict[str, Any]:
         """Return the body of ``/healthz``: the status, and problems that a person should know."""
-        standing = Standing(tuple(self.config.complaints()))
+        standing = Standing(tuple(complaints(self.config)))
         if self.reloader is not None:
             standing = self.reloader.standing
         if not ACTING.get().sees_all:  # mistakes of the configuration name servers and files

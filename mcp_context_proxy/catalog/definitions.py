@@ -350,13 +350,37 @@ def keep_unchanged(before: Mapping[str, Defined], now: Mapping[str, Defined]) ->
 
 def tool_definition(tool: Tool, name: str | None = None) -> Raw:
     """Return the definition of a tool as it is listed, with a schema that every API of models takes."""
-    members = envelope.members(tool.definition)
+    members = envelope.members(bytes(tool.written))
     members["name"] = envelope.raw(tool.exposed_name if name is None else name)
-    members["inputSchema"], left_out = model_schemas.taken_by_models(members["inputSchema"])
+    members["inputSchema"], left_out = taken_by_models(members["inputSchema"])
     if left_out:
         said = envelope.text(members.get("description")) or ""
         members["description"] = envelope.raw(f"{said} Takes {', '.join(left_out)}, too.".lstrip())
     return envelope.raw(members)
+
+
+def taken_by_models(schema: Raw) -> tuple[Raw, list[str]]:
+    """Return an input schema as every API of models takes it, and the first properties that it leaves out.
+
+    Nearly all are taken as they are.
+    """
+    members, encoded = envelope.members(schema), bytes(schema)
+    if (
+        bytes(members.get("type", b"")) == b'"object"'
+        and not members.keys() & model_schemas.REFUSED_AT_ROOT - {"allOf"}
+        and _has_usual_properties(members)
+        and encoded.count(b'"array"') <= encoded.count(b'"items"')
+        and model_schemas.SIGN.search(encoded) is None
+    ):
+        return schema, []
+    return model_schemas.rewritten(schema)
+
+
+def _has_usual_properties(members: Members) -> bool:
+    try:
+        return all(map(model_schemas.PROPERTY.fullmatch, envelope.members(members["properties"])))
+    except (KeyError, msgspec.DecodeError):
+        return False
 
 
 _SAFE_ICON: Final = pattern(r"https://|data:image/", re.IGNORECASE)

@@ -16,7 +16,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.protocol import envelope
@@ -43,9 +42,9 @@ LEVELS: Final = 5
 TOLD: Final = 5
 """Properties left out that a description names."""
 
-_PROPERTY: Final = pattern(r"[a-zA-Z0-9_.-]{1,64}")
+PROPERTY: Final = pattern(r"[a-zA-Z0-9_.-]{1,64}")
 """Names of properties that Anthropic's API takes."""
-_SIGN: Final = pattern(
+SIGN: Final = pattern(
     rb'"items"\s*:\s*\[|"type"\s*:\s*"(?!(?:array|boolean|integer|null|number|object|string)")|'
     rb'"(?!(?:default|const|nullable|deprecated|readOnly|writeOnly|uniqueItems|additionalProperties)")'
     rb'[^"\\]*"\s*:\s*(?:true|false|null)'
@@ -53,22 +52,13 @@ _SIGN: Final = pattern(
 """Signs of what some API refuses below the root; not each is a fault."""
 
 
-def taken_by_models(schema: Raw) -> tuple[Raw, list[str]]:
-    """Return an input schema as every API takes it, and the first of the properties that it leaves out.
+def rewritten(schema: Raw) -> tuple[Raw, list[str]]:
+    """Return an input schema in a form that every API takes, and the first of the properties it leaves out.
 
     Those have names that an API refuses; calls may have them all the same.
     """
-    members, encoded = envelope.members(schema), bytes(schema)
-    if (
-        bytes(members.get("type", b"")) == b'"object"'
-        and not members.keys() & REFUSED_AT_ROOT - {"allOf"}
-        and _has_usual_properties(members)
-        and encoded.count(b'"array"') <= encoded.count(b'"items"')
-        and _SIGN.search(encoded) is None
-    ):
-        return schema, []
     # Not msgspec: its numbers end at 64 bits.
-    root = json.loads(encoded)
+    root = json.loads(bytes(schema))
     parts = list(_parts(root, root, LEVELS, [PARTS]))
     given: dict[str, list[Any]] = {}
     for part, _ in parts:
@@ -76,7 +66,7 @@ def taken_by_models(schema: Raw) -> tuple[Raw, list[str]]:
             known = given.setdefault(name, [])
             if told not in known:
                 known.append(told)
-    left_out = [name for name in given if not _PROPERTY.fullmatch(name)]
+    left_out = [name for name in given if not PROPERTY.fullmatch(name)]
     required = dict.fromkeys(name for part, is_sure in parts if is_sure for name in _required(part))
     made = {"type": "object", **{key: value for key, value in root.items() if key not in REFUSED_AT_ROOT}} | {
         "type": "object",
@@ -110,13 +100,6 @@ def plain_schema(schema: Any) -> Any:
     if "items" in found:
         found["items"] = plain_schema(found["items"])
     return found
-
-
-def _has_usual_properties(members: Mapping[str, Raw]) -> bool:
-    try:
-        return all(map(_PROPERTY.fullmatch, envelope.members(members["properties"])))
-    except (KeyError, msgspec.DecodeError):
-        return False
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -30,8 +30,9 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config import ExposeConfig, ServerConfig
 from mcp_context_proxy.config.host_profiles import NAME_LENGTHS, SERVER
-from mcp_context_proxy.config.source import KeyPath, dotted
+from mcp_context_proxy.config.source import dotted
 from mcp_context_proxy.config.tables import ANY, CONFIRM, STRICTNESS, Allow, ToolConfig, matches
+from mcp_context_proxy.config.texts import KeyPath
 from mcp_context_proxy.errors import (
     COMPARED_CHARACTERS,
     AwaitedServersError,

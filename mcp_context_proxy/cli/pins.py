@@ -37,8 +37,9 @@ from mcp_context_proxy.config.programs import (
     version_in_group,
 )
 from mcp_context_proxy.config.settings import PRESETS, SHORTEST_NAME
-from mcp_context_proxy.config.source import KeyPath, parse, plain, read
+from mcp_context_proxy.config.source import parse, plain, read
 from mcp_context_proxy.config.tables import ClientConfig, matches
+from mcp_context_proxy.config.texts import KeyPath
 from mcp_context_proxy.downstream.listing import ListingCache
 from mcp_context_proxy.errors import ConfigError, some_of
 from mcp_context_proxy.installation.editing import EditError

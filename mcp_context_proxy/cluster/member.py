@@ -60,7 +60,7 @@ from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.store.credentials import Seal
 from mcp_context_proxy.store.opening import Store
-from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.process import Bucket
 from mcp_context_proxy.system.threads import alongside, in_task, in_thread, keep_latest
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import SERVER_NAME, SERVER_NAME_CHARACTERS
-from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, dotted, parts_of
+from mcp_context_proxy.config.source import ConfigSource, Mistake, dotted
+from mcp_context_proxy.config.texts import KeyPath, parts_of
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, some_of
 from mcp_context_proxy.system.later import pattern
 

@@ -26,7 +26,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
-from mcp_context_proxy.config.forms import any_means, read_value
 from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.programs import downloads, inherited_secrets
 from mcp_context_proxy.config.settings import (
@@ -37,10 +36,19 @@ from mcp_context_proxy.config.settings import (
     Config,
     ServerConfig,
 )
-from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, changeable_by_others, dotted, read
+from mcp_context_proxy.config.source import (
+    ConfigSource,
+    Mistake,
+    any_means,
+    changeable_by_others,
+    dotted,
+    read,
+    read_value,
+)
 from mcp_context_proxy.config.tables import ASKED, CONFIRM
+from mcp_context_proxy.config.texts import KeyPath
 from mcp_context_proxy.config.variables import REFERENCE, SecretSource, expand, sources
-from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
+from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff, first_told
 from mcp_context_proxy.system import TO_BEGIN, default_path
 from mcp_context_proxy.system.later import pattern
 
@@ -98,6 +106,23 @@ def load(
     draft = _Draft(source, environ, _copied(source.tables), found)
     draft.override(overrides)
     return draft.config(refused)
+
+
+def complaints(
+    config: Config, instead: str = "has a default or more cautious value", *, servers: bool = True
+) -> Iterator[str]:
+    """Yield a line for each server that is off because of a mistake, and for each other mistake.
+
+    `instead` is the end of the sentence about anything else that has a mistake: its replacement. Without
+    `servers`, nothing is said of them. Of very many, only the first are told.
+    """
+    told, others = list[str](), sum(server.enabled for server in config.servers.values())
+    rest = "1 other starts" if others == 1 else f"{others} others start" if others else "no other starts"
+    for name, off in config.off.items() if servers else ():
+        told.append(f"server {name}: off: {off}; {rest}")
+        told += [f"server {name}: also {problem}" for problem in off.problems[1:]]
+    told += [f"{problem}; until that is corrected, it {instead}" for problem in config.mistakes]
+    return first_told(told, len(told))
 
 
 def _file(path: Path | None, environ: Mapping[str, str]) -> Path:
@@ -314,8 +339,12 @@ class _Draft(Struct, dict=True):
         if not isinstance(server, dict):
             return server
         # Never where the host was started: a repository that somebody opens would decide what a server runs.
-        folder = {"cwd": str(self.source.file.parent)} if "command" in server else {}
-        return folder | _with_classes(server)
+        derived = {"cwd": str(self.source.file.parent)} if "command" in server else {}
+        if isinstance(url := server.get("url"), str):
+            # Nearly all HTTP+SSE servers are at this path, and no known server of streamable HTTP is.
+            of_sse = url.partition("?")[0].rstrip("/").endswith("/sse")
+            derived["transport"] = "sse" if of_sse else "http"
+        return derived | _with_classes(server)
 
     def _with_general(self, name: str, config: Config) -> ServerConfig:
         """Return a server with derived settings, and with the general ones where it has none of its own."""

@@ -35,7 +35,7 @@ from typing import Any, Final
 from mcp_context_proxy.config.secrets import Secret, names_secret, secrets_in_url
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import Fault, StartError
-from mcp_context_proxy.system import INHERITED, matches, open_regular
+from mcp_context_proxy.system import INHERITED, matches
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import (
     descriptor_shortage,
@@ -43,6 +43,7 @@ from mcp_context_proxy.system.process import (
     group_started,
     guard_groups,
     hold_signals,
+    open_regular,
     raise_file_limit,
     starting_group,
 )

@@ -8,14 +8,14 @@ that all are reported together. A marker on a field says whether a running proxy
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from msgspec import Struct, field
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 
-from mcp_context_proxy.config.forms import (
+from mcp_context_proxy.config.source import (
     HIDDEN,
     Amount,
     Count,
@@ -39,7 +39,7 @@ from mcp_context_proxy.config.tables import (
     Tag,
     ToolConfig,
 )
-from mcp_context_proxy.errors import ConfigProblem, ServerOff, first_told
+from mcp_context_proxy.errors import ConfigProblem, ServerOff
 from mcp_context_proxy.items import IncludeMode
 from mcp_context_proxy.system.later import pattern
 
@@ -147,13 +147,6 @@ class ServerConfig(Table, frozen=True):
     """Key, file and line of each setting that refuses calls, by dotted key, such as ``deny[0]``."""
     remarks: Annotated[tuple[str, ...], Reload.LIVE, HIDDEN] = ()
     """Sentences about settings of a host that were carried over, or could not be."""
-
-    def __post_init__(self) -> None:
-        """Derive the transport from the URL, where it is not set: no URL is one of stdio."""
-        if self.url and self.transport == "stdio":
-            # Nearly all HTTP+SSE servers are at this path, and no known server of streamable HTTP is.
-            of_sse = self.url.partition("?")[0].rstrip("/").endswith("/sse")
-            force_setattr(self, "transport", "sse" if of_sse else "http")
 
 
 Preset: TypeAlias = Literal["aggressive", "normal", "conservative"]
@@ -545,23 +538,3 @@ class Config(Table, frozen=True):
     """Servers that are off because of mistakes in their settings, by name."""
     mistakes: Annotated[tuple[ConfigProblem, ...], Reload.LIVE] = ()
     """Mistakes outside of the servers. Their keys have the default, or a more cautious value."""
-
-    def complaints(
-        self, instead: str = "has a default or more cautious value", *, servers: bool = True
-    ) -> Iterator[str]:
-        """Yield a line for each server that is off because of a mistake, and for each other mistake.
-
-        `instead` is the end of the sentence about anything else that has a mistake: its replacement. Without
-        `servers`, nothing is said of them. Of very many, only the first are told.
-        """
-        count = sum(len(off.problems) for off in self.off.values()) if servers else 0
-        yield from first_told(self._complaints(instead, servers), count + len(self.mistakes))
-
-    def _complaints(self, instead: str, servers: bool) -> Iterator[str]:
-        others = sum(server.enabled for server in self.servers.values())
-        rest = "1 other starts" if others == 1 else f"{others} others start" if others else "no other starts"
-        for name, off in self.off.items() if servers else ():
-            yield f"server {name}: off: {off}; {rest}"
-            yield from (f"server {name}: also {problem}" for problem in off.problems[1:])
-        for problem in self.mistakes:
-            yield f"{problem}; until that is corrected, it {instead}"

@@ -1,7 +1,8 @@
-"""Reads one configuration file, TOML or a host's JSON or YAML, with the line of each key.
+"""Source of the configuration: a file, parsed, and its values in the forms of the tables that have them.
 
-Problems name the line of a key, which neither `tomllib` nor `json` tells, so it is searched for. That is done
-only for text that the real parser has accepted, and a line that is not found is no error.
+All values are read even where some have a mistake, so that every mistake is told at once, in the words of a
+person who edits the file. Values are never repeated in a message, because they may be secrets, except where
+only listed words are allowed.
 """
 
 from __future__ import annotations
@@ -10,213 +11,33 @@ import json
 import os
 import re
 import stat
+import sys
 import tomllib
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, EnumMeta, auto
 from functools import cache
+from itertools import islice
+from math import inf
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeGuard, get_args, get_origin
+from urllib.parse import urlsplit
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from mcp_context_proxy.errors import ConfigError, ConfigProblem
-from mcp_context_proxy.system.later import pattern
-
-KeyPath: TypeAlias = tuple[str | int, ...]
-"""``("servers", "github", "args", 0)``."""
-
-ROW: Final = pattern(r"[^\n]*\n|[^\n]+")
-"""A line with its end; `str.splitlines` also divides at characters that may stand in texts."""
-MOST_ROWS: Final = 100
-"""Rows of one TOML statement, such as an array, that are searched: each takes a parse of all before it."""
-_ENDS: Final = ("", "]", "]}", "]]", "]}]", "]}}")
-"""Ends that complete a statement of which only the first rows are known."""
-_TOML_TOKEN: Final = pattern(
-    r""""{3}[^"\\]*(?:(?:\\.|"{1,2}(?!"))[^"\\]*)*"{3,5}|'{3}[^']*(?:'{1,2}(?!')[^']*)*'{3,5}|"""
-    r""""(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*|[][{}\n]""",
-    re.DOTALL,
+from mcp_context_proxy.config.texts import (
+    KeyPath,
+    json_lines,
+    plain_json,
+    read_json,
+    read_yaml,
+    toml_lines,
+    yaml_lines,
 )
-"""A text, a comment, a bracket or the end of a row: by them one sees where a statement ends."""
-
-
-class Statement(Struct, frozen=True):
-    """One statement of a TOML text: the header of a table, a key with its value, or a row with neither."""
-
-    begin: int
-    """Its first row; the first of all is 0."""
-    end: int
-    """The row after its last one."""
-    opens: bool
-    """True for a header."""
-    table: KeyPath
-    """The table that it opens, or in which it stands. In an array of tables, the latest element is meant."""
-    value: Mapping[str, Any]
-    """The keys that it sets in that table."""
-
-
-def toml_statements(text: str) -> Iterator[Statement]:
-    """Yield the statements of a TOML text; those that are not valid are left out."""
-    rows, table, sizes = ROW.findall(text), KeyPath(), dict[KeyPath, int]()
-    for begin, end in _divided(text):
-        statement = "".join(rows[begin:end])
-        if (value := _parsed(statement)) is None:
-            continue
-        if opens := statement.lstrip().startswith("["):
-            table = ()
-            while value:
-                part, value = next(iter(value.items()))
-                table = (*table, part)
-                if isinstance(value, list):
-                    value, sizes[table] = {}, sizes.get(table, 0) + 1
-                if table in sizes:
-                    table = (*table, sizes[table] - 1)
-        yield Statement(begin, end, opens, table, value)
-
-
-def _divided(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the first row of each statement, and the row after its last one."""
-    begin = row = depth = 0
-    for token in _TOML_TOKEN.finditer(text):
-        found = token[0]
-        row += found.count("\n")
-        depth += (found in ("[", "{")) - (found in ("]", "}"))
-        if found == "\n" and not depth:
-            yield begin, row
-            begin = row
-    if not text.endswith("\n"):
-        yield begin, row + 1
-
-
-def toml_lines(text: str) -> dict[KeyPath, int]:
-    """Return the 1-based line of each table, key and array element of a TOML text.
-
-    A statement of several rows is also parsed as if it ended with each of them: the keys and elements that
-    are new then stand on that row.
-    """
-    lines: dict[KeyPath, int] = {}
-    rows = ROW.findall(text)
-    for one in toml_statements(text):
-        line = one.begin + 1
-        for size in range(1, len(one.table) + 1 if one.opens else 0):
-            lines.setdefault(one.table[:size], line)
-        for end in (*range(line, min(one.end, one.begin + MOST_ROWS)), one.end):
-            value = one.value if end == one.end else _parsed("".join(rows[one.begin : end]), _ENDS)
-            if value is not None:
-                for path, _ in parts_of(value):
-                    lines.setdefault((*one.table, *path), line)
-                line = end + 1
-    return lines
-
-
-def _parsed(statement: str, ends: Iterable[str] = ("",)) -> Any:
-    """Return the tables of a statement, with the first end that completes it; None if there is none."""
-    for end in ends:
-        with suppress(ValueError, RecursionError):
-            return tomllib.loads(statement + end)
-    return None
-
-
-def parts_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield everything in a table or a list, each with its path."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for part, inner in inside:
-        yield (*path, part), inner
-        yield from parts_of(inner, (*path, part))
-
-
-_COMMENT: Final = pattern(r'("(?:[^"\\\n]|\\.)*+"?)|//[^\n]*+|/\*.*?\*/', re.DOTALL)
-_TRAILING_COMMA: Final = pattern(r'("(?:[^"\\\n]|\\.)*+"?)|,(?=\s*+[\]}])')
-_VISIBLE: Final = pattern(r"\S")
-_TOKEN: Final = pattern(r'"(?:[^"\\]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++')
-
-
-def read_json(text: str, **options: Any) -> Any:
-    """Return the data of JSON with comments and trailing commas; raises `ValueError` if it is not valid."""
-    # To look for comments takes twenty times as long, and hosts keep megabytes without any.
-    with suppress(ValueError):
-        return json.loads(text, **options)
-    return json.loads(_blanked(text), **options)
-
-
-def plain_json(text: str) -> str:
-    """Convert JSON with comments and trailing commas to strict JSON of the same length.
-
-    Comments and commas become spaces, so that every position stays the one that a person sees.
-    """
-    with suppress(ValueError):
-        json.loads(text, strict=False)
-        return text
-    return _blanked(text)
-
-
-def _blanked(text: str) -> str:
-    return _TRAILING_COMMA.sub(_blank, without_comments(text))
-
-
-def without_comments(text: str) -> str:
-    """Blank the comments of JSON with comments; its length stays the same."""
-    return _COMMENT.sub(_blank, text)
-
-
-def _blank(match: re.Match[str]) -> str:
-    return match[1] or re.sub(r"[^\n]", " ", match[0])
-
-
-class JsonLines(Struct):
-    """Lines of the keys of a JSON text."""
-
-    lines: dict[KeyPath, int] = field(default_factory=dict)
-    """The 1-based line of each key and array element."""
-    duplicates: list[tuple[KeyPath, int]] = field(default_factory=list)
-    """Repeated keys, with the line of the repetition."""
-
-
-def json_lines(plain: str) -> JsonLines:
-    """Find the lines of a text that `json.loads` has accepted."""
-    found = JsonLines()
-    newlines = [match.start() for match in re.finditer("\n", plain)]
-    for path, at in _keys(plain):
-        line = bisect_right(newlines, at - 1) + 1
-        if path in found.lines:
-            found.duplicates.append((path, line))
-        found.lines[path] = line
-    return found
-
-
-def _keys(plain: str) -> Iterator[tuple[KeyPath, int]]:
-    # The path of the present object or array; inside an array its last part is an index.
-    path: list[str | int] = []
-    key_next = False
-    for match in _TOKEN.finditer(plain):
-        token = match[0]
-        if token == "{":
-            path.append("")
-            key_next = True
-        elif token == "[":
-            path.append(0)
-            yield tuple(path), _next(plain, match.end())
-        elif token in "}]" and path:
-            path.pop()
-            key_next = False
-        elif token == "," and path and isinstance(path[-1], int):
-            path[-1] += 1
-            yield tuple(path), _next(plain, match.end())
-        elif token == ",":
-            key_next = True
-        elif key_next and path:
-            path[-1] = json.loads(token, strict=False)
-            key_next = False
-            yield tuple(path), match.start()
-
-
-def _next(plain: str, at: int) -> int:
-    found = _VISIBLE.search(plain, at)
-    return found.start() if found else at
-
-
-YAML_VALUES: Final = 100_000
-"""Values of a YAML file, those that its aliases repeat among them."""
+from mcp_context_proxy.errors import ConfigError, ConfigProblem, nearest_names
+from mcp_context_proxy.system.later import pattern
 
 DEEPEST: Final = 100
 """Levels of a configuration file; hosts' files have ten. The functions that read tables call themselves."""
@@ -407,51 +228,6 @@ def _parse_toml(file: Path, text: str) -> ConfigSource:
     return ConfigSource(file, tables, of_host, cache(lambda: toml_lines(text)))
 
 
-_YAML_KINDS: Final = {
-    "merge": r"<<$",
-    "null": r"(?:~|null|Null|NULL|)$",
-    "bool": r"(?:true|True|TRUE|false|False|FALSE)$",
-    "int": r"[-+]?(?:0|[1-9][0-9]*|0x[0-9a-fA-F]+)$",
-    "float": r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$",
-}
-"""Patterns of plain values that are no texts, in the order in which they are tried."""
-
-
-def read_yaml(text: str) -> Any:
-    """Return the value of a YAML text.
-
-    Raises `yaml.YAMLError` if it is not valid, or its aliases repeat parts of it without measure, and
-    `ValueError` if a value in it cannot be read, and `RecursionError` if it is nested too deeply.
-    """
-    import yaml  # noqa: PLC0415 - few hosts write it
-
-    loader = _yaml_loader()
-    nodes: list[Any] = [yaml.compose(text, Loader=loader)]
-    left = YAML_VALUES
-    while nodes:
-        node = nodes.pop()
-        inner = node.value if isinstance(node, yaml.CollectionNode) else []
-        left -= len(inner)
-        if left < 0:
-            raise yaml.YAMLError("it has too many values, or its aliases repeat too much of it")
-        nodes += [one for pair in inner for one in pair] if isinstance(node, yaml.MappingNode) else inner
-    return yaml.load(text, Loader=loader)
-
-
-@cache
-def _yaml_loader() -> Any:
-    """Return a loader of YAML 1.2, as hosts read it: ``yes``, ``on``, ``0123`` and ``1_000`` are texts."""
-    import yaml  # noqa: PLC0415 - few hosts write it
-
-    class Loader(yaml.SafeLoader):
-        """Reads plain values by the core schema."""
-
-    Loader.yaml_implicit_resolvers = {}
-    for kind, written in _YAML_KINDS.items():
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(written), None)
-    return Loader
-
-
 def _parse_yaml(file: Path, text: str) -> ConfigSource:
     import yaml  # noqa: PLC0415 - few hosts write it
 
@@ -465,26 +241,7 @@ def _parse_yaml(file: Path, text: str) -> ConfigSource:
     if not isinstance(tables, dict):
         raise _failure(file, 1, "must hold a YAML mapping")
 
-    def lines() -> dict[KeyPath, int]:
-        found: dict[KeyPath, int] = {}
-        nodes: list[tuple[KeyPath, Any]] = [((), yaml.compose(text, Loader=yaml.SafeLoader))]
-        seen: set[int] = set()  # an alias may stand for a node above it
-        while nodes:
-            path, node = nodes.pop()
-            if id(node) in seen:
-                continue
-            seen.add(id(node))
-            pairs: Iterable[tuple[Any, Any, Any]] = ()
-            if isinstance(node, yaml.MappingNode):
-                pairs = [(key.value, key, value) for key, value in node.value]
-            elif isinstance(node, yaml.SequenceNode):
-                pairs = [(at, value, value) for at, value in enumerate(node.value)]
-            for part, key, value in pairs:
-                found.setdefault((*path, part), key.start_mark.line + 1)
-                nodes.append(((*path, part), value))
-        return found
-
-    return ConfigSource(file, tables, True, cache(lines))
+    return ConfigSource(file, tables, True, cache(lambda: yaml_lines(text)))
 
 
 def _toml_failure(file: Path, text: str, message: str) -> ConfigError:
@@ -539,3 +296,277 @@ def _parse_json(file: Path, text: str) -> ConfigSource:
 
 def _failure(file: Path, line: int | None, message: str, key: str = "") -> ConfigError:
     return ConfigError([ConfigProblem(file, line, key, message)])
+
+
+class Reload(Enum):
+    """Effect of a changed setting while the proxy runs, as a marker on the field of a table.
+
+    A table without a marker needs a restart of the proxy, a key of a live table is applied, and a key of a
+    server without a marker starts the server again.
+    """
+
+    LIVE = auto()
+    """The change is applied to the running proxy or server."""
+    RESTART = auto()
+    """The change needs a restart of the proxy."""
+
+
+HIDDEN: Final = "hidden"
+"""Marker on a field that may hold a secret: it is not shown with its table."""
+
+
+class Table(Struct, frozen=True):
+    """One table of the file: frozen, without unknown keys. A constructor does not check its values."""
+
+    derived: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are computed while loading and cannot be set in a file."""
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        return [name for name in cls.__struct_fields__ if name not in cls.derived]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], **derived: Any) -> Self:
+        """Return the table of values as they stand in a file; raises `ConfigError` with all mistakes."""
+        found: list[Mistake] = []
+        table: Self = read_value(cls, values, (), found)
+        if found:
+            raise ConfigError([ConfigProblem(None, None, dotted(one.path), one.message) for one in found])
+        return replace(table, **derived)
+
+    def __repr__(self) -> str:
+        shown = [name for name in self.__struct_fields__ if name not in marked(type(self), HIDDEN)]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+
+@cache
+def _forms_of(table: type[Table]) -> Mapping[str, Any]:
+    return typing.get_type_hints(table, include_extras=True)
+
+
+@cache
+def marked(table: type[Table], marker: Reload | str) -> frozenset[str]:
+    forms = _forms_of(table)
+    return frozenset(name for name in table.__struct_fields__ if marker in get_args(forms[name])[1:])
+
+
+Check: TypeAlias = Callable[[Any], Any]
+"""Returns a value as it is used, or raises `ValueError` with the reason why it cannot be."""
+
+LARGEST: Final = 10**15
+"""Largest number anywhere: all that counts or reserves by numbers takes it, and no larger ones."""
+
+LONGEST: Final = 10**9
+"""Longest time, in seconds: some thirty years, beyond which clocks and timers of systems do not go."""
+
+
+def within(least: float = -inf, most: float = LARGEST, *, above: float = -inf, below: float = inf) -> Check:
+    def check(number: float) -> float:
+        for wrong, words, bound in (
+            (number < least, "at least", least),
+            (number <= above, "more than", above),
+            (number > most, "at most", most),
+            (number >= below, "less than", below),
+        ):
+            if wrong:
+                raise ValueError(f"must be {words} {bound:.16g}")
+        return number
+
+    return check
+
+
+def sized(least: int = 0, most: float = inf, unit: str = "entries") -> Check:
+    def check(value: Any) -> Any:
+        if not value and least:
+            raise ValueError("must not be empty")
+        if not least <= len(value) <= most:
+            raise ValueError(
+                f"must have at {f'least {least}' if len(value) < least else f'most {most}'} {unit}"
+            )
+        return value
+
+    return check
+
+
+def like(expression: str, message: str) -> Check:
+    compiled = pattern(expression)
+
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text):
+            raise ValueError(message)
+        return text
+
+    return check
+
+
+def is_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("must begin with http:// or https:// and name a host")
+    return text
+
+
+Text = Annotated[str, sized(1)]
+Url = Annotated[str, is_url]
+VariableName = Annotated[str, like("[^=]+", "cannot be the name of a variable")]
+Environment = dict[VariableName, str]
+Count = Annotated[int, within(1)]
+Amount = Annotated[int, within(0)]
+Score = Annotated[float, within(0, 1)]
+Seconds = Annotated[float, within(above=0, most=LONGEST)]
+SecondsOrNone = Annotated[float, within(0, LONGEST)]
+
+
+def read_value(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> Any:
+    """Return a value in its form; where there is a mistake in it, add that, and return anything."""
+    origin, parts = get_origin(form), get_args(form)
+    if origin in (typing.Union, UnionType):
+        if value is None and NoneType in parts:
+            return None
+        # A key with two forms has either one value or a list of them.
+        lists = isinstance(value, list) and [part for part in parts if get_origin(part) is tuple]
+        return read_value(lists[0] if lists else parts[0], value, path, found)
+    if origin is Annotated:
+        before, value = len(found), read_value(parts[0], value, path, found)
+        for check in filter(callable, parts[1:]):
+            try:
+                value = check(value) if len(found) == before else value
+            except ValueError as error:
+                found.append(Mistake(path, str(error)))
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(read_value(parts[0], item, (*path, at), found) for at, item in enumerate(value))
+    if origin is dict and isinstance(value, Mapping):
+        places = {key: (*path, str(key)) for key in value}
+        names = {key: read_value(parts[0], key, place, found) for key, place in places.items()}
+        return {names[key]: read_value(parts[1], value[key], place, found) for key, place in places.items()}
+    if _is_table(form) and isinstance(value, Mapping):
+        return _read_table(form, value, path, found)
+    if isinstance(value, str) and (form is Path or (origin is None and form is str)):
+        encode = os.fsencode if form is Path else str.encode  # the name of a folder need not be UTF-8
+        reason = "must not be empty" if form is Path and not value else _unusable(value, encode)
+        found += [Mistake(path, reason)] if reason else []
+        return form(value)
+    if form is float and type(value) in (int, float):
+        if abs(value) <= sys.float_info.max:
+            return float(value)
+        found.append(Mistake(path, "must be a finite number"))
+        return value
+    words: Sequence[str] = [*form] if isinstance(form, EnumMeta) else parts if origin is Literal else ()
+    if value in words:
+        return form(value) if isinstance(form, EnumMeta) else value
+    if origin is None and isinstance(value, form) and (form is bool or not isinstance(value, bool)):
+        return value
+    *others, last = [f'"{word}"' for word in words] or [_WANTED.get(origin or form, "a table")]
+    wanted = f"{', '.join(others)} or {last}" if others else last
+    given = f'"{value[:40]}"' if words and isinstance(value, str) else _kind_of(value)
+    if origin is tuple and isinstance(value, Mapping) and _is_table(parts[0]):
+        given += f"; write [[{path[-1]}]] above each"
+    found.append(Mistake(path, f"must be {wanted}, not {given}"))
+    return value
+
+
+def _is_table(form: Any) -> TypeGuard[type[Table]]:
+    return isinstance(form, type) and issubclass(form, Table)
+
+
+def _unusable(text: str, encode: Callable[[str], bytes]) -> str:
+    """Return why no program can be given a text; nothing if one can."""
+    try:
+        encode(text)
+    except UnicodeEncodeError:
+        return "has half of a character, which no program can be given"
+    return "has the character U+0000, which no program can be given" if "\0" in text else ""
+
+
+_WANTED: Final[Mapping[Any, str]] = {
+    str: "text in quotes",
+    Path: "text in quotes",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple: "a list",
+}
+_GIVEN: Final[Mapping[type, str]] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "a table",
+    NoneType: "null",
+}
+
+
+def _kind_of(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else _GIVEN.get(type(value), "a date")
+
+
+def _read_table(table: type[Table], values: Mapping[str, Any], path: KeyPath, found: list[Mistake]) -> Any:
+    before, forms, keys = len(found), _forms_of(table), table.keys()
+    given = {key: read_value(forms[key], values[key], (*path, key), found) for key in keys if key in values}
+    for key in (key for key in values if key not in keys):
+        message = unknown_key(str(key), keys) if len(found) < EXPLAINED else "unknown key"
+        found.append(Mistake((*path, str(key)), message))
+    required = table.__struct_fields__[: len(table.__struct_fields__) - len(table.__struct_defaults__)]
+    found += [Mistake((*path, key), "is missing") for key in required if key not in values]
+    if len(found) == before:
+        try:
+            return table(**given)
+        except ValueError as error:
+            found.append(Mistake(path, str(error)))
+    return None
+
+
+_OTHER_WORDS: Final = {
+    "mcpServers": "servers",
+    "serverUrl": "url",
+    "type": "transport",
+    "disabled": "enabled",
+    "environment": "env",
+    "timeout": "call_timeout",
+}
+"""Names that hosts and people use for a key, where the spelling alone does not lead to ours."""
+
+_WORD: Final = 5
+"""Letters from which on a word of a key is compared alone; shorter ones are like too many others."""
+_MEANT: Final = 3
+"""Keys with the same word that a message names at most."""
+
+EXPLAINED: Final = 100
+"""Mistakes after which the message of an unknown key no longer names similar ones, which takes time."""
+
+
+_GONE: Final = frozenset(("description_indexed_bytes", "queue_per_server"))
+"""Keys of earlier versions that have no successor."""
+
+
+def unknown_key(key: str, allowed: Sequence[str]) -> str:
+    """Return the message for a key that does not exist."""
+    if key in _GONE:
+        return "unknown key, of an earlier version; nothing takes its place, so remove it"
+    if near := meant_keys(key, allowed):
+        return f"unknown key; did you mean {' or '.join(near)}?"
+    return f"unknown key; allowed here: {', '.join(allowed)}"
+
+
+def any_means(keys: Iterable[str], values: Mapping[str, Any], allowed: Sequence[str]) -> bool:
+    """Return whether an unknown key among the values may stand for one of some keys."""
+    unknown = (str(key) for key in islice(values, EXPLAINED) if key not in allowed)
+    return any(not {*keys}.isdisjoint(meant_keys(key, allowed)) for key in unknown)
+
+
+def meant_keys(key: str, allowed: Sequence[str]) -> list[str]:
+    """Return the keys that one which does not exist may stand for: the likely one, or those with its word."""
+    other = _OTHER_WORDS.get(key)
+    if other is not None and other in allowed:
+        return [other]
+    if near := nearest_names(key.lower(), allowed, 1):
+        return near
+    words = {word for name in allowed for word in name.split("_") if len(word) >= _WORD}
+    asked = (word for word in key.lower().split("_") if len(word) >= _WORD)
+    same = {near for word in asked for near in nearest_names(word, words, 1)}
+    return [name for name in allowed if same & set(name.split("_"))][:_MEANT]

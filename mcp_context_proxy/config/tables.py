@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from msgspec import field
 
-from mcp_context_proxy.config.forms import (
+from mcp_context_proxy.config.source import (
     HIDDEN,
     Count,
     Reload,

@@ -31,8 +31,9 @@ from msgspec import Struct
 
 from mcp_context_proxy.config.secrets import names_secret
 from mcp_context_proxy.errors import ContextProxyError
-from mcp_context_proxy.system import OPEN, matches, open_regular
+from mcp_context_proxy.system import OPEN, matches
 from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.process import open_regular
 
 SecretSource: TypeAlias = Callable[[str], str]
 """Returns the value for the text after the colon; raises `SecretSourceError` if there is none."""

@@ -23,8 +23,9 @@ from mcp_context_proxy.context import NO_OVERRIDES, DomainOverrides, Overrides, 
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, SessionView
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.items import JSON, ItemKey, Kind
-from mcp_context_proxy.system import locked, make_private_folder, read_own, write_private
+from mcp_context_proxy.system import locked, make_private_folder, write_private
 from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.process import read_own
 
 logger = logging.getLogger(__name__)
 

@@ -2,12 +2,14 @@
 
 Here are the interfaces of a connection. A link sends requests and returns their raw results. It does not
 list, retry, reconnect or interpret. A channel carries frames over one transport; a `Peer` matches the frames
-that come back with the requests.
+that come back with the requests. And here are the words for a connection that fails: the kind of failure, its
+cause, and a remedy, where the output of a program shows one.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,22 @@ import anyio
 import msgspec
 from msgspec import Raw
 
+from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.config.programs import environment_of
+from mcp_context_proxy.errors import (
+    NAMED,
+    AuthorizationError,
+    BadAnswerError,
+    CallInterruptedError,
+    CallTimeoutError,
+    DisconnectedError,
+    Fault,
+    RemoteError,
+    ServerUnavailableError,
+    StartError,
+    innermost,
+    some_of,
+)
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era, Sender
 from mcp_context_proxy.system.later import pattern
@@ -239,3 +257,111 @@ def without_credentials(text: str) -> str:
     first, *urls = text.split("://")
     urls = [_QUERY.sub(rf"\1?{HIDDEN}", _USER_INFO.sub(f"{HIDDEN}@", url)) for url in urls]
     return "://".join((first, *urls))
+
+
+def fault_of(error: BaseException) -> Fault:
+    match innermost(error):
+        case StartError(fault=fault):
+            return fault
+        case CallInterruptedError() | DisconnectedError():
+            return Fault.EXITED
+        case CallTimeoutError():
+            return Fault.SILENT
+        case AuthorizationError():
+            return Fault.LOGIN
+        case RemoteError():
+            return Fault.REFUSED
+        case BadAnswerError():
+            return Fault.NO_MCP
+    return Fault.UNREACHABLE
+
+
+def describe(error: BaseException) -> str:
+    """Describe the cause of a failed connection in one line."""
+    error = innermost(error)
+    if isinstance(error, CallInterruptedError):
+        return f"it {error.cause}"
+    if isinstance(error, ServerUnavailableError | AuthorizationError):
+        return error.cause
+    if isinstance(error, RemoteError):
+        return f"it answered with error {error.code}: {error.remote_message}"
+    if isinstance(error, BadAnswerError):
+        return f"it answered {error.what}"
+    if isinstance(error, OSError) and error.strerror:
+        # Without its number, which tells a person nothing.
+        return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+    return in_words(str(error)) or type(error).__name__
+
+
+def remedy_for_output(lines: Sequence[str], config: ServerConfig) -> str:
+    """Return the remedy for a program that has ended, by its output; empty if that says nothing known."""
+    output = "\n".join(lines)
+    known = next((remedy for said, remedy in _REMEDIES if said.search(output)), "")
+    if known or not (missing := _missing_variables(lines, config)):
+        return known or (_ARGUMENTS_REMEDY if _ARGUMENTS.search(output) else "")
+    names, quoted = some_of(missing), ", ".join(f'"{name}"' for name in missing[:NAMED])
+    if all(map(os.environ.get, missing)):
+        return (
+            f"it does not get {names} of this environment: write inherit = [{quoted}] under "
+            f"servers.{config.name}"
+        )
+    return f"set {names} in env under servers.{config.name}"
+
+
+def _missing_variables(lines: Sequence[str], config: ServerConfig) -> list[str]:
+    """Return the names of variables that a program says it needs, and that it was not given."""
+    given, found = environment_of(config, os.environ), list[str]()
+    for number, line in enumerate(lines):
+        if _MISSING.search(line):
+            found += _VARIABLE.findall(line) or _LISTED.findall("\n".join(lines[number + 1 : number + 5]))
+    return [name for name in dict.fromkeys(found) if not given.get(name)]
+
+
+_MISSING: Final = pattern(
+    r"(?i:env(?:ironment)?[ _-]?var|\b(?:required|missing|please set|must be set|must set)\b"
+    r"|\b(?:not|isn't|un)[ ]?(?:set|defined|provided|configured)\b)|^KeyError: '"
+)
+_VARIABLE: Final = pattern(r"(?<![\w./-])(?!ERR_)[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![\w/])")
+_ARGUMENTS: Final = pattern(
+    r"(?im)^(?:\[[^\]\n]{0,40}\] ?)?usage:|command[- ]line argument"
+    r"|\b(?:unknown|missing|unrecognized|no such|required|too many|following) (?:required )?"
+    r"(?:option|argument|parameter|flag)"
+)
+_ARGUMENTS_REMEDY: Final = "its args are wrong, or lack something that it needs: correct them by what it says"
+_LISTED: Final = pattern(r"(?m)^\W{0,8}((?!ERR_)[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\b")
+"""The variables that a program needs, each on a line of its own."""
+
+_REMEDIES: Final = (
+    (
+        pattern(r"EADDRINUSE|[Aa]ddress already in use"),
+        "a port that it wants is taken, perhaps by another copy of it. Behind the proxy it should speak over "
+        "stdio: look for an option such as --stdio or --transport stdio",
+    ),
+    (
+        pattern(r"'\w*Server' object has no attribute|No module named 'mcp\.|from 'mcp(?:\.\w+)*'"),
+        "it seems to be written for version 1 of the Python SDK of MCP and to run with version 2: with uvx, "
+        'begin its args with "--with", "mcp<2"',
+    ),
+    (
+        pattern(r"does not satisfy Python|requires a different Python|Requires-Python"),
+        'it needs another version of Python: with uvx, begin its args with "--python", "3.13"',
+    ),
+    (
+        pattern(r"npm (?:ERR!|error) (?:404|notarget)|not found in the package registry"),
+        "its registry does not have this package, or no such version: check the name, or pin another version",
+    ),
+    (
+        pattern(r"An executable named .* is not provided by package"),
+        'with uvx, begin its args with "--from", the package, and the executable that is named above',
+    ),
+    (pattern(r"Cannot connect to the Docker daemon|error during connect: .*docker"), "start Docker"),
+    (
+        pattern(r"ENOTFOUND|EAI_AGAIN|Temporary failure in name resolution|[Nn]ame or service not known"),
+        "it does not reach the network: check the connection, and whether this network needs HTTPS_PROXY",
+    ),
+    (
+        pattern(r"ECONNREFUSED|[Cc]onnection refused"),
+        "what it connects to does not run, or has another address: start that, or correct its args or env",
+    ),
+)
+"""Texts in the output of a program that has ended, with the remedies; the first that fits counts."""

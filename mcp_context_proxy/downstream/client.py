@@ -18,8 +18,8 @@ from msgspec import Raw
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import PLAIN, Ask, Link, Outgoing, Party
+from mcp_context_proxy.downstream.connections import SHARED_CAPABILITIES, Connected
 from mcp_context_proxy.downstream.dedicated import DedicatedConnections
-from mcp_context_proxy.downstream.era_negotiation import SHARED_CAPABILITIES, Connected
 from mcp_context_proxy.downstream.inbound import (
     ELICITATION_COMPLETE,
     LOG_MESSAGE,

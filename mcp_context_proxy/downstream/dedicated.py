@@ -25,9 +25,8 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream import Link, Outgoing, Party
-from mcp_context_proxy.downstream.connections import connect, describe
-from mcp_context_proxy.downstream.era_negotiation import Connected
+from mcp_context_proxy.downstream import Link, Outgoing, Party, describe
+from mcp_context_proxy.downstream.connections import Connected, connect
 from mcp_context_proxy.downstream.inbound import Route, answer
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
 from mcp_context_proxy.downstream.stdio import Output

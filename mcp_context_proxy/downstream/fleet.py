@@ -22,7 +22,7 @@ from mcp_context_proxy.config.secrets import Redactor, secret_arguments, secrets
 from mcp_context_proxy.config.settings import LAUNCH, SERVER_NAME
 from mcp_context_proxy.downstream import HIDDEN, Party, without_credentials
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.era_negotiation import LATE_KEY, UNPROBED_KEY, ServerMemory
+from mcp_context_proxy.downstream.connections import LATE_KEY, UNPROBED_KEY, ServerMemory
 from mcp_context_proxy.downstream.inbound import OnEvent
 from mcp_context_proxy.downstream.lifecycle import ServerState, Shared
 from mcp_context_proxy.downstream.listing import CachedListing

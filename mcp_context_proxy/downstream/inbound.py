@@ -30,7 +30,7 @@ from msgspec import Raw, Struct, field
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import Link, Notify, Outgoing, Party
-from mcp_context_proxy.downstream.era_negotiation import CLIENT_INFO, Connected
+from mcp_context_proxy.downstream.connections import CLIENT_INFO, Connected
 from mcp_context_proxy.downstream.jsonrpc import NOTIFICATION_BYTES, Peer
 from mcp_context_proxy.errors import DownstreamError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
@@ -44,7 +44,7 @@ from mcp_context_proxy.protocol.strangers import (
     stranger_text,
     unmarked,
 )
-from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.process import Bucket
 from mcp_context_proxy.system.threads import keep_latest
 from mcp_context_proxy.trust import person_in
 

@@ -35,7 +35,7 @@ from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import HANDSHAKE
 from mcp_context_proxy.protocol.framing import Oversized
 from mcp_context_proxy.protocol.strangers import quoted
-from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.process import Bucket
 from mcp_context_proxy.system.threads import Reply, in_task, in_thread_if
 
 logger = logging.getLogger(__name__)

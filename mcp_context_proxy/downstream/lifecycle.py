@@ -27,9 +27,8 @@ from msgspec.structs import replace
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.programs import broken_npx_cache, downloads, package_version
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
-from mcp_context_proxy.downstream import without_credentials
-from mcp_context_proxy.downstream.connections import connect, describe, fault_of, remedy_for_output
-from mcp_context_proxy.downstream.era_negotiation import Connected, EraMemory, Introduction, ServerMemory
+from mcp_context_proxy.downstream import describe, fault_of, remedy_for_output, without_credentials
+from mcp_context_proxy.downstream.connections import Connected, EraMemory, Introduction, ServerMemory, connect
 from mcp_context_proxy.downstream.inbound import ClientSubscriptions, OnEvent
 from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import CachedListing, ListingCache, Lists

@@ -25,7 +25,7 @@ from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import HeaderMap, Link, Outgoing
-from mcp_context_proxy.downstream.era_negotiation import CLIENT_INFO, Connected, Introduction
+from mcp_context_proxy.downstream.connections import CLIENT_INFO, Connected, Introduction
 from mcp_context_proxy.errors import DownstreamError, RemoteError, StoreError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members

@@ -42,7 +42,7 @@ from mcp_context_proxy.protocol.headers import HeaderFields
 from mcp_context_proxy.protocol.strangers import is_loopback
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.server.negotiation import LISTEN
-from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.process import Bucket
 from mcp_context_proxy.system.threads import Cancellable, assigned, in_task, keep_latest
 from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Role
 from mcp_context_proxy.trust.tokens import OWNER, NamedToken, TokenBook

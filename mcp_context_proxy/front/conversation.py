@@ -35,7 +35,7 @@ from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, Oversi
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS
 from mcp_context_proxy.server.negotiation import INITIALIZE, LISTEN, Negotiation
-from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.process import Bucket
 from mcp_context_proxy.system.threads import Flight, in_task, in_thread
 from mcp_context_proxy.trust import ACTING, THE_USER, Principal
 

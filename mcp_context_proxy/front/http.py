@@ -48,8 +48,7 @@ from mcp_context_proxy.front.http_requests import PARAMETER, AdmissionRules, InP
 from mcp_context_proxy.front.http_sessions import MESSAGES_PATH, EventStreams, UnknownSessions
 from mcp_context_proxy.front.streamable_http import StreamableHttp
 from mcp_context_proxy.server.negotiation import Negotiation
-from mcp_context_proxy.system import Bucket
-from mcp_context_proxy.system.process import connections_for_hosts
+from mcp_context_proxy.system.process import Bucket, connections_for_hosts
 from mcp_context_proxy.system.threads import in_task
 from mcp_context_proxy.trust import THE_USER, Role
 

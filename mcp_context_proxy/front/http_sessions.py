@@ -34,7 +34,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import Negotiation
-from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.process import Bucket
 from mcp_context_proxy.system.threads import in_task, keep_latest
 
 logger = logging.getLogger(__name__)

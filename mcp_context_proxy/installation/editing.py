@@ -19,12 +19,12 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 
 from mcp_context_proxy.config.hosts import name_in_list
-from mcp_context_proxy.config.source import (
+from mcp_context_proxy.config.source import read_toml
+from mcp_context_proxy.config.texts import (
     ROW,
     parts_of,
     plain_json,
     read_json,
-    read_toml,
     read_yaml,
     toml_statements,
     without_comments,

@@ -22,7 +22,6 @@ from msgspec.structs import fields, replace
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import options_of
 from mcp_context_proxy.config import ServerConfig, default_path
-from mcp_context_proxy.config.forms import read_value
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import (
     APPROVALS,
@@ -40,7 +39,8 @@ from mcp_context_proxy.config.hosts import (
 from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.programs import PROGRAM_ALONE
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
-from mcp_context_proxy.config.source import KeyPath, Mistake, dotted, parse, parts_of, plain
+from mcp_context_proxy.config.source import Mistake, dotted, parse, plain, read_value
+from mcp_context_proxy.config.texts import KeyPath, parts_of
 from mcp_context_proxy.config.variables import expand
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HostPlace, about, read_text

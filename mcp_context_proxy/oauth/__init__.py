@@ -34,15 +34,9 @@ from mcp_context_proxy.store.credentials import (
     SharedCredentials,
 )
 from mcp_context_proxy.store.tables import Lease
-from mcp_context_proxy.system import (
-    lock_file,
-    make_private,
-    make_private_folder,
-    read_own,
-    remove_left,
-    write_private,
-)
+from mcp_context_proxy.system import lock_file, make_private, make_private_folder, remove_left, write_private
 from mcp_context_proxy.system.later import platformdirs
+from mcp_context_proxy.system.process import read_own
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)

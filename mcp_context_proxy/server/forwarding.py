@@ -47,7 +47,7 @@ from mcp_context_proxy.results import outcome_of
 from mcp_context_proxy.server import Caller, questions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.questions import ClientQuestions, Requests, ask_for_input, url_elicitation
-from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.process import Bucket
 from mcp_context_proxy.system.threads import Repeating, in_task, in_thread, in_thread_if
 from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.audit import AuditLog

@@ -46,7 +46,7 @@ from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tasks import Tasks
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.process import Bucket
 from mcp_context_proxy.system.threads import Cancellable, in_task, in_thread, in_thread_if, keep_latest
 from mcp_context_proxy.trust import ACTING, Principal
 

@@ -33,7 +33,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import containing
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.process import Bucket
 from mcp_context_proxy.system.threads import assigned, in_thread
 from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Role, person_in
 

@@ -1,8 +1,8 @@
 """The process, the machine and its user: threads, signals, memory, descriptors, clocks.
 
-Here are the place of the configuration and its first text, the variables that servers inherit, and private
-files with their locks; and bounds: on what is remembered, and on how often something may happen. It imports
-the standard library alone, because the bridge, which has to start fast, imports it.
+Here are the place of the configuration and its first text, the variables that servers inherit, private files
+with their locks, and a bound on the number of things that are remembered. It imports the standard library
+alone, because the bridge, which has to start fast, imports it.
 """
 
 from __future__ import annotations
@@ -79,34 +79,8 @@ def begin(environ: Mapping[str, str]) -> str | None:
     return f"{APP}: no server is configured yet, and {file} was written for them: {TO_BEGIN}"
 
 
-OWN_BYTES: Final = 64 * 1024 * 1024
-"""Size of the largest file of its own that the proxy reads whole."""
-
 LONGEST_LINE: Final = 16 * 1024 * 1024
 """Longest line of a file that is read line by line; one without an end would fill the memory."""
-
-
-def open_regular(path: Path) -> IO[bytes]:
-    """Open a file to read. A pipe in its place keeps nobody waiting for its other end.
-
-    Raises `OSError` if it cannot be opened, or is no regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(None, "it is not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
-
-
-def read_own(path: Path) -> bytes:
-    """Return the content of a file that the proxy keeps.
-
-    Raises `OSError` if it cannot be read, is no regular file, or is larger than the proxy writes any.
-    """
-    with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > OWN_BYTES:
-            raise OSError(None, f"it is over {OWN_BYTES:,} bytes", str(path))
-        return file.read(OWN_BYTES)
 
 
 LEFT_SECONDS: Final = 3600.0
@@ -318,29 +292,3 @@ class Closing:
 
     def close(self) -> None:
         raise NotImplementedError
-
-
-class Bucket:
-    """A token bucket: lets `burst` events pass at once and `rate` a second after that."""
-
-    def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._burst, self._clock = rate, burst, clock
-        self._left, self._at = float(burst), clock()
-        self.refused = 0
-
-    def take(self, cost: float = 1.0) -> bool:
-        """Return whether one more event may pass now; it counts as `cost` events, at most as all at once."""
-        cost = min(cost, self._burst)
-        if self.is_empty or self._left < cost:
-            self.refused += 1
-            return False
-        self._left -= cost
-        return True
-
-    @property
-    def is_empty(self) -> bool:
-        """True if no event may pass now."""
-        now = self._clock()
-        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
-        self._at = now
-        return self._left < 1

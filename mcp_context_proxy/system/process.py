@@ -1,4 +1,4 @@
-"""The process as a whole: signals, memory, descriptors, child processes, the time of day.
+"""The process as a whole: signals, memory, open files, child processes, the time of day, bounds on rates.
 
 Importing this module is cheap, because a signal may arrive while the rest is still being imported.
 """
@@ -14,11 +14,12 @@ import mmap
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -217,6 +218,33 @@ def _allowed_files() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+OWN_BYTES: Final = 64 * 1024 * 1024
+"""Size of the largest file of its own that the proxy reads whole."""
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file to read. A pipe in its place keeps nobody waiting for its other end.
+
+    Raises `OSError` if it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(None, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_own(path: Path) -> bytes:
+    """Return the content of a file that the proxy keeps.
+
+    Raises `OSError` if it cannot be read, is no regular file, or is larger than the proxy writes any.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > OWN_BYTES:
+            raise OSError(None, f"it is over {OWN_BYTES:,} bytes", str(path))
+        return file.read(OWN_BYTES)
+
+
 def limit_malloc_arenas() -> None:
     """Make glibc keep little of the memory that is freed.
 
@@ -314,22 +342,6 @@ def _from_c_library(name: str) -> Any:
         return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
         return None
-
-
-def resident_of_groups(groups: Collection[int]) -> dict[int, int]:
-    """Return the resident memory of process groups in bytes; empty where the system does not tell. Blocks."""
-    found: dict[int, int] = {}
-    if sys.platform != "linux":
-        return found
-    page = os.sysconf("SC_PAGE_SIZE")
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                # The name of a program, in parentheses, may have any characters.
-                fields = (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-                if (group := int(fields[2])) in groups:
-                    found[group] = found.get(group, 0) + int(fields[21]) * page
-    return found
 
 
 def resident() -> int | None:
@@ -548,3 +560,29 @@ LAST_DATE: Final = 4_102_444_800.0
 def date_of(seconds: float) -> datetime:
     """Return the date of a time in seconds since 1970; the nearest possible one for a damaged number."""
     return datetime.fromtimestamp(min(max(0.0, seconds), LAST_DATE), UTC)
+
+
+class Bucket:
+    """A token bucket: lets `burst` events pass at once and `rate` a second after that."""
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._left, self._at = float(burst), clock()
+        self.refused = 0
+
+    def take(self, cost: float = 1.0) -> bool:
+        """Return whether one more event may pass now; it counts as `cost` events, at most as all at once."""
+        cost = min(cost, self._burst)
+        if self.is_empty or self._left < cost:
+            self.refused += 1
+            return False
+        self._left -= cost
+        return True
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no event may pass now."""
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        return self._left < 1

@@ -27,8 +27,7 @@ from mcp_context_proxy.errors import NOTICE, StoreError
 from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.store.tables import Additions, ApprovalRecord, ApprovalRow, ApprovalStore, VersionRow
-from mcp_context_proxy.system import Bucket
-from mcp_context_proxy.system.process import time_of_day
+from mcp_context_proxy.system.process import Bucket, time_of_day
 from mcp_context_proxy.trust.fingerprints import (
     APPROVED,
     DECISIONS,

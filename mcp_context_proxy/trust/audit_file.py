@@ -24,15 +24,8 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from mcp_context_proxy.system import (
-    lock_file,
-    make_private,
-    make_private_folder,
-    open_regular,
-    read_own,
-    write_private,
-)
-from mcp_context_proxy.system.process import date_of
+from mcp_context_proxy.system import lock_file, make_private, make_private_folder, write_private
+from mcp_context_proxy.system.process import date_of, open_regular, read_own
 from mcp_context_proxy.trust import person_in
 
 NAME: Final = "audit"

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from msgspec import Raw, Struct
 
+from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import (
     LatestSecrets,
     Redactor,
@@ -32,7 +33,6 @@ from mcp_context_proxy.config.secrets import (
     names_secret,
     own_secrets_of,
 )
-from mcp_context_proxy.config.settings import Config, GuardsConfig
 from mcp_context_proxy.system.later import html, pattern
 from mcp_context_proxy.trust import reaches
 
@@ -84,29 +84,30 @@ class KnownSecrets:
 
     def __init__(self, config: Config | None = None) -> None:
         """Know the secrets of a configuration; without one, none."""
-        self._guards = GuardsConfig() if config is None else config.guards
-        self._configured: list[tuple[str | None, Secret]] = []
+        self.config = config or Config()
+        """The present configuration; secrets learned since the start stay known when it is replaced."""
         self._own: dict[Secret, None] = {}
         self._learned = LatestSecrets()
-        self._foreign: dict[str, Forms] = {}
-        """Forms of the secrets that each server was not given; made when they are needed."""
-        self._redactor: Redactor | None = None
-        self._known: list[tuple[str | None, Secret]] | None = None
+        self._forget_forms()
         self.redactors: list[Redactor] = []
         """Redactors of what is kept, which learn each secret that comes up while the proxy runs."""
-        self.redacts_results = False
-        """True if known secrets are removed from results, too."""
-        if config is not None:
-            self.configure(config)
 
-    def configure(self, config: Config) -> None:
-        """Follow a changed configuration; secrets learned since the start stay known."""
-        self._guards, self.redacts_results = config.guards, config.guards.results == "redact"
-        # Not what only looks like a key: that may be an id, about which several servers are asked.
-        servers = config.servers.items()
-        self._configured = [(name, secret) for name, one in servers for secret in named_secrets_of(one)]
-        self._configured += [(None, secret) for secret in own_secrets_of(config)]
-        self._forget_forms()
+    def _forget_forms(self) -> None:
+        self._foreign: dict[str, Forms] = {}
+        """Forms of the secrets that each server was not given; made when they are needed, as the next."""
+        self._redactor: Redactor | None = None
+        self._known: list[tuple[str | None, Secret]] | None = None
+        # Last, because another thread goes by it.
+        self._made_of = self.config
+
+    def _follow_config(self) -> None:
+        if self._made_of is not self.config:
+            self._forget_forms()
+
+    @property
+    def redacts_results(self) -> bool:
+        """True if known secrets are removed from results, too."""
+        return self.config.guards.results == "redact"
 
     def know_own(self, secret: Secret) -> None:
         """Add a secret of the proxy itself, which no server is given."""
@@ -125,6 +126,7 @@ class KnownSecrets:
 
     def in_params(self, server: str, params: Params) -> KnownSecret | None:
         """Return a secret in the params of a request to a server that was not given it; None without one."""
+        self._follow_config()
         forms = self._foreign.get(server)
         if forms is None:
             forms = self._foreign[server] = self._forms_for(server)
@@ -146,12 +148,10 @@ class KnownSecrets:
         return self._redact()(text)
 
     def _redact(self) -> Redactor:
+        self._follow_config()
         if self._redactor is None:
             self._redactor = Redactor(secret for _, secret in self._all())
         return self._redactor
-
-    def _forget_forms(self) -> None:
-        self._foreign, self._redactor, self._known = {}, None, None
 
     def _all(self) -> list[tuple[str | None, Secret]]:
         """Return each secret that counts, with a server that has it."""
@@ -160,12 +160,16 @@ class KnownSecrets:
         return self._known
 
     def _counting(self) -> Iterator[tuple[str | None, Secret]]:
-        for server, (name, value) in (*self._configured, *self._learned, *((None, one) for one in self._own)):
-            if name not in self._guards.public and is_secret(name, value):
+        # Not what only looks like a key: that may be an id, about which several servers are asked.
+        servers = self.config.servers.items()
+        configured = [(name, secret) for name, one in servers for secret in named_secrets_of(one)]
+        own = ((None, secret) for secret in (*own_secrets_of(self.config), *self._own))
+        for server, (name, value) in (*configured, *self._learned, *own):
+            if name not in self.config.guards.public and is_secret(name, value):
                 yield server, (name, value.strip())
 
     def _forms_for(self, server: str) -> Forms:
-        if not self._guards.secrets:
+        if not self.config.guards.secrets:
             return Forms({})
         known = self._all()
         given = {value for owner, (_, value) in known if owner == server}

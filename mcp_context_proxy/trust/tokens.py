@@ -34,8 +34,9 @@ from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem, Context
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol.strangers import is_loopback
 from mcp_context_proxy.store.credentials import NEVER, TOKEN, Credential, SharedCredentials
-from mcp_context_proxy.system import locked, make_private, make_private_folder, read_own, write_private
+from mcp_context_proxy.system import locked, make_private, make_private_folder, write_private
 from mcp_context_proxy.system.later import pattern, platformdirs
+from mcp_context_proxy.system.process import read_own
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Principal, Reach, Role
 from mcp_context_proxy.trust.audit import state_folder

@@ -9,7 +9,8 @@ from msgspec import Raw
 from support.servers import real_lists
 from support.tables import each
 
-from mcp_context_proxy.catalog.model_schemas import PARTS, taken_by_models
+from mcp_context_proxy.catalog.definitions import taken_by_models
+from mcp_context_proxy.catalog.model_schemas import PARTS
 from mcp_context_proxy.server.meta_definitions import Setup, definitions, read_result
 
 ONE, TWO = {"type": "string"}, {"type": "number"}

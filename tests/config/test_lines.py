@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables import each
 
-from mcp_context_proxy.config.source import KeyPath, json_lines, plain_json, toml_lines
+from mcp_context_proxy.config.texts import KeyPath, json_lines, plain_json, toml_lines
 
 TOML = '''# comment with [brackets] and "quotes
 top = 1

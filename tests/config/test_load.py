@@ -161,10 +161,11 @@ def test_the_defaults_are_the_documented_ones():
     assert (server.connect_timeout, server.call_timeout, server.args, server.env) == (30.0, 60.0, (), {})
 
 
-def test_a_url_means_streamable_http_unless_a_transport_is_set():
-    assert ServerConfig(name="a", url="https://example.com").transport == "http"
-    assert ServerConfig(name="a", url="https://example.com/sse?key=1").transport == "sse"
-    assert ServerConfig(name="a", url="https://example.com/sse", transport="http").transport == "http"
+def test_a_url_means_streamable_http_unless_a_transport_is_set(load_text):
+    urls = {"a": "", "b": "/sse?key=1", "c": "/sse'\ntransport = 'http"}
+    text = "\n".join(f"[servers.{name}]\nurl = 'https://example.com{rest}'" for name, rest in urls.items())
+
+    assert [one.transport for one in load_text(text).servers.values()] == ["http", "sse", "http"]
 
 
 def test_a_search_domain_prefers_its_number_then_its_preset_then_the_general_numbers(config):

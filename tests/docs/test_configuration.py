@@ -19,9 +19,9 @@ from mcp_context_proxy.config import (
     ServerConfig,
     ToolConfig,
 )
-from mcp_context_proxy.config.forms import Table
 from mcp_context_proxy.config.programs import INHERITED
 from mcp_context_proxy.config.settings import PRESETS, DomainConfig, ServerResultsConfig
+from mcp_context_proxy.config.source import Table
 from mcp_context_proxy.config.tables import ClientConfig
 
 TABLES: dict[str, type[Table]] = {

@@ -7,7 +7,7 @@ from support.tables import each
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.downstream.lifecycle import Backoff
-from mcp_context_proxy.system import Bucket
+from mcp_context_proxy.system.process import Bucket
 
 
 def most(low: float, high: float) -> float:

@@ -9,7 +9,7 @@ from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.downstream.era_negotiation import REMEMBERED_SECONDS
+from mcp_context_proxy.downstream.connections import REMEMBERED_SECONDS
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.protocol.eras import Era
 

@@ -8,7 +8,7 @@ import pytest
 from support.proxies import inside
 from support.servers import Workshop
 
-from mcp_context_proxy.downstream.connections import describe
+from mcp_context_proxy.downstream import describe
 from mcp_context_proxy.errors import Fault
 
 

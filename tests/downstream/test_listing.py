@@ -15,7 +15,7 @@ from support.wires import stdio
 from mcp_context_proxy.catalog.definitions import parse_tools
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
-from mcp_context_proxy.downstream.era_negotiation import Introduction
+from mcp_context_proxy.downstream.connections import Introduction
 from mcp_context_proxy.downstream.listing import FILED_BYTES, ListingCache, ServerListing, filed
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.store.opening import open_store

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from support.growth import costs_more
 from support.tables import each
 
-from mcp_context_proxy.config.source import parse, plain_json
+from mcp_context_proxy.config.source import parse
+from mcp_context_proxy.config.texts import plain_json
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import read_text
 from mcp_context_proxy.installation.editing import EditError, edited, entries

@@ -15,7 +15,7 @@ from support.wires import stdio
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.config.settings import ServerConfig
-from mcp_context_proxy.downstream.era_negotiation import Introduction
+from mcp_context_proxy.downstream.connections import Introduction
 from mcp_context_proxy.downstream.lifecycle import IdleTimer, ServerState
 from mcp_context_proxy.downstream.listing import STALE_SECONDS, ListingCache, ServerListing
 from mcp_context_proxy.protocol.eras import Era

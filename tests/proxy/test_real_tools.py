@@ -15,7 +15,7 @@ from support.raw_client import PATIENCE
 from support.servers import TOOLS, Workshop, real_lists
 from support.wires import stdio
 
-from mcp_context_proxy.catalog.model_schemas import taken_by_models
+from mcp_context_proxy.catalog.definitions import taken_by_models
 from mcp_context_proxy.catalog.names import exposed_name
 from mcp_context_proxy.config.host_profiles import HOSTS, NAME_CHARACTERS
 from mcp_context_proxy.server.meta_definitions import NAMES

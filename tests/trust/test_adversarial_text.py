@@ -16,9 +16,9 @@ from support.growth import costs_more
 from support.tables import each
 
 from mcp_context_proxy.catalog import definitions, document_reading, names, skills, uri_owners
+from mcp_context_proxy.catalog.definitions import taken_by_models
 from mcp_context_proxy.catalog.document_reading import divide, overview
 from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
-from mcp_context_proxy.catalog.model_schemas import taken_by_models
 from mcp_context_proxy.config import Config, Limits, ServerConfig, source
 from mcp_context_proxy.config.secrets import Redactor, secret_arguments
 from mcp_context_proxy.config.tables import matches
