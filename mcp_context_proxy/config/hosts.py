@@ -542,10 +542,11 @@ def _names_at(tables: Mapping[str, Any], place: KeyPath) -> list[str] | None:
 
 
 def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Yield a mistake for each list of servers that cannot be read: its servers are on."""
-    for place in (*ALLOWED_SERVERS, *_EXCLUDED_SERVERS):
+    """Yield a mistake for each list of servers or tools that cannot be read: they are on."""
+    of_tools = dict.fromkeys(place for dialect, place, _ in _RULES if dialect == "common")
+    for place in (*ALLOWED_SERVERS, *_EXCLUDED_SERVERS, *of_tools):
         if _at(tables, place) is not None and _names_at(tables, place) is None:
-            yield Mistake(place, "must be a list of names of servers")
+            yield Mistake(place, f"must be a list of names of {'tools' if place in of_tools else 'servers'}")
 
 
 def _approvals(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> Iterator[str]:

@@ -51,7 +51,7 @@ SETTLE_LOOKS: Final = 20
 """Looks after which a file is read although it still changes."""
 
 MISSING_LOOKS: Final = 10
-"""Looks that a missing file gets, because some editors delete a file before they write it."""
+"""Looks that a missing file gets, also one of several: some editors delete a file before they write it."""
 
 SECOND_LOOK_SECONDS: Final = 2.0
 """Time for which a file stays as it is before a setting is dropped from it, or half of a line taken."""
@@ -100,8 +100,9 @@ def _settled(look: Callable[[], object], now: object, ended: threading.Event) ->
         if ended.wait(SETTLE_SECONDS):
             break
         before, now = now, look()
-        missing = missing + 1 if now is None else 0
-        if now == before and (now is not None or missing >= MISSING_LOOKS):
+        is_missing = now is None or (isinstance(now, tuple) and None in now)
+        missing = missing + 1 if is_missing else 0
+        if now == before and (not is_missing or missing >= MISSING_LOOKS):
             break
     return now
 

@@ -21,6 +21,7 @@ from mcp_context_proxy.config.source import (
     Count,
     Environment,
     Reload,
+    Scopes,
     Score,
     Seconds,
     Table,
@@ -64,7 +65,7 @@ class OAuthConfig(Table, frozen=True):
     client_secret: Annotated[Text | None, HIDDEN] = None
     issuer: Url | None = None
     """The authorization server; by default the one that the server names."""
-    scope: Text | None = None
+    scope: Scopes | None = None
     """Scopes, separated by spaces; by default those that the server names."""
     resource: str | None = None
     """The server, as requests for tokens name it (RFC 8707); none if it is empty."""

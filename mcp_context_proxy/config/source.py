@@ -413,6 +413,7 @@ def is_url(text: str) -> str:
 Text = Annotated[str, sized(1)]
 Url = Annotated[str, is_url]
 VariableName = Annotated[str, like("[^=]+", "cannot be the name of a variable")]
+Scopes = Annotated[str, sized(1), like(r"[ !#-\[\]-~]*", "has a character that no scope has (RFC 6749)")]
 Environment = dict[VariableName, str]
 Count = Annotated[int, within(1)]
 Amount = Annotated[int, within(0)]

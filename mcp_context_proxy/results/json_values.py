@@ -48,6 +48,11 @@ PATH_STEPS: Final = 32
 WALKED_BYTES: Final = 128 * 1024 * 1024
 """Bytes that the steps of a path go through together: the largest result eight times, which is a second."""
 
+LOOKED_AT: Final = 10 * ENTRIES
+"""Members that the conditions of a step look at together, which is one or two seconds."""
+
+_TOO_MANY: Final = "it has too many steps or conditions for a result of this size; read it by page or pattern"
+
 _INDEX: Final = pattern(r"-?\d{1,9}", re.ASCII)
 _SLICE: Final = pattern(r"(-?\d{1,9})? ?: ?(-?\d{1,9})?", re.ASCII)
 
@@ -296,10 +301,10 @@ def project(value: Raw, path: str) -> tuple[bytes, list[Raw]]:
     steps = _steps(path)
     values, several, walked = [value], False, 0
     for asked in steps:
-        step, times = asked, len(asked.tests) if isinstance(asked, _Elements) else 0
+        step, times = asked, sum(len(test.names) for test in getattr(asked, "tests", ()))
         walked += sum(map(len, values)) * (1 + times)
         if walked > WALKED_BYTES:
-            raise PathError("it has too many steps for a result of this size; read it by page or pattern")
+            raise PathError(_TOO_MANY)
         in_array = any(envelope.starts_with(each, b"[") for each in values)
         if in_array and isinstance(step, _MemberName) and _INDEX.fullmatch(step.name):
             step = _bracket(step.name)
@@ -335,11 +340,14 @@ def summed(values: list[Raw]) -> str:
 
 def _all_elements(values: list[Raw], step: _Elements) -> list[Raw]:
     found: list[Raw] = []
+    left, looks = LOOKED_AT, sum(len(test.names) for test in step.tests)
     for value in values:
         elements = elements_of(value)
         if elements is None and envelope.starts_with(value, b"["):
             raise PathError(f"an array has more than {ENTRIES:,} elements; read it by page or pattern")
         chosen = (elements or [])[step.which]
+        if (left := left - len(chosen) * looks) < 0:
+            raise PathError(_TOO_MANY)
         found += [each for each in chosen if all(test.met_by(each) for test in step.tests)]
         if len(found) > ENTRIES:
             raise PathError(f"it leads to more than {ENTRIES:,} values; take a part, such as [0:1000]")

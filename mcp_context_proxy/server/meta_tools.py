@@ -209,7 +209,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 raise request_error(error, caller.era) from error
             judged = tool if isinstance(error, RemoteError | NotAnObjectError) else None
             differs = misfit(judged, caller.name_of(judged), arguments) if judged else ""
-            result = failure("\n".join(filter(None, [str(error), details(error), differs])))
+            result = failure("\n".join(filter(None, [str(error), self.redact(details(error)), differs])))
         return eras.fit_result_to_client("tools/call", result, caller.era)
 
     async def _own_through(self, through: str, name: str, params: Members, caller: Caller) -> bytes:

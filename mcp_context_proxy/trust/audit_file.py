@@ -19,6 +19,7 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -175,50 +176,76 @@ class AuditFile:
 
         Of a file that no proxy has let grow so, only the end is read.
         """
-        opened: list[IO[bytes]] = []
-        file: IO[bytes]
         with contextlib.ExitStack() as stack:
-            seen, number = set[tuple[int, int]](), 0
-            # The newest first: a file that is renamed meanwhile is met a second time, and none is missed.
-            while True:
-                try:
-                    file = stack.enter_context(open_regular(self._numbered(number)))
-                except FileNotFoundError:
-                    if number:
-                        break
-                else:
-                    if (identity := _id(os.fstat(file.fileno()))) not in seen:
-                        opened.append(file)
-                    seen.add(identity)
-                number += 1
-            for file in reversed(opened):
+            for file in reversed([stack.enter_context(file) for file in self._opened()]):
                 file.seek(max(0, os.fstat(file.fileno()).st_size - max(READ_OF_FILE, 2 * self._max_bytes)))
                 while line := file.readline(LINE_BYTES):
                     if line.endswith(b"\n") and (entry := _entry(line)) is not None:
                         yield entry
 
+    def _opened(self, last: IO[bytes] | None = None) -> list[IO[bytes]]:
+        """Open the files, the newest first, as far as one that is open already and still there, or all."""
+        opened: dict[tuple[int, int], IO[bytes]] = {}
+        known = None if last is None else _id(os.fstat(last.fileno()))
+        with contextlib.ExitStack() as stack:
+            # The newest first: a file that is renamed meanwhile is met a second time, and none is missed.
+            for number in itertools.count():
+                try:
+                    file = stack.enter_context(open_regular(self._numbered(number)))
+                except FileNotFoundError:
+                    if number:
+                        break
+                    continue
+                if (identity := _id(os.fstat(file.fileno()))) in opened:
+                    file.close()
+                    continue
+                opened[identity] = file
+                if identity == known:
+                    break
+            stack.pop_all()
+        return [*opened.values()]
+
     def follow(self) -> Iterator[dict[str, Any] | None]:
         """Yield entries from now on, and None whenever there is no further one yet; never ends."""
-        file: IO[bytes] | None = None
-        at_end = True
+        files: list[IO[bytes]] = []  # the newest first
+        with contextlib.suppress(FileNotFoundError):
+            files.append(open_regular(self.path))
+            files[0].seek(0, os.SEEK_END)
+        since, shown = -inf, -inf
+        while True:
+            if not files:
+                yield None
+                with contextlib.suppress(FileNotFoundError):
+                    files.append(open_regular(self.path))
+                continue
+            with files.pop() as file:
+                for entry in self._until_ended(file, is_newest=not files):
+                    if entry is None:
+                        yield None
+                    elif entry["time"] > since:
+                        shown = entry["time"]
+                        yield entry
+                since = -inf
+                if not files:
+                    files = self._opened(file)
+                    if files and os.path.sameopenfile(files[-1].fileno(), file.fileno()):
+                        files.pop().close()
+                    else:
+                        since = shown  # it was merged with the oldest of the others
+
+    def _until_ended(self, file: IO[bytes], *, is_newest: bool) -> Iterator[dict[str, Any] | None]:
+        """Yield the entries of a file until another one is written, and None if it has to be waited for."""
         rest = b""
         while True:
-            if file is None:
-                with contextlib.suppress(FileNotFoundError):
-                    file = open_regular(self.path)
-                    file.seek(0, os.SEEK_END if at_end else os.SEEK_SET)
-                at_end, rest = False, b""
-            if file is not None:
-                *lines, rest = (rest + file.read(READ_BYTES)).split(b"\n")
-                rest = rest[-LINE_BYTES:]
-                yield from filter(None, map(_entry, lines))
-                if lines:
-                    continue
-                if not self._is_current(_id(os.fstat(file.fileno()))):
-                    file.close()
-                    file = None
-                    continue
-            yield None
+            # Looked at before the reading: no entry falls between the two.
+            is_written = is_newest and self._is_current(_id(os.fstat(file.fileno())))
+            *lines, rest = (rest + file.read(READ_BYTES)).split(b"\n")
+            rest = rest[-LINE_BYTES:]
+            yield from filter(None, map(_entry, lines))
+            if not lines:
+                if not is_written:
+                    return
+                yield None
 
 
 def _id(status: os.stat_result) -> tuple[int, int]:

@@ -300,6 +300,14 @@ def test_tools_that_amp_has_turned_off_stay_off(load_text):
     assert config.servers["other"].deny == ("drop_*",)
 
 
+@pytest.mark.parametrize("given", ['"wipe"', '["wipe", 1]', '{"wipe": true}'])
+def test_tools_that_a_host_has_turned_off_in_a_list_that_cannot_be_read_are_a_mistake(problems, given):
+    text = f'{{"amp.mcpServers": {{"x": {{"command": "x"}}}},\n"amp.tools.disable": {given}}}'
+    assert problems(text, "settings.json") == ['2 "amp.tools.disable": must be a list of names of tools']
+    text = f'{{"mcpServers": {{"x": {{"command": "x"}}}}, "permissions": {{\n"deny": {given}}}}}'
+    assert problems(text, "settings.json") == ["2 permissions.deny: must be a list of names of tools"]
+
+
 def test_a_list_of_all_tools_leaves_out_none_or_all(load_text):
     server = load_text('{"mcpServers": {"x": {"command": "x", "tools": ["*"]}}}', "mcp.json").servers["x"]
     assert (server.allow, server.deny, server.remarks) == (None, (), ())

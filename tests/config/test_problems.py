@@ -142,6 +142,10 @@ def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
             "[servers.a]\nurl = 'https://a.example'\noauth = { issuer = 'x' }",
             "3 servers.a.oauth.issuer: must begin with http:// or https:// and name a host",
         ),
+        (
+            "[servers.a]\nurl = 'https://a.example'\noauth = { scope = 'l\u00e9ser \"' }",
+            "3 servers.a.oauth.scope: has a character that no scope has (RFC 6749)",
+        ),
         ("[store]\npath = 1979-05-27", "2 store.path: must be text in quotes, not a date"),
         (
             "mistakes = 'x'",

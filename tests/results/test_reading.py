@@ -276,9 +276,16 @@ def test_a_field_that_a_path_names_often_is_taken_once() -> None:
     assert read(text, 1, often, None).text == read(text, 1, once, None).text
 
 
-def test_a_path_whose_steps_go_through_a_large_result_over_and_over_is_refused() -> None:
-    text = b"[" * 100 + b"[0]," * 1_500_000 + b"0" + b"]" * 100
-    with pytest.raises(ReadError, match="too many steps for a result of this size"):
-        read(text, 1, "[0]" * 32, None)
+def test_a_path_that_goes_through_a_large_result_over_and_over_is_refused() -> None:
+    nested, deep, long = (
+        b"[" * 100 + b"[0]," * 1_500_000 + b"0" + b"]" * 100,
+        b"[" + b'{"a":' * 100 + b"[" + b"0," * 1_500_000 + b"0]" + b"}" * 100 + b"]",
+        b"[" + b",".join([b'{"a":1}'] * 50_000) + b"]",
+    )
+    steps, names, tests = "[0]" * 32, f"[?{'a.' * 99}a==1]", f"[?{'a>0&&' * 30}a>0]"
+    for text, path in ((nested, steps), (deep, names), (long, tests)):
+        with pytest.raises(ReadError, match="too many steps or conditions for a result of this size"):
+            read(text, 1, path, None)
 
+    assert "50,000 numbers: sum 50000" in read(long, 1, "[?a>0 && a<2 && a!=3].a", None).note
     assert read(b"[" * 33 + b"]" * 33, 1, "[0]" * 32, None).text == b"[]"

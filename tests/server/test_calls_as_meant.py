@@ -174,14 +174,20 @@ async def test_a_model_gets_the_reason_that_stands_in_the_data_of_an_error(
     data = {"field": "id", "reason": "no parcel '12'; ids look like P-00012"}
     errors = {"get": {"code": -32602, "message": "Invalid params", "data": data}}
     errors |= {"put": {**errors["get"], "data": "x" * 9_000}, "cut": {**errors["get"], "data": None}}
+    page = {"elicitations": [{"url": "https://depot.example/?key=a-secret-of-the-depot"}]}
+    errors |= {"away": {"code": -32042, "message": "Log in", "data": page}}
     calls = {name: [{"error": error}] for name, error in errors.items()}
-    workshop.server("depot", tools=[tool(name) for name in errors], calls=calls)
+    key = {"env": {"DEPOT_KEY": "a-secret-of-the-depot"}}
+    workshop.server("depot", tools=[tool(name) for name in errors], calls=calls, settings=key)
     async with host_of(workshop.config(), era) as host:
         told = {name: text_of(await host.call("call_tool", {"name": f"depot__{name}"})) for name in errors}
 
     assert told["get"].splitlines()[1] == f"Details: {json.dumps(data, separators=(',', ':'))}"
     assert len(told["put"]) < 800
     assert "Details" not in told["cut"]
+    # One who cannot be led to an address gets it from the model.
+    assert ("https://depot.example/?key=[redacted DEPOT_KEY]" in told["away"]) == (era == "handshake")
+    assert "a-secret-of-the-depot" not in str(told)
 
 
 HOUR = {"anyOf": [{"type": "integer"}, {"type": "null"}]}

@@ -141,3 +141,25 @@ def test_lines_of_several_proxies_do_not_mix_and_none_is_lost_while_files_are_ro
     found = [(entry["by"], entry["time"]) for entry in files[0].entries()]
     assert sorted(found) == [(number, index) for number in range(4) for index in range(200)]
     assert len(list(tmp_path.glob("audit.*.jsonl"))) >= 4
+
+
+@pytest.mark.parametrize(
+    ("files", "written", "lost"), [(3, 400, 0), (5, 1_200, 0), (2, 1_200, 1_000), (3, 4_000, 3_500)]
+)
+def test_whoever_follows_gets_each_entry_once_however_often_the_files_rotate(
+    tmp_path: Path, files: int, written: int, lost: int
+) -> None:
+    """The file that is read may be renamed several times between two looks, or merged into the oldest."""
+    file = AuditFile(tmp_path, 20_000, files, fair=True)
+    flood(file, 100, tool="echo")
+    further = file.follow()
+    found = list(iter(lambda: next(further), None))
+    for begin in range(100, 100 + 3 * written, written):
+        flood(file, written, begin, tool="echo")
+        found += iter(lambda: next(further), None)
+
+    times = [entry["time"] for entry in found if entry["kind"] == "call"]
+    assert times == sorted(set(times))
+    assert times[0] == 100
+    assert times[-1] == 99 + 3 * written
+    assert len(times) >= 3 * (written - lost)
