@@ -565,7 +565,14 @@ def remedy_for(
     if config.url is None or "SSL_CERT_FILE" in cause:
         return ""
     if "certificate verify failed" in cause:
-        return "have its certificate renewed or corrected; an authority of your own is named in SSL_CERT_FILE"
+        return (
+            "have its certificate renewed or corrected; an authority of your own is named in "
+            f"SSL_CERT_FILE, or in tls.ca under servers.{config.name}"
+        )
+    if fault is Fault.NO_START:
+        return f"correct tls under servers.{config.name}"
+    if fault is Fault.EXITED and config.tls is None and config.url.startswith("https:"):
+        return f"if it demands a certificate of its clients, set tls.certificate under servers.{config.name}"
     named = [name for name in os.environ if name.upper() in PROXIES and os.environ[name]]
     through = f"; {some_of(named)} is set: it may be that proxy which cannot be reached" if named else ""
     if NO_ADDRESS in cause:

@@ -46,11 +46,12 @@ from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
 
-_EXPANDED_SERVER_KEYS: Final = frozenset({"command", "args", "env", "cwd", "url", "headers", "oauth"})
+_EXPANDED_SERVER_KEYS: Final = frozenset({"command", "args", "env", "cwd", "url", "headers", "oauth", "tls"})
 """Keys of a server in which variables are expanded: its other texts are read by people and models."""
-_MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers", "oauth"})
+_MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers", "oauth", "tls"})
 _MODEL_TABLES: Final = ("embedding", "rerank")
 """Tables that name a model, in a folder or behind an endpoint."""
+_SERVER_PATHS: Final = (("oauth", "client_key"), ("tls", "certificate"), ("tls", "key"), ("tls", "ca"))
 _PATHS: Final = (("store", "path"), ("http", "token_file"), ("cluster", "key_file"))
 _NEEDED: Final = frozenset({"http", "auth", "clients", "cluster"})
 """Tables without which nothing starts: who may connect, and to what, is not decided by a default."""
@@ -263,6 +264,8 @@ class _Draft(Struct, dict=True):
                 server["cwd"] = "."
             if server.get("cwd") != str(LAUNCH):
                 self._resolve(("servers", name, "cwd"), server, "cwd")
+            for table, key in _SERVER_PATHS:
+                self._resolve(("servers", name, table, key), server.get(table), key)
             command = server.get("command")
             # A command without a folder is looked for on the PATH.
             if isinstance(command, str) and (command.startswith("~") or Path(command).name != command):
@@ -418,7 +421,7 @@ def _copied(value: Any) -> Any:
 
 
 _COMMAND_KEYS: Final = ("args", "env", "cwd")
-_URL_KEYS: Final = ("headers", "oauth")
+_URL_KEYS: Final = ("headers", "oauth", "tls")
 _HEADER_NAME: Final = pattern(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = pattern(r"([!-~]([\t -~]*[!-~])?)?")
 _OTHER_MODEL_KEYS: Final = ("pooling", "max_tokens", "query_prefix", "passage_prefix")
@@ -501,6 +504,7 @@ def _check_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     yield from _check_confirm(server)
     yield from _check_headers(server.get("headers"))
     yield from _check_oauth(server)
+    yield from _check_tls(server)
 
 
 def _check_confirm(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
@@ -536,11 +540,27 @@ def _check_oauth(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     if isinstance(headers, Mapping) and any(str(name).lower() == "authorization" for name in headers):
         yield ("oauth",), "has no effect beside headers.Authorization; keep one of them"
     if oauth.get("grant") == "client_credentials":
-        for key in ("client_id", "client_secret", "issuer"):
+        proof = "client_key" if "client_key" in oauth else "client_secret"
+        for key in ("client_id", proof, "issuer"):
             if key not in oauth:
                 yield ("oauth",), f"client_credentials needs {key}"
     elif "client_secret" in oauth and "issuer" not in oauth:
         yield ("oauth",), "client_secret needs issuer, so that it is sent nowhere else"
+    if "client_key" in oauth and "client_secret" in oauth:
+        yield ("oauth", "client_key"), "has no effect beside client_secret; keep one of them"
+    elif "client_key" in oauth and "client_id" not in oauth:
+        yield ("oauth", "client_key"), "needs client_id, the client that the key is registered for"
+
+
+def _check_tls(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    tls, url = server.get("tls"), server.get("url")
+    if not isinstance(tls, Mapping):
+        return
+    if isinstance(url, str) and url.lower().startswith("http://"):
+        yield ("tls",), "has no effect on a url that begins with http://"
+    for key in ("key", "password"):
+        if key in tls and "certificate" not in tls:
+            yield ("tls", key), "needs certificate, too"
 
 
 _CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[KeyPath, str]]]]] = {

@@ -44,7 +44,7 @@ from pydantic import AnyUrl, ValidationError
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import OAuthCredentials
-from mcp_context_proxy.oauth.bearer import bounded
+from mcp_context_proxy.oauth.bearer import client_with
 from mcp_context_proxy.oauth.token_endpoint import (
     REASON_SHOWN,
     REQUEST_SECONDS,
@@ -500,9 +500,7 @@ async def _challenge(
     """
     answer = None
     with anyio.move_on_after(REQUEST_SECONDS):
-        async with bounded(
-            httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates())
-        ) as client:
+        async with await client_with(config.tls, timeout=REQUEST_SECONDS) as client:
             answer = await client.send(request, stream=True)
             destinations.heard_from(answer)
             await answer.aclose()

@@ -33,9 +33,8 @@ from mcp_context_proxy.config import AuthConfig, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import OAuthCredentials
-from mcp_context_proxy.oauth.bearer import bounded
+from mcp_context_proxy.oauth.bearer import client_with
 from mcp_context_proxy.protocol.strangers import is_loopback, one_line
-from mcp_context_proxy.system import threads
 from mcp_context_proxy.system.process import time_of_day
 
 logger = logging.getLogger(__name__)
@@ -394,9 +393,7 @@ async def _exchange(destinations: Destinations, request: httpx2.Request, most: i
     request.headers["accept-encoding"] = "identity"
     *others, last = (await destinations.pinned(request))[:ADDRESSES_TRIED]
     # A client for each request: two names of one address must not share a connection that proved only one.
-    async with bounded(
-        httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates())
-    ) as client:
+    async with await client_with(None, timeout=REQUEST_SECONDS) as client:
         for pinned in others:
             with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
                 return await _whole(client, pinned, request, destinations, most)
