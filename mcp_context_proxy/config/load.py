@@ -544,12 +544,13 @@ def _check_oauth(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         for key in ("client_id", proof, "issuer"):
             if key not in oauth:
                 yield ("oauth",), f"client_credentials needs {key}"
-    elif "client_secret" in oauth and "issuer" not in oauth:
-        yield ("oauth",), "client_secret needs issuer, so that it is sent nowhere else"
+    for key in ("client_secret", "client_key"):
+        if key in oauth and "issuer" not in oauth and oauth.get("grant") != "client_credentials":
+            yield ("oauth",), f"{key} needs issuer, so that it is sent nowhere else"
     if "client_key" in oauth and "client_secret" in oauth:
         yield ("oauth", "client_key"), "has no effect beside client_secret; keep one of them"
     elif "client_key" in oauth and "client_id" not in oauth:
-        yield ("oauth", "client_key"), "needs client_id, the client that the key is registered for"
+        yield ("oauth", "client_key"), "needs client_id, the client that has this key"
 
 
 def _check_tls(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:

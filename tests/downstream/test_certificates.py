@@ -4,7 +4,6 @@ import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,15 +12,8 @@ import anyio
 import anyio.streams.tls
 import httpx2
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding
+from support.certificates import Authority
 from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
@@ -45,36 +37,6 @@ async def test_all_clients_share_certificates_that_are_read_once() -> None:
             group.start_soon(ask)
 
     assert all(one is given[0] for one in given)
-
-
-class Authority:
-    """Signs certificates, each of which is written into a file together with its key."""
-
-    def __init__(self) -> None:
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.certificate = self.signed("authority", self.key)
-
-    def signed(self, name: str, key: ec.EllipticCurvePrivateKey, days: int = 9) -> x509.Certificate:
-        subject, issuer = (
-            x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in (name, "authority")
-        )
-        number, now, of_ca = x509.random_serial_number(), datetime.now(UTC), name == "authority"
-        made = x509.CertificateBuilder(
-            issuer, subject, key.public_key(), number, now - timedelta(9), now + timedelta(days)
-        )
-        made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), False)
-        return made.add_extension(x509.BasicConstraints(of_ca, None), True).sign(self.key, hashes.SHA256())
-
-    def write(self, file: Path, name: str, password: str = "", days: int = 9) -> Path:
-        key = ec.generate_private_key(ec.SECP256R1())
-        how = BestAvailableEncryption(password.encode()) if password else NoEncryption()
-        certificate = self.signed(name, key, days).public_bytes(Encoding.PEM)
-        file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how) + certificate)
-        return file
-
-    def trusted(self, file: Path) -> Path:
-        file.write_bytes(self.certificate.public_bytes(Encoding.PEM))
-        return file
 
 
 async def test_an_authority_that_is_renewed_in_its_file_is_trusted_once_a_server_was_refused(
