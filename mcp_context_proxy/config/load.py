@@ -39,16 +39,16 @@ from mcp_context_proxy.config.settings import (
 )
 from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, changeable_by_others, dotted, read
 from mcp_context_proxy.config.tables import ASKED, CONFIRM
-from mcp_context_proxy.config.variables import REFERENCE, SecretSource, expand, sources
+from mcp_context_proxy.config.variables import REFERENCE, SecretSource, expand, sources, with_unknown
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
 from mcp_context_proxy.system import TO_BEGIN, default_path
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
 
-_EXPANDED_SERVER_KEYS: Final = frozenset({"command", "args", "env", "cwd", "url", "headers", "oauth", "tls"})
-"""Keys of a server in which variables are expanded: its other texts are read by people and models."""
 _MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers", "oauth", "tls"})
+_EXPANDED_SERVER_KEYS: Final = _MAY_BE_SECRET | {"command", "cwd"}
+"""Keys of a server in which variables are expanded: its other texts are read by people and models."""
 _MODEL_TABLES: Final = ("embedding", "rerank")
 """Tables that name a model, in a folder or behind an endpoint."""
 _SERVER_PATHS: Final = (("oauth", "client_key"), ("tls", "certificate"), ("tls", "key"), ("tls", "ca"))
@@ -78,6 +78,7 @@ def load(
     environ: Mapping[str, str] = os.environ,
     overrides: Mapping[str, Any] = _NONE,
     warn: Warn = logger.warning,
+    unknown: dict[str, None] | None = None,
 ) -> Config:
     """Load the configuration from `path`, or from the file that `find` returns.
 
@@ -87,16 +88,18 @@ def load(
         overrides: Values that replace those of the file, as dotted keys (``{"http.port": 9000}``) or nested
             tables; None means not given.
         warn: Receives notes on entries that are skipped without being a mistake.
+        unknown: Receives the names of values that are not there. Then they are no mistakes, and none is
+            fetched from a keyring, a file or a command: for a look at the file where it is not used.
 
     Raises:
         ConfigError: nothing can be started with the configuration; it holds every mistake, in file order.
     """
     source = read(_file(path, environ))
-    refused = changeable_by_others(source.file, environ)
+    refused = changeable_by_others(source.file, environ) if unknown is None else ()
     found: list[Mistake] = []
     if source.of_host:
         source, found = from_host(source, warn)
-    draft = _Draft(source, environ, _copied(source.tables), found)
+    draft = _Draft(source, environ, _copied(source.tables), found, unknown)
     draft.override(overrides)
     return draft.config(refused)
 
@@ -140,6 +143,9 @@ class _Draft(Struct, dict=True):
     environ: Mapping[str, str]
     tables: dict[str, Any]
     found: list[Mistake] = field(default_factory=list)
+    unknown: dict[str, None] | None = None
+    forgiven: set[KeyPath] = field(default_factory=set)
+    """Keys with a value that may be unknown, in place of which anything stands."""
     overridden: set[KeyPath] = field(default_factory=set)
     secrets: dict[KeyPath, dict[str, str]] = field(default_factory=dict)
     """Variables that may be secrets, by the table that has them."""
@@ -169,6 +175,8 @@ class _Draft(Struct, dict=True):
         self._resolve_documents()
         unexpanded = {mistake.path for mistake in self.found if mistake.variable}
         config, found = self._validated()
+        while self._drop(one for one in found if one.path in self.forgiven):
+            config, found = self._validated()
         # An unknown value has no other mistakes.
         self.found += [one for one in found if not any(one.path[: len(p)] == p for p in unexpanded)]
         problems = [(mistake.path, self._problem(mistake)) for mistake in self.found]
@@ -242,7 +250,11 @@ class _Draft(Struct, dict=True):
             return value
         if REFERENCE not in value:
             return value
-        result = expand(value, self.environ, self.sources)
+        if self.unknown is None:
+            result = expand(value, self.environ, self.sources)
+        else:
+            self.forgiven.add(path)
+            result = with_unknown(value, self.environ, self.unknown)
         self.found += [Mistake(path, one.message, one.remedy, one.variable) for one in result.problems]
         if path[0] == "env":
             self.secrets.setdefault(("env",), {}).update(result.variables)
@@ -554,13 +566,11 @@ def _check_oauth(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _check_tls(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    tls, url = server.get("tls"), server.get("url")
-    if not isinstance(tls, Mapping):
-        return
-    if isinstance(url, str) and url.lower().startswith("http://"):
+    tls = server.get("tls")
+    if tls and str(server.get("url")).lower().startswith("http://"):
         yield ("tls",), "has no effect on a url that begins with http://"
     for key in ("key", "password"):
-        if key in tls and "certificate" not in tls:
+        if isinstance(tls, Mapping) and key in tls and "certificate" not in tls:
             yield ("tls", key), "needs certificate, too"
 
 
