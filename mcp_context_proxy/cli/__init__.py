@@ -153,21 +153,20 @@ def load_config(
     *,
     complain: bool = True,
     skipped: list[str] | None = None,
+    unknown: dict[str, None] | None = None,
 ) -> Config:
     """Load the configuration named on the command line, or the user's own; raises `ConfigError`.
 
     With `complain`, mistakes that cost only a part of it are printed on stderr; the servers that are off are
     named by the commands that start the others. `skipped` gets the notes on entries of a host's file that are
-    left out, which are logged otherwise.
+    left out, which are logged otherwise; `unknown` is that of `load`.
     """
     from mcp_context_proxy.config.load import complaints, load
     from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 
     path = named_path(ctx, config_path)
-    if skipped is None:
-        config = load(path, overrides=overrides or {})
-    else:
-        config = load(path, overrides=overrides or {}, warn=skipped.append)
+    given: dict[str, Any] = {} if skipped is None else {"warn": skipped.append}
+    config = load(path, overrides=overrides or {}, unknown=unknown, **given)
     ctx.find_root().meta[REDACTOR] = Redactor(all_secrets_of(config))
     if complain:
         for complaint in complaints(config, servers=False):

@@ -6,47 +6,62 @@ pinned version, which becomes another program whenever its author publishes one.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec.structs import replace
 from rich.text import Text
 
+from mcp_context_proxy.catalog.documents import Loaded, load_documents
 from mcp_context_proxy.catalog.files import hidden_places
-from mcp_context_proxy.cli import config_option, load_config, open_configured_store, pins, run, terminal
+from mcp_context_proxy.cli import (
+    config_option,
+    echo_json,
+    json_option,
+    load_config,
+    open_configured_store,
+    pins,
+    run,
+    terminal,
+)
 from mcp_context_proxy.cli.install import show_change
-from mcp_context_proxy.cli.pins import Level, Verdict, Versions, unpinned, version_that_runs
+from mcp_context_proxy.cli.pins import (
+    LOGIN,
+    Level,
+    Verdict,
+    Versions,
+    remedy_for,
+    unpinned,
+    version_that_runs,
+)
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
-from mcp_context_proxy.config import Config, ServerConfig
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.hosts import from_host
 from mcp_context_proxy.config.programs import differs_from_shell
 from mcp_context_proxy.config.secrets import names_secret
-from mcp_context_proxy.config.source import read
-from mcp_context_proxy.downstream import NO_ADDRESS
-from mcp_context_proxy.downstream.connections import CREDENTIALS_WANTED
-from mcp_context_proxy.downstream.fleet import address, failure, last_output, strays, working_folder
-from mcp_context_proxy.errors import ConfigError, Fault, ModelError, some_of
+from mcp_context_proxy.config.source import Mistake, read
+from mcp_context_proxy.downstream.fleet import failure, last_output, strays, working_folder
+from mcp_context_proxy.errors import ConfigError, ConfigProblem, Fault, ModelError, some_of
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.web.inventory import remarks_together
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app.proxy import Proxy
     from mcp_context_proxy.config.host_profiles import HostProfile
     from mcp_context_proxy.downstream.client import DownstreamClient
     from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
-
-LOGIN: Final = "mcp-context-proxy login"
 
 VARIABLES_NAMED: Final = 3
 """Variables that a remedy names; a shell has dozens."""
@@ -61,17 +76,6 @@ TAKEN_DAYS: Final = 7
 
 LEAST_FREE: Final = 64 * 1024
 """Free bytes below which a disk is full: SQLite needs half of it to begin."""
-
-_INSTALL: Final = {
-    "npx": "install Node.js: https://nodejs.org",
-    "npm": "install Node.js: https://nodejs.org",
-    "node": "install Node.js: https://nodejs.org",
-    "bunx": "install Bun: https://bun.sh",
-    "uvx": "install uv: https://docs.astral.sh/uv",
-    "uv": "install uv: https://docs.astral.sh/uv",
-    "pipx": "install pipx: https://pipx.pypa.io",
-    "docker": "install Docker: https://docs.docker.com/get-docker",
-}
 
 ENVIRONMENT: Final = "environment"
 """Subject of the verdict about the variables that servers do not get."""
@@ -100,6 +104,8 @@ STYLES: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow",
 )
 @click.option("--pin", is_flag=True, help="Write the versions that just ran into the configuration.")
 @click.option("--host-file", is_flag=True, help="With --pin: also into a file that belongs to a host.")
+@click.option("--offline", is_flag=True, help="Look at the file alone: start nothing and fetch no secret.")
+@json_option
 @click.pass_context
 def check_command(
     ctx: click.Context,
@@ -109,35 +115,83 @@ def check_command(
     server_name: str | None,
     pin: bool,
     host_file: bool,
+    offline: bool,
+    as_json: bool,
 ) -> None:
     """Check the configuration, the model, the store and the documents, and start each server once.
 
-    With --host, say also what that host makes of the names, descriptions, lists and results. Exits with 1 if
-    there are problems to fix. Warnings do not count, except with --strict.
+    With --host, say also what that host makes of the names, descriptions, lists and results. With --offline,
+    check the configuration and the documents alone, on a machine that has none of the values and programs,
+    such as one that reviews a change of the file. Exits with 1 if there are problems to fix. Warnings do not
+    count, except with --strict.
     """
     if host_file and not pin:
         raise click.UsageError("--host-file needs --pin, which it lets write into the file of a host")
-    console, profile = results(), _profile(host, server_name)
+    if offline and (pin or host):
+        raise click.UsageError("--offline starts no server, so that there is nothing for --pin and --host")
+    console, profile = Terminal(io.StringIO()) if as_json else results(), _profile(host, server_name)
+    skipped: list[str] = []
+    unknown = dict[str, None]() if offline else None
+    config: Config | None = None
     try:
-        skipped: list[str] = []
-        config = load_config(ctx, config_path, complain=False, skipped=skipped)
+        config = load_config(ctx, config_path, complain=False, skipped=skipped, unknown=unknown)
     except ConfigError as error:
-        show(console, [Verdict(Level.PROBLEM, "config", str(problem)) for problem in error.problems])
-        console.say()
-        console.note(f"{_counts(len(error.problems), 0)}. No server was started.", style="bold red")
-        ctx.exit(1)
-    verdicts = [*_configuration(config), _model(config), _store(config), _audit(config), *_disk(config)]
-    verdicts += (
-        Verdict(Level.OK if note.endswith("is skipped") else Level.WARNING, "config", note)
-        for note in skipped
-    )
-    verdicts += (*_folders(config), *_dollars(config))
+        verdicts = [Verdict(Level.PROBLEM, "config", str(one), problem=one) for one in error.problems]
+    else:
+        verdicts = [*_configuration(config), *_values(unknown), *_folders(config), *_dollars(config)]
+        verdicts += (
+            Verdict(Level.OK if note.endswith("is skipped") else Level.WARNING, "config", note)
+            for note in skipped
+        )
+        if not offline:
+            verdicts += (_model(config), _store(config), _audit(config), *_disk(config))
     show(console, verdicts)
-    versions: Versions = {}
-    found = run(_check_proxy, config, profile, versions)
-    found += _pins(console, config, versions, writing=pin, host_file=host_file)
-    show(console, found)
-    ctx.exit(_summary(console, [*verdicts, *found], config, strict))
+    found: list[Verdict] = []
+    if config is not None:
+        versions: Versions = {}
+        if offline:
+            found += _documents(config, load_documents(config.documents, config.limits))
+        else:
+            found += run(_check_proxy, config, profile, versions)
+        found += _pins(console, config, versions, writing=pin, host_file=host_file)
+        show(console, found)
+    verdicts += found
+    status = _summary(console, verdicts, None if offline else config, strict)
+    if as_json:
+        echo_json(_data(verdicts, config, status))
+    ctx.exit(status)
+
+
+def _data(verdicts: Sequence[Verdict], config: Config | None, status: int) -> dict[str, Any]:
+    """Return the outcome as data, with file and line of each finding that has some."""
+    source = None if config is None or config.path is None else read(config.path)
+    source = from_host(source, lambda _: None)[0] if source is not None and source.of_host else source
+    findings = []
+    for one in verdicts:
+        place = one.problem
+        if place is None and source is not None and config is not None and one.subject in config.servers:
+            place = source.problem(Mistake(("servers", one.subject), one.message))
+        findings.append(
+            {
+                "level": one.level.lower(),
+                "subject": one.subject,
+                "message": one.message if one.problem is None else one.problem.message,
+                "remedy": one.remedy or (one.problem.remedy if one.problem else ""),
+                "output": list(one.output),
+                "file": None if place is None or place.file is None else str(place.file),
+                "line": None if place is None else place.line,
+                "key": None if place is None else place.key,
+            }
+        )
+    counts = Counter(one.level for one in verdicts)
+    problems, warnings = counts[Level.PROBLEM], counts[Level.WARNING]
+    return {"ok": status == 0, "problems": problems, "warnings": warnings, "findings": findings}
+
+
+def _values(unknown: Iterable[str] | None) -> Iterator[Verdict]:
+    if unknown:
+        message = f"not set here, or not fetched, and taken for good: {some_of([*unknown])}"
+        yield Verdict(Level.NOTE, "config", message)
 
 
 def _profile(host: str | None, server_name: str | None) -> HostProfile | None:
@@ -195,13 +249,14 @@ def _configuration(config: Config) -> Iterator[Verdict]:
 
     yield Verdict(Level.OK, "config", str(config.path))
     for problem in config.mistakes:
-        yield Verdict(Level.PROBLEM, "config", str(problem), "until then, it counts as not given")
+        until = "until then, it counts as not given"
+        yield Verdict(Level.PROBLEM, "config", str(problem), until, problem=problem)
     if open_to_others := open_front(config.http):
         yield Verdict(Level.PROBLEM, "config", str(open_to_others), "until then, serve --http does not start")
     for name, off in config.off.items():
         for problem in off.problems:
             cause = replace(problem, remedy="")
-            yield Verdict(Level.PROBLEM, name, f"off: {cause}", problem.remedy)
+            yield Verdict(Level.PROBLEM, name, f"off: {cause}", problem.remedy, problem=problem)
 
 
 def _model(config: Config) -> Verdict:
@@ -279,7 +334,7 @@ async def _check_proxy(config: Config, host: HostProfile | None, versions: Versi
     servers = {name: replace(server, **awake) for name, server in config.servers.items()}
     async with open_proxy(replace(config, servers=servers)) as proxy:
         seconds = await terminal.settle(proxy)
-        verdicts = list(_documents(proxy))
+        verdicts = list(_documents(config, proxy.library.loaded, proxy.contexts.costs.of))
         failed: list[DownstreamClient] = []
         for name, server in config.servers.items():
             client = proxy.fleet.clients.get(name)
@@ -303,6 +358,8 @@ async def _check_proxy(config: Config, host: HostProfile | None, versions: Versi
                 if version is not None:
                     versions[name] = (missing, server, version)
         verdicts += _variables(failed)
+        from mcp_context_proxy.web.inventory import remarks_together
+
         for name, message in remarks_together(proxy):
             verdicts.append(Verdict(Level.WARNING, name or "catalog", message))
         verdicts += await in_thread(lambda: [*_taken_lately(proxy)])
@@ -331,9 +388,11 @@ async def _check_proxy(config: Config, host: HostProfile | None, versions: Versi
     return verdicts
 
 
-def _documents(proxy: Proxy) -> Iterator[Verdict]:
-    documents = proxy.library.loaded.documents
-    if proxy.config.documents:
+def _documents(
+    config: Config, loaded: Loaded, cost: Callable[[Document], int] | None = None
+) -> Iterator[Verdict]:
+    documents = loaded.documents
+    if config.documents:
         rules = sum(document.kind is Kind.RULE for document in documents)
         found = f"{counted(rules, 'rule')}, {counted(len(documents) - rules, 'reference')}"
         yield Verdict(Level.OK if documents else Level.WARNING, "documents", found)
@@ -342,14 +401,15 @@ def _documents(proxy: Proxy) -> Iterator[Verdict]:
             if said := APPLIES.get(one.include) or ("for files" if one.patterns else ""):
                 when.setdefault(said, []).append(one)
         for said, those in when.items():
-            tokens = sum(map(proxy.contexts.costs.of, those)) if said == APPLIES[IncludeMode.ALWAYS] else 0
+            tokens = sum(map(cost, those)) if cost and said == APPLIES[IncludeMode.ALWAYS] else 0
             names = some_of([one_line(one.name, NAME_CHARACTERS) for one in those])
             yield Verdict(Level.OK, "documents", f"{said}{f' ({tokens:,} tokens)' * bool(tokens)}: {names}")
-    if hidden := hidden_places(folder.path.absolute() for folder in proxy.config.documents):
+    if hidden := hidden_places(folder.path.absolute() for folder in config.documents):
         said = "hidden and so not read; give each that you want an entry"
         yield Verdict(Level.OK, "documents", f"{said}: {some_of([*map(str, hidden)])}")
-    for finding in proxy.library.loaded.findings:
-        yield Verdict(Level.WARNING, "documents", str(finding))
+    for finding in loaded.findings:
+        problem = ConfigProblem(finding.file, finding.line, "", finding.message)
+        yield Verdict(Level.WARNING, "documents", str(finding), problem=problem)
 
 
 def _turned_off(server: str, tools: Iterable[TurnedOffTool]) -> Iterator[Verdict]:
@@ -469,10 +529,16 @@ def show(console: Terminal, verdicts: Iterable[Verdict]) -> None:
             console.prose(Text(f"-> {verdict.remedy}"), 9, hanging=3)
 
 
-def _summary(console: Terminal, verdicts: list[Verdict], config: Config, strict: bool) -> int:
+def _summary(console: Terminal, verdicts: list[Verdict], config: Config | None, strict: bool) -> int:
     """Print the outcome; return the exit status."""
     problems = sum(verdict.level is Level.PROBLEM for verdict in verdicts)
     warnings = sum(verdict.level is Level.WARNING for verdict in verdicts)
+    failed = bool(problems or (strict and warnings))
+    if config is None:
+        console.say()
+        style = "bold red" if problems else "bold yellow" if warnings else "bold green"
+        console.note(f"{_counts(problems, warnings)}. No server was started.", style=style)
+        return int(failed)
     enabled = sum(server.enabled for server in config.servers.values())
     servers = counted(known := len(config.servers) + len(config.off), "server")
     if problems:
@@ -492,11 +558,11 @@ def _summary(console: Terminal, verdicts: list[Verdict], config: Config, strict:
         console.note(f"It works, with {counted(warnings, 'warning')}: {servers}.", style="bold yellow")
     else:
         console.note(f"All is well: {servers}.", style="bold green")
-    return 1 if strict and warnings else 0
+    return int(failed)
 
 
 def _counts(problems: int, warnings: int) -> str:
-    found = f"{counted(problems, 'problem')} to fix"
+    found = f"{counted(problems, 'problem')} to fix" if problems else "No problem"
     return f"{found}, {counted(warnings, 'warning')}" if warnings else found
 
 
@@ -521,76 +587,3 @@ def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
             yield Verdict(Level.NOTE, ENVIRONMENT, message, "name those that a server needs in its inherit")
         elif differing:
             yield Verdict(Level.NOTE, ENVIRONMENT, f"{names} had all variables of this shell{differing}")
-
-
-def remedy_for(
-    config: ServerConfig,
-    fault: Fault | None,
-    status: int | None = None,
-    strays: bool = False,
-    cause: str = "",
-) -> str:
-    """Return the remedy for a failed server beside what its cause says; empty if there is no other.
-
-    `status` is the HTTP status of its URL. With `strays`, it printed something to stdout that is no message.
-    """
-    if status is not None and status >= 300:
-        return _remedy_for_status(config, status, cause)
-    if strays and fault is not Fault.SERVES_HTTP:
-        return (
-            "its output on stdout is no MCP message. If it is a help text or an error, correct command and "
-            f"args: {address(config)}. If this is an MCP server, it must print such lines to stderr"
-        )
-    match fault:
-        case Fault.NO_PROGRAM:
-            return _INSTALL.get(PurePath(config.command or "").name, "")
-        case Fault.NOT_RUNNABLE:
-            return f"the file cannot be run: chmod +x {config.command}, or name the interpreter as command"
-        case Fault.EXITED if config.command is not None:
-            return f"run it by hand to see why: {address(config)}"
-        case Fault.SILENT:
-            return (
-                "if it starts slowly, such as with a download at its first start, raise connect_timeout "
-                f"under servers.{config.name}. If it is no MCP server, correct the command"
-            )
-        case Fault.SERVES_HTTP:
-            return (
-                "give it the option that makes it speak over stdio, such as --stdio or --transport stdio; or "
-                "start it yourself and configure its url instead of a command"
-            )
-        case Fault.NO_MCP if config.command is not None:
-            return "if it is no MCP server, correct the command"
-        case Fault.REFUSED if config.command is not None:
-            return "the error is its own: its documentation, or its output above, may say what it lacks"
-    if config.url is None or "SSL_CERT_FILE" in cause:
-        return ""
-    if "certificate verify failed" in cause:
-        return "have its certificate renewed or corrected; an authority of your own is named in SSL_CERT_FILE"
-    named = [name for name in os.environ if name.upper() in PROXIES and os.environ[name]]
-    through = f"; {some_of(named)} is set: it may be that proxy which cannot be reached" if named else ""
-    if NO_ADDRESS in cause:
-        needed = "" if named else ", and whether this network needs HTTPS_PROXY"
-        return f"check the host name in the URL and the connection to the network{needed}{through}"
-    return f"check that it is running and that the URL is right{through}"
-
-
-PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-"""Variables, in either case, by which requests go through a proxy."""
-
-
-def _remedy_for_status(config: ServerConfig, status: int, cause: str) -> str:
-    if status < 400:
-        return "it has moved: configure the URL that it redirects to"
-    if status in CREDENTIALS_WANTED and LOGIN in cause:
-        return f"if it takes a fixed token instead, set headers.Authorization under servers.{config.name}"
-    if status in CREDENTIALS_WANTED:
-        return (
-            f"it needs credentials, or other ones: run {LOGIN} {config.name}, "
-            f"or set headers.Authorization under servers.{config.name}"
-        )
-    if status in {404, 405, 406}:
-        other = "http" if config.transport == "sse" else "sse"
-        return f'check the path of the URL, often /mcp or /sse; or set transport = "{other}"'
-    if status == 429:
-        return "it was asked too often: try again in a while"
-    return "the server, or something in front of it, has a fault: ask its operator"

@@ -1,4 +1,4 @@
-"""Checks for ``check``: versions that are not pinned, profiles, the issuer, and what hosts do with our tools.
+"""Checks for ``check``: versions without a pin, profiles, the issuer, effects of hosts, remedies.
 
 A server without a pinned version becomes another program whenever its author publishes one. The version that
 just ran is read from the files of the running program, never from the server's own words, and is
@@ -40,8 +40,11 @@ from mcp_context_proxy.config.settings import PRESETS, SHORTEST_NAME
 from mcp_context_proxy.config.source import parse, plain, read
 from mcp_context_proxy.config.tables import ClientConfig, matches
 from mcp_context_proxy.config.texts import KeyPath
+from mcp_context_proxy.downstream import NO_ADDRESS
+from mcp_context_proxy.downstream.connections import CREDENTIALS_WANTED
+from mcp_context_proxy.downstream.fleet import address
 from mcp_context_proxy.downstream.listing import ListingCache
-from mcp_context_proxy.errors import ConfigError, some_of
+from mcp_context_proxy.errors import ConfigError, ConfigProblem, Fault, some_of
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.installation.journal import write
 from mcp_context_proxy.installation.plan import FileChange
@@ -91,6 +94,8 @@ class Verdict(Struct, frozen=True):
     remedy: str = ""
     output: tuple[str, ...] = ()
     """Lines that a server wrote."""
+    problem: ConfigProblem | None = None
+    """The mistake in the configuration, if it is one."""
 
 
 class Unpinned(Struct, frozen=True):
@@ -469,3 +474,97 @@ def _results(host: HostProfile) -> Verdict:
 
 def _listed(tools: Iterable[Tool]) -> str:
     return some_of([tool.exposed_name for tool in tools], NAMED)
+
+
+LOGIN: Final = "mcp-context-proxy login"
+
+_INSTALL: Final = {
+    "npx": "install Node.js: https://nodejs.org",
+    "npm": "install Node.js: https://nodejs.org",
+    "node": "install Node.js: https://nodejs.org",
+    "bunx": "install Bun: https://bun.sh",
+    "uvx": "install uv: https://docs.astral.sh/uv",
+    "uv": "install uv: https://docs.astral.sh/uv",
+    "pipx": "install pipx: https://pipx.pypa.io",
+    "docker": "install Docker: https://docs.docker.com/get-docker",
+}
+
+
+def remedy_for(
+    config: ServerConfig,
+    fault: Fault | None,
+    status: int | None = None,
+    strays: bool = False,
+    cause: str = "",
+) -> str:
+    """Return the remedy for a failed server beside what its cause says; empty if there is no other.
+
+    `status` is the HTTP status of its URL. With `strays`, it printed something to stdout that is no message.
+    """
+    if status is not None and status >= 300:
+        return _remedy_for_status(config, status, cause)
+    if strays and fault is not Fault.SERVES_HTTP:
+        return (
+            "its output on stdout is no MCP message. If it is a help text or an error, correct command and "
+            f"args: {address(config)}. If this is an MCP server, it must print such lines to stderr"
+        )
+    match fault:
+        case Fault.NO_PROGRAM:
+            return _INSTALL.get(PurePath(config.command or "").name, "")
+        case Fault.NOT_RUNNABLE:
+            return f"the file cannot be run: chmod +x {config.command}, or name the interpreter as command"
+        case Fault.EXITED if config.command is not None:
+            return f"run it by hand to see why: {address(config)}"
+        case Fault.SILENT:
+            return (
+                "if it starts slowly, such as with a download at its first start, raise connect_timeout "
+                f"under servers.{config.name}. If it is no MCP server, correct the command"
+            )
+        case Fault.SERVES_HTTP:
+            return (
+                "give it the option that makes it speak over stdio, such as --stdio or --transport stdio; or "
+                "start it yourself and configure its url instead of a command"
+            )
+        case Fault.NO_MCP if config.command is not None:
+            return "if it is no MCP server, correct the command"
+        case Fault.REFUSED if config.command is not None:
+            return "the error is its own: its documentation, or its output above, may say what it lacks"
+    if config.url is None or "SSL_CERT_FILE" in cause:
+        return ""
+    if "certificate verify failed" in cause:
+        return (
+            "have its certificate renewed or corrected; an authority of your own is named in "
+            f"SSL_CERT_FILE, or in tls.ca under servers.{config.name}"
+        )
+    if fault is Fault.NO_START:
+        return f"correct tls under servers.{config.name}"
+    if fault is Fault.EXITED and config.tls is None and config.url.startswith("https:"):
+        return f"if it demands a certificate of its clients, set tls.certificate under servers.{config.name}"
+    named = [name for name in os.environ if name.upper() in PROXIES and os.environ[name]]
+    through = f"; {some_of(named)} is set: it may be that proxy which cannot be reached" if named else ""
+    if NO_ADDRESS in cause:
+        needed = "" if named else ", and whether this network needs HTTPS_PROXY"
+        return f"check the host name in the URL and the connection to the network{needed}{through}"
+    return f"check that it is running and that the URL is right{through}"
+
+
+PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+"""Variables, in either case, by which requests go through a proxy."""
+
+
+def _remedy_for_status(config: ServerConfig, status: int, cause: str) -> str:
+    if status < 400:
+        return "it has moved: configure the URL that it redirects to"
+    if status in CREDENTIALS_WANTED and LOGIN in cause:
+        return f"if it takes a fixed token instead, set headers.Authorization under servers.{config.name}"
+    if status in CREDENTIALS_WANTED:
+        return (
+            f"it needs credentials, or other ones: run {LOGIN} {config.name}, "
+            f"or set headers.Authorization under servers.{config.name}"
+        )
+    if status in {404, 405, 406}:
+        other = "http" if config.transport == "sse" else "sse"
+        return f'check the path of the URL, often /mcp or /sse; or set transport = "{other}"'
+    if status == 429:
+        return "it was asked too often: try again in a while"
+    return "the server, or something in front of it, has a fault: ask its operator"

@@ -17,6 +17,7 @@ from mcp_context_proxy.config.settings import (
     SearchConfig,
     ServerConfig,
     StoreConfig,
+    TlsConfig,
 )
 from mcp_context_proxy.config.tables import AuthConfig, ClassesConfig, ClusterConfig, Limits, ToolConfig
 from mcp_context_proxy.system import default_path
@@ -41,6 +42,7 @@ __all__ = [
     "SearchConfig",
     "ServerConfig",
     "StoreConfig",
+    "TlsConfig",
     "ToolConfig",
     "default_path",
     "find",

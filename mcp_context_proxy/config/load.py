@@ -47,18 +47,19 @@ from mcp_context_proxy.config.source import (
 )
 from mcp_context_proxy.config.tables import ASKED, CONFIRM
 from mcp_context_proxy.config.texts import KeyPath
-from mcp_context_proxy.config.variables import REFERENCE, SecretSource, expand, sources
+from mcp_context_proxy.config.variables import REFERENCE, SecretSource, expand, sources, with_unknown
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff, first_told
 from mcp_context_proxy.system import TO_BEGIN, default_path
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
 
-_EXPANDED_SERVER_KEYS: Final = frozenset({"command", "args", "env", "cwd", "url", "headers", "oauth"})
+_MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers", "oauth", "tls"})
+_EXPANDED_SERVER_KEYS: Final = _MAY_BE_SECRET | {"command", "cwd"}
 """Keys of a server in which variables are expanded: its other texts are read by people and models."""
-_MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers", "oauth"})
 _MODEL_TABLES: Final = ("embedding", "rerank")
 """Tables that name a model, in a folder or behind an endpoint."""
+_SERVER_PATHS: Final = (("oauth", "client_key"), ("tls", "certificate"), ("tls", "key"), ("tls", "ca"))
 _PATHS: Final = (("store", "path"), ("http", "token_file"), ("cluster", "key_file"))
 _NEEDED: Final = frozenset({"http", "auth", "clients", "cluster"})
 """Tables without which nothing starts: who may connect, and to what, is not decided by a default."""
@@ -85,6 +86,7 @@ def load(
     environ: Mapping[str, str] = os.environ,
     overrides: Mapping[str, Any] = _NONE,
     warn: Warn = logger.warning,
+    unknown: dict[str, None] | None = None,
 ) -> Config:
     """Load the configuration from `path`, or from the file that `find` returns.
 
@@ -94,16 +96,18 @@ def load(
         overrides: Values that replace those of the file, as dotted keys (``{"http.port": 9000}``) or nested
             tables; None means not given.
         warn: Receives notes on entries that are skipped without being a mistake.
+        unknown: Receives the names of values that are not there. Then they are no mistakes, and none is
+            fetched from a keyring, a file or a command: for a look at the file where it is not used.
 
     Raises:
         ConfigError: nothing can be started with the configuration; it holds every mistake, in file order.
     """
     source = read(_file(path, environ))
-    refused = changeable_by_others(source.file, environ)
+    refused = changeable_by_others(source.file, environ) if unknown is None else ()
     found: list[Mistake] = []
     if source.of_host:
         source, found = from_host(source, warn)
-    draft = _Draft(source, environ, _copied(source.tables), found)
+    draft = _Draft(source, environ, _copied(source.tables), found, unknown)
     draft.override(overrides)
     return draft.config(refused)
 
@@ -164,6 +168,9 @@ class _Draft(Struct, dict=True):
     environ: Mapping[str, str]
     tables: dict[str, Any]
     found: list[Mistake] = field(default_factory=list)
+    unknown: dict[str, None] | None = None
+    forgiven: set[KeyPath] = field(default_factory=set)
+    """Keys with a value that may be unknown, in place of which anything stands."""
     overridden: set[KeyPath] = field(default_factory=set)
     secrets: dict[KeyPath, dict[str, str]] = field(default_factory=dict)
     """Variables that may be secrets, by the table that has them."""
@@ -193,6 +200,8 @@ class _Draft(Struct, dict=True):
         self._resolve_documents()
         unexpanded = {mistake.path for mistake in self.found if mistake.variable}
         config, found = self._validated()
+        while self._drop(one for one in found if one.path in self.forgiven):
+            config, found = self._validated()
         # An unknown value has no other mistakes.
         self.found += [one for one in found if not any(one.path[: len(p)] == p for p in unexpanded)]
         problems = [(mistake.path, self._problem(mistake)) for mistake in self.found]
@@ -266,7 +275,11 @@ class _Draft(Struct, dict=True):
             return value
         if REFERENCE not in value:
             return value
-        result = expand(value, self.environ, self.sources)
+        if self.unknown is None:
+            result = expand(value, self.environ, self.sources)
+        else:
+            self.forgiven.add(path)
+            result = with_unknown(value, self.environ, self.unknown)
         self.found += [Mistake(path, one.message, one.remedy, one.variable) for one in result.problems]
         if path[0] == "env":
             self.secrets.setdefault(("env",), {}).update(result.variables)
@@ -288,6 +301,8 @@ class _Draft(Struct, dict=True):
                 server["cwd"] = "."
             if server.get("cwd") != str(LAUNCH):
                 self._resolve(("servers", name, "cwd"), server, "cwd")
+            for table, key in _SERVER_PATHS:
+                self._resolve(("servers", name, table, key), server.get(table), key)
             command = server.get("command")
             # A command without a folder is looked for on the PATH.
             if isinstance(command, str) and (command.startswith("~") or Path(command).name != command):
@@ -447,7 +462,7 @@ def _copied(value: Any) -> Any:
 
 
 _COMMAND_KEYS: Final = ("args", "env", "cwd")
-_URL_KEYS: Final = ("headers", "oauth")
+_URL_KEYS: Final = ("headers", "oauth", "tls")
 _HEADER_NAME: Final = pattern(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = pattern(r"([!-~]([\t -~]*[!-~])?)?")
 _OTHER_MODEL_KEYS: Final = ("pooling", "max_tokens", "query_prefix", "passage_prefix")
@@ -530,6 +545,7 @@ def _check_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     yield from _check_confirm(server)
     yield from _check_headers(server.get("headers"))
     yield from _check_oauth(server)
+    yield from _check_tls(server)
 
 
 def _check_confirm(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
@@ -565,11 +581,26 @@ def _check_oauth(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     if isinstance(headers, Mapping) and any(str(name).lower() == "authorization" for name in headers):
         yield ("oauth",), "has no effect beside headers.Authorization; keep one of them"
     if oauth.get("grant") == "client_credentials":
-        for key in ("client_id", "client_secret", "issuer"):
+        proof = "client_key" if "client_key" in oauth else "client_secret"
+        for key in ("client_id", proof, "issuer"):
             if key not in oauth:
                 yield ("oauth",), f"client_credentials needs {key}"
-    elif "client_secret" in oauth and "issuer" not in oauth:
-        yield ("oauth",), "client_secret needs issuer, so that it is sent nowhere else"
+    for key in ("client_secret", "client_key"):
+        if key in oauth and "issuer" not in oauth and oauth.get("grant") != "client_credentials":
+            yield ("oauth",), f"{key} needs issuer, so that it is sent nowhere else"
+    if "client_key" in oauth and "client_secret" in oauth:
+        yield ("oauth", "client_key"), "has no effect beside client_secret; keep one of them"
+    elif "client_key" in oauth and "client_id" not in oauth:
+        yield ("oauth", "client_key"), "needs client_id, the client that has this key"
+
+
+def _check_tls(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    tls = server.get("tls")
+    if tls and str(server.get("url")).lower().startswith("http://"):
+        yield ("tls",), "has no effect on a url that begins with http://"
+    for key in ("key", "password"):
+        if isinstance(tls, Mapping) and key in tls and "certificate" not in tls:
+            yield ("tls", key), "needs certificate, too"
 
 
 _CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[KeyPath, str]]]]] = {

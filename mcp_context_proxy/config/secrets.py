@@ -429,6 +429,8 @@ def named_secrets_of(server: ServerConfig) -> Iterator[Secret]:
     yield from server.secrets
     if server.oauth is not None and server.oauth.client_secret is not None:
         yield "oauth.client_secret", server.oauth.client_secret
+    if server.tls is not None and server.tls.password is not None:
+        yield "tls.password", server.tls.password
     for name, value in (*server.env.items(), *server.headers.items()):
         if names_secret(name):
             yield name, value

@@ -63,6 +63,10 @@ class OAuthConfig(Table, frozen=True):
     client_id: Text | None = None
     """Without one, the proxy registers with the authorization server, if that is allowed."""
     client_secret: Annotated[Text | None, HIDDEN] = None
+    client_key: Path | None = None
+    """A private key in PEM, which proves who the client is in place of a secret (RFC 7523)."""
+    key_id: Text | None = None
+    """Name of that key at the issuer."""
     issuer: Url | None = None
     """The authorization server; by default the one that the server names."""
     scope: Scopes | None = None
@@ -73,6 +77,19 @@ class OAuthConfig(Table, frozen=True):
     """Local port that the browser returns to; 0 takes any free one."""
     assume_pkce: bool = False
     """Whether a login goes on at an authorization server that does not say that it supports PKCE."""
+
+
+class TlsConfig(Table, frozen=True):
+    """Certificates of the connections to a server at a URL, in PEM; a file that changes is read again."""
+
+    certificate: Path | None = None
+    """That of this proxy, for a server which demands one; with those between it and its authority."""
+    key: Path | None = None
+    """The key of that certificate; by default it is in the same file."""
+    password: Annotated[Text | None, HIDDEN] = None
+    """The password of an encrypted key."""
+    ca: Path | None = None
+    """The only authorities that this server's certificate may be of; by default those of the system."""
 
 
 ApprovalMode: TypeAlias = Literal["notice", "changed", "all"]
@@ -142,6 +159,7 @@ class ServerConfig(Table, frozen=True):
     results: Annotated[ServerResultsConfig, Reload.LIVE] = ServerResultsConfig()
     oauth: OAuthConfig | None = None
     """The defaults apply after a login, even without this table."""
+    tls: TlsConfig | None = None
     secrets: Annotated[tuple[tuple[str, str], ...], Reload.LIVE, HIDDEN] = ()
     """Name and value of the expanded variables, to be redacted wherever text leaves the proxy."""
     places: Annotated[dict[str, str], Reload.LIVE, HIDDEN] = field(default_factory=dict)

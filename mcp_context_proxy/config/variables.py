@@ -161,6 +161,30 @@ CAUSE_CHARACTERS: Final = 200
 """Length to which the message of a keyring or a command is cut."""
 
 
+UNKNOWN: Final = f"https://unknown.invalid/{'0' * 32}"
+"""A value that nobody knows, in the form in which most are taken: of a URL, a path, a key, a word."""
+
+
+PREFIXES: Final = ("keyring", "cmd", "file")
+
+
+def with_unknown(text: str, environ: Mapping[str, str], unknown: dict[str, None]) -> ExpandedValue:
+    """Expand a text with something in place of each value that is not there; `unknown` gets their names.
+
+    Nothing is fetched for it, from a keyring, a file or a command.
+    """
+    stand_in = "1" if _REFERENCE.sub("", text) else UNKNOWN  # within a text it may be a port
+    problems = expand(text, environ, dict.fromkeys(PREFIXES, _not_fetched)).problems
+    names = dict.fromkeys(one.variable for one in problems if one.variable)
+    unknown |= names
+    given = {**environ, **dict.fromkeys(names, stand_in)}
+    return expand(text, given, dict.fromkeys(PREFIXES, lambda _: stand_in))
+
+
+def _not_fetched(_text: str) -> str:
+    raise SecretSourceError("is not fetched")
+
+
 def sources(
     *, commands: bool, is_host_file: bool, folder: Path, environ: Mapping[str, str], files: list[Path]
 ) -> dict[str, SecretSource]:
@@ -188,7 +212,7 @@ def sources(
     def refuse(_text: str) -> str:
         raise SecretSourceError("nothing is read or run for the file of a host; use a config.toml")
 
-    by_prefix = {"keyring": read_secret, "cmd": run, "file": read}
+    by_prefix = dict(zip(PREFIXES, (read_secret, run, read), strict=True))
     return {prefix: _once(refuse if is_host_file else source) for prefix, source in by_prefix.items()}
 
 

@@ -229,6 +229,10 @@ _UNRESOLVED: Final = pattern(
 """Words of several systems for such a name."""
 
 
+_OUR_CERTIFICATE: Final = pattern(r"alert (?:[a-z ]*certificate|unknown ca|handshake failure|decrypt error)")
+"""Words of OpenSSL where a server does not take our certificate, or that there is none."""
+
+
 def in_words(reason: str) -> str:
     """Return the reason why there is no connection without the numbers and places of the system's code."""
     if _UNRESOLVED.search(reason):
@@ -239,7 +243,10 @@ def in_words(reason: str) -> str:
         return "the connection was closed before the end of the answer"
     if "WRONG_VERSION_NUMBER" in reason:
         return "what answers there speaks no TLS; the URL may have to begin with http://"
-    return _NUMBERS.sub("", reason).strip()
+    words = _NUMBERS.sub("", reason).strip()
+    if _OUR_CERTIFICATE.search(words):
+        return f"it demands another certificate of this proxy (tls.certificate): {words}"
+    return words
 
 
 HIDDEN: Final = "***"

@@ -34,7 +34,7 @@ from mcp_context_proxy.errors import (
     DownstreamError,
     ServerUnavailableError,
 )
-from mcp_context_proxy.oauth.bearer import bounded
+from mcp_context_proxy.oauth.bearer import client_with
 from mcp_context_proxy.protocol import envelope, eras, headers
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members, RequestId
 from mcp_context_proxy.protocol.eras import Era
@@ -111,7 +111,8 @@ _ADVICE: dict[int, str] = {
 
 async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | None) -> httpx2.AsyncClient:
     """Return a client for a server at a URL. Nothing is sent yet; the caller closes it."""
-    client = httpx2.AsyncClient(
+    return await client_with(
+        config.tls,
         auth=auth,
         headers=config.headers,
         cookies=_FewCookies(),
@@ -121,14 +122,12 @@ async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | No
             max_keepalive_connections=KEPT_ALIVE,
             keepalive_expiry=KEPT_ALIVE_SECONDS,
         ),
-        verify=await threads.trusted_certificates(),
         follow_redirects=True,
         max_redirects=REDIRECTS,
         event_hooks={
             "response": [_redirects_within_origin(config.name), _packed_once(config.name), _watched]
         },
     )
-    return bounded(client)
 
 
 class _FewCookies(CookieJar):
@@ -166,7 +165,8 @@ def fail_request(peer: Peer, request_id: RequestId, error: Exception, url: str) 
 
 
 def described(error: Exception) -> str:
-    return in_words(str(error)) or type(error).__name__
+    lost = isinstance(error, httpx2.NetworkError)  # such as by a server that demands another certificate
+    return in_words(str(error)) or ("the connection was reset" if lost else type(error).__name__)
 
 
 def _redirects_within_origin(server: str) -> Callable[[httpx2.Response], Awaitable[None]]:
@@ -462,9 +462,8 @@ async def http_status(config: ServerConfig) -> int | None:
     body = None if config.transport == "sse" else envelope.request(1, "initialize", hello)
     method, url = "GET" if body is None else "POST", config.url or ""
     try:
-        trusted = await threads.trusted_certificates()
         async with (
-            bounded(httpx2.AsyncClient(timeout=STATUS_SECONDS, verify=trusted)) as client,
+            await client_with(config.tls, timeout=STATUS_SECONDS) as client,
             client.stream(method, url, content=body, headers=sent) as response,
         ):
             return response.status_code

@@ -68,6 +68,8 @@ class OAuthCredentials(msgspec.Struct, frozen=True, kw_only=True):
     client_secret: str | None = None
     auth_method: str | None = None
     """Authentication method of the client at the token endpoint."""
+    audience: str | None = None
+    """The authorization server, as it is named to it by a client that has a key."""
     indicator: str | None = None
     """The ``resource`` parameter of token requests (RFC 8707)."""
     reach: int = 0

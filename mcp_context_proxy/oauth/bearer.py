@@ -3,7 +3,8 @@
 The SDK's provider does this, too, but holds a lock while it waits for a response, so that one slow call would
 delay all others, and it does not remember over a restart when a token expires.
 
-Clients of servers and of authorization servers also get their bound on interim responses here.
+Clients of servers and of authorization servers are made here, too: with certificates of their own where a
+server has some, and with a bound on interim responses.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from __future__ import annotations
 import json
 import logging
 import re
+import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
+from functools import cache
 from math import inf
 from typing import Any, Final, TypeAlias
 
@@ -21,12 +25,13 @@ import httpcore2
 import httpx2
 import msgspec
 
-from mcp_context_proxy.config import ServerConfig
-from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError, StoreError
+from mcp_context_proxy.config import ServerConfig, TlsConfig
+from mcp_context_proxy.config.reload import Mark, mark_of
+from mcp_context_proxy.errors import AuthorizationError, Fault, LoginRequiredError, StartError, StoreError
 from mcp_context_proxy.oauth import CredentialFile, Login, OAuthCredentials
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_thread, load
+from mcp_context_proxy.system.threads import in_thread, load, trusted_certificates
 
 logger = logging.getLogger(__name__)
 
@@ -277,19 +282,82 @@ INTERIM: Final = 32
 """Interim responses, such as 103, of one request: a server has use for one or two."""
 
 
-def bounded(client: httpx2.AsyncClient) -> httpx2.AsyncClient:
-    """Return the client, whose requests now get few interim responses: for servers that may be hostile."""
+async def client_with(tls: TlsConfig | None, **options: Any) -> httpx2.AsyncClient:
+    """Return a client with the certificates of a server, which may be hostile; the caller closes it.
+
+    Raises `StartError` if a certificate cannot be used.
+    """
+    certificates = None if tls is None else await in_thread(_Certificates.of, tls)
+    verify = await trusted_certificates() if certificates is None else certificates.context
+    client = httpx2.AsyncClient(verify=verify, **options)
     # The library has no parameter for it that keeps the proxies of the environment.
     for transport in (client._transport, *client._mounts.values()):
         if isinstance(transport, httpx2.AsyncHTTPTransport):
-            transport._pool._network_backend = _Network()
+            transport._pool._network_backend = _Network(certificates)
     return client
+
+
+class _Certificates:
+    """The certificates of one server, read again when their files have changed: many are short-lived."""
+
+    def __init__(self, tls: TlsConfig) -> None:
+        self._tls, self._read = tls, list[Mark]()
+        self.context = httpx2.create_ssl_context() if tls.ca is None else _no_context()
+
+    @classmethod
+    def of(cls, tls: TlsConfig) -> _Certificates:
+        (found := _kept(tls)).read()
+        return found
+
+    def read(self) -> None:
+        """Read what has changed; raises `StartError` if it cannot be used. Blocks."""
+        tls, path = self._tls, None
+        given = [one for one in (tls.ca, tls.certificate, tls.key) if one is not None]
+        if (marks := [mark_of(path) for path in given]) == self._read:
+            return
+        try:
+            for path in given:
+                path.read_bytes()  # the errors of the library name no file
+            # A pair of which only one half is new would leave the context without any.
+            for context in (_no_context(), self.context):
+                if (path := tls.ca) is not None:
+                    context.load_verify_locations(path)
+                if (path := tls.certificate) is not None:
+                    context.load_cert_chain(path, tls.key, lambda: tls.password or "")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if isinstance(error, ssl.SSLError):
+                reason = _UNUSABLE.get(error.reason, reason)
+            raise StartError(Fault.NO_START, f"{path} cannot be used for tls: {reason}") from None
+        self._read = marks
+
+
+_kept: Final = cache(_Certificates)
+
+_UNUSABLE: Final = {
+    None: "it has no certificate in PEM, or there is no key that tls.password opens",
+    "KEY_VALUES_MISMATCH": "the key is that of another certificate",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "it has no certificate in PEM",
+}
+"""Reasons of OpenSSL, in words; for most it gives none."""
+
+
+def _no_context() -> ssl.SSLContext:
+    """Return a context that trusts nobody yet."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class _Network(httpcore2.AnyIOBackend):
     """The network, over which no request gets interim responses without end."""
 
+    def __init__(self, certificates: _Certificates | None) -> None:
+        super().__init__()
+        self._certificates = certificates
+
     async def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
+        if self._certificates is not None:
+            with suppress(StartError):  # half written: those before are used until they expire
+                await in_thread(self._certificates.read)
         return _Connection(await super().connect_tcp(*arguments, **options))
 
 

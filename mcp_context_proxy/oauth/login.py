@@ -44,7 +44,7 @@ from pydantic import AnyUrl, ValidationError
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import OAuthCredentials
-from mcp_context_proxy.oauth.bearer import bounded
+from mcp_context_proxy.oauth.bearer import client_with
 from mcp_context_proxy.oauth.token_endpoint import (
     REASON_SHOWN,
     REQUEST_SECONDS,
@@ -54,6 +54,7 @@ from mcp_context_proxy.oauth.token_endpoint import (
     error_of,
     exchange,
     explained,
+    proof_by_key,
     scopes_beyond,
     too_slow,
     with_tokens,
@@ -257,6 +258,8 @@ class InMemoryTokenStorage:
     def __init__(self) -> None:
         self.client: OAuthClientInformationFull | None = None
         self.tokens: OAuthToken | None = None
+        self.audience: str | None = None
+        """The authorization server, as a proof by the client's key names it; None for its issuer."""
 
     async def get_tokens(self) -> OAuthToken | None:
         """Return no token: each flow gets a new one."""
@@ -296,7 +299,7 @@ async def log_in(
     redirect = AnyUrl(loopback.redirect_uri)
     method: TokenEndpointAuthMethod | None = None
     if settings.client_id is not None:
-        method = IN_FORM if settings.client_secret else "none"
+        method = IN_FORM if settings.client_secret else "private_key_jwt" if settings.client_key else "none"
     metadata = OAuthClientMetadata(
         redirect_uris=[redirect],
         client_name=CLIENT_NAME,
@@ -416,6 +419,10 @@ async def _drive(
             provider.context.get_resource_url = lambda: resource  # type: ignore[method-assign]
             names_it = bool(resource)
             provider.context.should_include_resource_param = lambda protocol_version=None: names_it  # type: ignore[method-assign]
+        if config.oauth is not None and config.oauth.client_key is not None:
+            provider.context.prepare_token_auth = partial(  # type: ignore[method-assign]
+                _with_proof, config.oauth, provider.context, kept
+            )
         # The version has the SDK name the server in each request for a token (RFC 8707), come what may.
         version = {MCP_PROTOCOL_VERSION_HEADER: eras.HANDSHAKE_VERSION}
         request = httpx2.Request("GET", url, headers={"accept": "text/event-stream", **version})
@@ -431,7 +438,7 @@ async def _drive(
                         provider.check_issuer()
                     response = await exchange(destinations, outgoing)
                     if error_of(response) == "invalid_client":
-                        again = _with_secret_elsewhere(provider.context, outgoing)
+                        again = _with_other_proof(config, provider.context, kept, outgoing)
                         response = response if again is None else await exchange(destinations, again)
                     _check_resource_metadata(provider.context, outgoing, response)
         finally:
@@ -447,20 +454,39 @@ async def _drive(
                 f"choice, and set oauth.client_id and oauth.redirect_port under servers.{config.name}"
             )
         raise AuthorizationError(config.name, cause) from None
-    return _credentials(config, provider.context, kept.tokens, destinations)
+    return _credentials(config, provider.context, kept, destinations)
 
 
-def _with_secret_elsewhere(context: OAuthContext, request: httpx2.Request) -> httpx2.Request | None:
-    """Return a request for a token with the client's secret at the other place; None without a secret.
+def _with_proof(
+    settings: OAuthConfig,
+    context: OAuthContext,
+    kept: InMemoryTokenStorage,
+    data: dict[str, str],
+    headers: dict[str, str] | None = None,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return fields and headers of a request for a token, with the proof by the client's key."""
+    audience = kept.audience or str(context.oauth_metadata and context.oauth_metadata.issuer)
+    return data | proof_by_key(settings, audience), headers or {}
 
-    Many issuers take it at one place only, and only some say at which.
+
+def _with_other_proof(
+    config: ServerConfig, context: OAuthContext, kept: InMemoryTokenStorage, request: httpx2.Request
+) -> httpx2.Request | None:
+    """Return a request for a token with another proof of the client; None if there is none.
+
+    Many issuers take a secret at one place only, and only some say at which. A proof by a key names the
+    issuer, and was for the endpoint before that was found unsafe with several issuers: ours is configured.
     """
-    client = context.client_info
-    if client is None or not client.client_secret or request.method != "POST":
+    client, metadata = context.client_info, context.oauth_metadata
+    if client is None or metadata is None or request.method != "POST":
         return None
-    client.token_endpoint_auth_method = (
-        IN_FORM if client.token_endpoint_auth_method == IN_HEADER else IN_HEADER
-    )
+    if config.oauth is not None and config.oauth.client_key is not None:
+        kept.audience = str(metadata.token_endpoint)
+    elif client.client_secret:
+        method = client.token_endpoint_auth_method
+        client.token_endpoint_auth_method = IN_FORM if method == IN_HEADER else IN_HEADER
+    else:
+        return None
     fields = {name: value for name, value in parse_qsl(request.content.decode()) if name != "client_secret"}
     data, headers = context.prepare_token_auth(fields, {})
     return httpx2.Request("POST", request.url, data=data, headers=headers)
@@ -500,9 +526,7 @@ async def _challenge(
     """
     answer = None
     with anyio.move_on_after(REQUEST_SECONDS):
-        async with bounded(
-            httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates())
-        ) as client:
+        async with await client_with(config.tls, timeout=REQUEST_SECONDS) as client:
             answer = await client.send(request, stream=True)
             destinations.heard_from(answer)
             await answer.aclose()
@@ -515,9 +539,9 @@ async def _challenge(
 
 
 def _credentials(
-    config: ServerConfig, context: OAuthContext, tokens: OAuthToken | None, destinations: Destinations
+    config: ServerConfig, context: OAuthContext, kept: InMemoryTokenStorage, destinations: Destinations
 ) -> OAuthCredentials:
-    metadata, client = context.oauth_metadata, context.client_info
+    metadata, client, tokens = context.oauth_metadata, context.client_info, kept.tokens
     if metadata is None or client is None or tokens is None:
         raise AuthorizationError(config.name, "it publishes no authorization server (RFC 8414)")
     asked = context.client_metadata.scope
@@ -533,6 +557,7 @@ def _credentials(
         client_id=client.client_id,
         client_secret=client.client_secret,
         auth_method=client.token_endpoint_auth_method,
+        audience=kept.audience,
         indicator=context.get_resource_url() or None,
         reach=destinations.reach,
         asked=asked,

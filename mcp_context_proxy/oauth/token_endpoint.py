@@ -16,12 +16,14 @@ import base64
 import ipaddress
 import logging
 import re
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
-from typing import Final, TypeAlias
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, quote
 from urllib.request import getproxies, proxy_bypass
 
@@ -29,11 +31,11 @@ import anyio
 import httpx2
 import msgspec
 
-from mcp_context_proxy.config import AuthConfig, ServerConfig
+from mcp_context_proxy.config import AuthConfig, OAuthConfig, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import OAuthCredentials
-from mcp_context_proxy.oauth.bearer import bounded
+from mcp_context_proxy.oauth.bearer import client_with
 from mcp_context_proxy.protocol.strangers import is_loopback, one_line
 from mcp_context_proxy.system import threads
 from mcp_context_proxy.system.process import time_of_day
@@ -343,6 +345,47 @@ def _configured_secret(config: ServerConfig, credentials: OAuthCredentials) -> s
     return None if settings is None or settings.client_id != credentials.client_id else settings.client_secret
 
 
+ASSERTION_SECONDS: Final = 60
+"""Life of the proof of a client, which is sent at once."""
+
+_ALGORITHMS: Final = {
+    "RSAPrivateKey": "RS256",
+    "secp256r1": "ES256",
+    "secp384r1": "ES384",
+    "secp521r1": "ES512",
+    "Ed25519PrivateKey": "EdDSA",
+}
+"""Algorithms by the kind or the curve of a key: those that most authorization servers take."""
+
+
+def proof_by_key(settings: OAuthConfig, audience: str) -> dict[str, str]:
+    """Return the fields of a request by which a client proves with its key who it is (RFC 7523). Blocks.
+
+    A certificate beside the key is named by its hash, as Microsoft Entra ID wants it. Raises `ExchangeError`
+    if the key cannot be used.
+    """
+    import jwt  # noqa: PLC0415 - few clients have a key
+    from cryptography import x509  # noqa: PLC0415
+    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
+
+    now, name = int(time_of_day()), settings.client_id
+    claims = {"iss": name, "sub": name, "aud": audience, "iat": now, "exp": now + ASSERTION_SECONDS}
+    headers = {} if settings.key_id is None else {"kid": settings.key_id}
+    try:
+        content = (settings.client_key or Path()).read_bytes()
+        key: Any = serialization.load_pem_private_key(content, None)
+        if b"BEGIN CERTIFICATE" in content:
+            digest = x509.load_pem_x509_certificate(content).fingerprint(hashes.SHA256())
+            headers["x5t#S256"] = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        kind = key.curve.name if hasattr(key, "curve") else type(key).__name__
+        signed = jwt.encode(claims | {"jti": secrets.token_hex()}, key, _ALGORITHMS[kind], headers)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        cause = getattr(error, "strerror", None) or "it has no key in PEM of a known kind, without a password"
+        raise ExchangeError(f"oauth.client_key = {settings.client_key} cannot be used: {cause}") from None
+    means = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+    return {"client_id": name or "", "client_assertion_type": means, "client_assertion": signed}
+
+
 async def _post_as_client(
     config: ServerConfig,
     credentials: OAuthCredentials,
@@ -352,12 +395,16 @@ async def _post_as_client(
 ) -> httpx2.Response:
     headers = dict[str, str]()
     secret = _configured_secret(config, credentials) or credentials.client_secret
+    settings = config.oauth
     if secret and credentials.auth_method == "client_secret_basic":
         pair = f"{quote(credentials.client_id, safe='')}:{quote(secret, safe='')}"
         headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
     elif secret and credentials.auth_method == "client_secret_post":
         data = {**data, "client_secret": secret}
     try:
+        if settings is not None and settings.client_key and settings.client_id == credentials.client_id:
+            audience = credentials.audience or credentials.issuer
+            data = {**data, **await threads.in_thread(proof_by_key, settings, audience)}
         destinations = Destinations(config, NetworkReach(credentials.reach))
         request = httpx2.Request("POST", url, data=data, headers=headers)
         return await exchange(destinations, request, seconds=seconds)
@@ -394,9 +441,7 @@ async def _exchange(destinations: Destinations, request: httpx2.Request, most: i
     request.headers["accept-encoding"] = "identity"
     *others, last = (await destinations.pinned(request))[:ADDRESSES_TRIED]
     # A client for each request: two names of one address must not share a connection that proved only one.
-    async with bounded(
-        httpx2.AsyncClient(timeout=REQUEST_SECONDS, verify=await threads.trusted_certificates())
-    ) as client:
+    async with await client_with(None, timeout=REQUEST_SECONDS) as client:
         for pinned in others:
             with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
                 return await _whole(client, pinned, request, destinations, most)
@@ -429,7 +474,9 @@ async def _whole(
     return httpx2.Response(response.status_code, headers=headers, content=content, request=request)
 
 
-SECRET_FIELDS: Final = ("code", "code_verifier", "client_secret", "refresh_token", "token")
+SECRET_FIELDS: Final = frozenset(
+    {"code", "code_verifier", "client_secret", "client_assertion", "refresh_token", "token"}
+)
 """Fields of a request that nobody else may see."""
 
 

@@ -20,6 +20,69 @@ def test_a_working_setup_is_confirmed_with_exit_code_0(run: Run, workshop: Works
     assert done.stdout.endswith("All is well: 2 servers.\n")
 
 
+def test_offline_a_file_is_checked_where_none_of_its_values_and_programs_are(
+    run: Run, workshop: Workshop
+) -> None:
+    """A review of a change in CI has neither secrets nor servers, and must not run what a change names."""
+    ran, path = workshop.flag("ran"), workshop.folder / "config.toml"
+    path.write_text(
+        f"""[http]
+host = "0.0.0.0"
+allowed_hosts = ["${{PROXY_HOST}}"]
+[store]
+url = "postgresql://proxy:${{DB_PASSWORD}}@${{DB_HOST}}:${{DB_PORT}}/proxy"
+[cluster]
+enabled = true
+replica = "${{POD}}"
+advertise = "http://${{POD_IP}}:8765"
+key = "${{file:/run/secrets/key}}"
+[secrets]
+commands = true
+[servers.docs]
+url = "${{DOCS_URL}}"
+headers = {{ Authorization = "Bearer ${{cmd:touch {ran}}}" }}
+[servers.local]
+command = "touch"
+args = ["{ran}", "$${{literal}}", "${{keyring:token}}"]
+"""
+    )
+    path.chmod(0o666)  # as a checkout may have it: nothing is started from it
+    good = run("check", "--offline", "--config", path)
+    path.write_text(path.read_text() + 'aloow = ["a"]\n[[documents]]\npath = "nowhere"\nkind = "rule"\n')
+    bad = run("check", "--offline", "--json", "--config", path)
+
+    assert good.returncode == 0, good.stdout
+    assert "PROXY_HOST" in good.stdout
+    assert good.stdout.endswith("No problem. No server was started.\n")
+    assert bad.returncode == 1
+    told = json.loads(bad.stdout)
+    problems = [one for one in told["findings"] if one["level"] == "problem"]
+    assert [(one["key"], one["line"], one["file"]) for one in problems] == [
+        ("documents[0].path", 21, str(path)),
+        ("servers.local.aloow", 19, str(path)),
+    ]
+    assert (told["ok"], told["problems"], told["warnings"]) == (False, 2, 0)
+    assert not ran.exists()
+    assert run("check", "--offline", "--pin", "--config", path).returncode == 2
+
+
+def test_the_outcome_as_json_has_what_is_shown_with_the_line_of_each_server(
+    run: Run, workshop: Workshop
+) -> None:
+    workshop.server("good", tools=[tool("a")])
+    workshop.server("gone").settings = {"command": "/nowhere"}
+    config = workshop.config()
+    done = run("check", "--json", "--config", config)
+
+    told = json.loads(done.stdout)
+    lines = config.read_text().splitlines()
+    (gone,) = [one for one in told["findings"] if one["subject"] == "gone" and one["level"] == "problem"]
+    assert done.returncode == 1
+    assert "there is no program" in gone["message"]
+    assert lines[gone["line"] - 1] == "[servers.gone]"
+    assert any(one["subject"] == "good" and "1 tool, ready in" in one["message"] for one in told["findings"])
+
+
 def test_the_folders_in_which_servers_start_are_shown(run: Run, workshop: Workshop) -> None:
     for name in ("one", "two"):
         workshop.server(name, tools=[tool("a")])

@@ -5,13 +5,10 @@ import re
 import ssl
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from http.server import ThreadingHTTPServer
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from support.certificates import Authority
 from support.commands import real_command
 from support.servers import Workshop
 from support.services import QuietHandler, serving
@@ -193,13 +190,7 @@ def test_a_program_that_ends_without_a_variable_is_told_where_to_set_it(run: Run
 
 
 def test_a_certificate_that_is_not_trusted_is_no_wrong_url(run: Run, workshop: Workshop) -> None:
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(9), now + timedelta(9))
-    certificate = made.sign(key, hashes.SHA256())
-    file, pem = workshop.folder / "server.pem", serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    file.write_bytes(private + certificate.public_bytes(pem))
+    file = Authority().write(workshop.folder / "server.pem", "localhost")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Forbidding)
     secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     secured.load_cert_chain(file)
@@ -207,6 +198,9 @@ def test_a_certificate_that_is_not_trusted_is_no_wrong_url(run: Run, workshop: W
     with serving(server):
         workshop.server("old").settings = {"url": f"https://localhost:{server.server_port}/mcp"}
         told = flat(run("check", "--config", workshop.config()).stdout)
+        workshop.servers["old"].settings["tls"] = {"ca": "nowhere.pem"}
+        unnamed = flat(run("check", "--config", workshop.config()).stdout)
+        del workshop.servers["old"].settings["tls"]
         # Tests that are forked have read all certificates.
         unread = subprocess.run(
             real_command("--config", workshop.config(), "check"),
@@ -218,6 +212,8 @@ def test_a_certificate_that_is_not_trusted_is_no_wrong_url(run: Run, workshop: W
 
     assert "certificate verify failed" in told
     assert "-> have its certificate renewed" in told
+    assert f"{workshop.folder}/nowhere.pem cannot be used for tls: No such file or directory" in unnamed
+    assert "-> correct tls under servers.old" in unnamed
     assert "No such file or directory: SSL_CERT_FILE=/nowhere.pem" in flat(unread)
     assert "0 of 1 server works" in unread
 

@@ -30,7 +30,7 @@ def test_the_example_loads_on_a_fresh_machine(load_text, example, tmp_path):
 def test_the_example_loads_with_every_comment_sign_removed(load_text, uncommented, tmp_path):
     (tmp_path / "rules").mkdir()
     (tmp_path / "notes").mkdir()
-    secrets = ("GITHUB_TOKEN", "DOCS_TOKEN", "OPENAI_API_KEY", "DB_PASSWORD")
+    secrets = ("GITHUB_TOKEN", "DOCS_TOKEN", "OPENAI_API_KEY", "DB_PASSWORD", "KEY_PASSWORD")
     environ = (
         {"HOME": str(tmp_path)}
         | dict.fromkeys(secrets, "t")
@@ -41,7 +41,7 @@ def test_the_example_loads_with_every_comment_sign_removed(load_text, uncommente
     text = uncommented.replace('path = "~/somewhere/store.db"', "").replace('key_file = "cluster.key"', "")
     config = load_text(text, environ=environ)
 
-    assert list(config.servers) == ["github", "docs", "tickets", "inbox", "files"]
+    assert list(config.servers) == ["github", "docs", "tickets", "orders", "ledger", "inbox", "files"]
     assert [document.kind for document in config.documents] == ["rule", "reference"]
 
 

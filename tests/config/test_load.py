@@ -56,6 +56,10 @@ include = "always"
 url = "https://example.com/mcp"
 transport = "sse"
 headers = { Authorization = "Bearer ${DOCS_TOKEN}" }
+tls = { certificate = "proxy.pem", key = "~/proxy.key", ca = "ca.pem", password = "${DOCS_TOKEN}" }
+[servers.tickets]
+url = "https://example.com/mcp"
+oauth = { client_id = "us", client_key = "client.pem", key_id = "k1", issuer = "https://example.com" }
 [[documents]]
 kind = "rule"
 path = "."
@@ -72,7 +76,7 @@ def config(load_text) -> Config:
 
 
 def test_every_key_of_the_file_is_loaded(config, tmp_path):
-    github, docs = config.servers.values()
+    github, docs, tickets = config.servers.values()
 
     assert config.path == tmp_path / "config.toml"
     assert (config.expose.mode, config.expose.prefix) == ("search", False)
@@ -89,6 +93,7 @@ def test_every_key_of_the_file_is_loaded(config, tmp_path):
     assert (github.connect_timeout, github.call_timeout, github.enabled) == (5.0, 6.5, False)
     assert (docs.url, docs.transport) == ("https://example.com/mcp", "sse")
     assert docs.headers == {"Authorization": "Bearer t0ken"}
+    assert (docs.tls.password, tickets.oauth.key_id) == ("t0ken", "k1")
     assert [(d.kind, d.include) for d in config.documents] == [
         ("rule", None),
         ("reference", IncludeMode.MANUAL),
@@ -101,6 +106,10 @@ def test_paths_are_relative_to_the_file_and_a_tilde_is_the_home_folder(config, t
     assert config.documents[0].path == tmp_path
     assert config.http.token_file == Path("/home/ada/token")
     assert config.servers["github"].cwd == Path("/home/ada/work")
+    tls = config.servers["docs"].tls
+    assert (tls.certificate, tls.ca) == (tmp_path / "proxy.pem", tmp_path / "ca.pem")
+    assert tls.key == Path("/home/ada/proxy.key")
+    assert config.servers["tickets"].oauth.client_key == tmp_path / "client.pem"
 
 
 def test_the_name_of_a_packaged_model_is_no_folder(load_text, tmp_path):

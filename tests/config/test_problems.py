@@ -224,7 +224,7 @@ def test_a_wrong_value_is_reported_with_the_allowed_ones(problems, text, expecte
             "3 servers.s.secrets: unknown key; allowed here: command, args, env, inherit, cwd, url, headers, "
             "transport, era, isolation, enabled, include, allow, deny, classes, approval, tools, tags, "
             "category, trusted, connect_timeout, call_timeout, start, idle_timeout, spotlight, results, "
-            "oauth",
+            "oauth, tls",
         ),
         ("command = 'x'\nconnect_timeout = 0", "3 servers.s.connect_timeout: must be more than 0"),
         (
@@ -255,6 +255,14 @@ def test_a_wrong_value_is_reported_with_the_allowed_ones(problems, text, expecte
         (
             "url = 'http://host/'\nheaders = { 'a b' = 'x' }",
             '3 servers.s.headers."a b": cannot be the name of a header',
+        ),
+        (
+            "url = 'http://host/'\ntls = { ca = 'ca.pem' }",
+            "3 servers.s.tls: has no effect on a url that begins with http://",
+        ),
+        (
+            "url = 'https://host/'\ntls = { key = 'key.pem' }",
+            "3 servers.s.tls.key: needs certificate, too",
         ),
     ],
 )

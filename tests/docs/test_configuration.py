@@ -17,6 +17,7 @@ from mcp_context_proxy.config import (
     Limits,
     OAuthConfig,
     ServerConfig,
+    TlsConfig,
     ToolConfig,
 )
 from mcp_context_proxy.config.programs import INHERITED
@@ -27,6 +28,7 @@ from mcp_context_proxy.config.tables import ClientConfig
 TABLES: dict[str, type[Table]] = {
     "[servers.NAME]": ServerConfig,
     "[servers.NAME.oauth]": OAuthConfig,
+    "[servers.NAME.tls]": TlsConfig,
     "[servers.NAME.results]": ServerResultsConfig,
     "[servers.NAME.classes]": ClassesConfig,
     "[servers.NAME.tools.TOOL]": ToolConfig,

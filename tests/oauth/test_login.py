@@ -1,13 +1,22 @@
 """A login is made with the right issuer, for the right server, by the right person or machine."""
 
+import base64
 import json
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
+import jwt
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from mcp.shared.auth import OAuthClientInformationFull
+from pydantic import AnyUrl
 from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected, protected_server
+from support.certificates import Authority
 
 from mcp_context_proxy.config import ServerConfig, load
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
@@ -281,30 +290,25 @@ async def test_a_person_is_sent_only_to_a_web_page(protected: Protected, door: s
     assert bool(sent) == (door == "")
 
 
-async def test_a_configured_client_is_used_and_not_registered(protected: Protected) -> None:
-    from mcp.shared.auth import OAuthClientInformationFull
-    from pydantic import AnyUrl
+@pytest.mark.parametrize(
+    ("name", "secret"), [("mine", "my-s3cr3t"), ("https://company.example/client.json", None)]
+)
+async def test_a_configured_client_is_used_and_not_registered(
+    protected: Protected, name: str, secret: str | None
+) -> None:
+    """The name may be the URL of a document about the client, which an issuer fetches (CIMD)."""
+    config = server_config(protected, client_id=name, client_secret=secret, issuer=protected.issuer.url)
+    async with login.listening(config.name, 0) as waiting:
+        protected.issuer.clients[name] = OAuthClientInformationFull(
+            client_id=name,
+            client_secret=secret,
+            redirect_uris=[AnyUrl(waiting.redirect_uri)],
+            token_endpoint_auth_method="client_secret_post" if secret else "none",
+        )
+        credentials = await login.log_in(config, waiting, shown)
 
-    async with login.listening("probe", 0) as waiting:
-        port = int(waiting.redirect_uri.split(":")[2].split("/")[0])
-    redirect = AnyUrl(f"http://127.0.0.1:{port}/callback")
-    protected.issuer.clients["mine"] = OAuthClientInformationFull(
-        client_id="mine",
-        client_secret="my-s3cr3t",
-        redirect_uris=[redirect],
-        token_endpoint_auth_method="client_secret_post",
-    )
-    settings = {"client_id": "mine", "client_secret": "my-s3cr3t", "issuer": protected.issuer.url}
-    config = server_config(protected, **settings)
-    async with login.listening(config.name, port) as waiting:
-
-        async def send(address: str) -> None:
-            await visit(address)
-
-        credentials = await login.log_in(config, waiting, send)
-
-    assert credentials.client_id == "mine"
-    assert list(protected.issuer.clients) == ["mine"]
+    assert credentials.client_id == name
+    assert list(protected.issuer.clients) == [name]
 
 
 async def test_tokens_never_travel_unencrypted(protected: Protected) -> None:
@@ -331,6 +335,77 @@ async def test_a_client_with_a_secret_gets_its_tokens_without_a_person(protected
     assert protected.issuer.granted == ["client_credentials", "client_credentials"]
 
 
+async def shown(address: str) -> None:
+    await visit(address)
+
+
+def private_key(kind: str) -> Any:
+    """A key of a kind that companies have."""
+    if kind == "RSA":
+        return rsa.generate_private_key(65537, 2048)
+    return (
+        ed25519.Ed25519PrivateKey.generate() if kind == "Ed25519" else ec.generate_private_key(CURVES[kind])
+    )
+
+
+CURVES = {"P-256": ec.SECP256R1(), "P-384": ec.SECP384R1()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("RSA", "issuer"), ("RSA", "endpoint"), ("P-256", "issuer"), ("P-384", "issuer"), ("Ed25519", "issuer")],
+)
+async def test_a_client_with_a_key_gets_its_tokens_and_the_key_stays_here(
+    protected: Protected, tmp_path: Path, kind: str, named: str
+) -> None:
+    key, file = private_key(kind), tmp_path / "key.pem"
+    file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    protected.issuer.keys[MACHINE_ID] = key.public_key()
+    protected.issuer.audience = f"{protected.issuer.url}/token" if named == "endpoint" else ""
+    settings = {"grant": "client_credentials", "client_id": MACHINE_ID, "client_key": file, "key_id": "k1"}
+    config = server_config(protected, **settings, issuer=protected.issuer.url)
+
+    assert await fetched(config) != 401
+    protected.issuer.expire_all()
+    assert await fetched(config) != 401
+    assert protected.issuer.granted == ["client_credentials", "client_credentials"]
+    assert jwt.get_unverified_header(protected.issuer.proofs[0])["kid"] == "k1"
+
+
+@pytest.mark.parametrize("named", ["issuer", "endpoint"])
+async def test_a_person_logs_in_by_a_client_with_a_key_and_the_login_is_renewed_and_revoked_with_it(
+    protected: Protected, tmp_path: Path, named: str
+) -> None:
+    key, file, issuer = private_key("P-256"), tmp_path / "key.pem", protected.issuer
+    certificate = Authority().signed("client", key)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    file.write_bytes(private + certificate.public_bytes(Encoding.PEM))
+    issuer.keys["mine"] = key.public_key()
+    issuer.audience = f"{issuer.url}/token" if named == "endpoint" else ""
+    config = server_config(protected, client_id="mine", client_key=file, issuer=issuer.url)
+
+    async with login.listening("locked", 0) as waiting:
+        redirect = AnyUrl(waiting.redirect_uri)
+        issuer.clients["mine"] = OAuthClientInformationFull(
+            client_id="mine", redirect_uris=[redirect], token_endpoint_auth_method="none"
+        )
+        CredentialFile(config).write(await login.log_in(config, waiting, shown))
+    issuer.expire_all()
+    assert await fetched(config) != 401
+
+    assert issuer.granted == ["authorization_code", "refresh_token"]
+    hashed = jwt.get_unverified_header(issuer.proofs[1])["x5t#S256"]
+    assert base64.urlsafe_b64decode(hashed + "=") == certificate.fingerprint(hashes.SHA256())
+
+
+async def test_a_key_that_cannot_be_used_is_told_by_its_file(protected: Protected, tmp_path: Path) -> None:
+    settings = {"grant": "client_credentials", "client_id": MACHINE_ID, "issuer": protected.issuer.url}
+    (tmp_path / "empty.pem").write_text("")
+    for name, told in (("none.pem", "No such file"), ("empty.pem", "it has no key in PEM")):
+        with pytest.raises(AuthorizationError, match=rf"{name} cannot be used: {told}"):
+            await fetched(server_config(protected, **settings, client_key=tmp_path / name))
+
+
 async def test_a_client_secret_is_never_sent_to_another_issuer(protected: Protected) -> None:
     settings = {"grant": "client_credentials", "client_id": MACHINE_ID, "client_secret": MACHINE_SECRET}
     with pytest.raises(AuthorizationError, match=r"mine\.example"):
@@ -344,6 +419,8 @@ async def test_a_client_secret_is_never_sent_to_another_issuer(protected: Protec
     [
         ('{ grant = "client_credentials", client_id = "a" }', "client_credentials needs client_secret"),
         ('{ client_id = "a", client_secret = "b" }', "client_secret needs issuer"),
+        ('{ client_id = "a", client_key = "b" }', "client_key needs issuer"),
+        ('{ client_key = "b", issuer = "https://b.example" }', "needs client_id"),
     ],
 )
 async def test_a_secret_without_an_issuer_switches_the_server_off(

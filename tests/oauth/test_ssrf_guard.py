@@ -5,7 +5,6 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
@@ -13,11 +12,7 @@ import anyio.abc
 import anyio.streams.tls
 import httpx2
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
+from support.certificates import Authority
 from support.tables import each
 
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
@@ -243,9 +238,8 @@ anyio.run(main)
 async def test_certificates_are_verified_for_the_host_name_and_not_for_the_address(
     tmp_path: Path, named: str, told: str
 ) -> None:
-    certificate, key = _certificate(tmp_path, named)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    authority, context = Authority(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.write(tmp_path / "server.pem", named))
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = listener.extra(anyio.abc.SocketAttribute.local_port)
 
@@ -263,24 +257,8 @@ async def test_certificates_are_verified_for_the_host_name_and_not_for_the_addre
         group.start_soon(listener.serve, answer)
         asked = await anyio.run_process(
             [sys.executable, "-c", ASK, f"https://localhost:{port}/"],
-            env={**os.environ, "SSL_CERT_FILE": str(certificate)},
+            env={**os.environ, "SSL_CERT_FILE": str(authority.trusted(tmp_path / "ca.pem"))},
         )
         group.cancel_scope.cancel()
 
     assert told in asked.stdout.decode()
-
-
-def _certificate(folder: Path, host: str) -> tuple[Path, Path]:
-    """A certificate for a host, and its key, each in a file."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    builder = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-    )
-    certificate, private = folder / "certificate.pem", folder / "key.pem"
-    certificate.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    return certificate, private

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import jwt
 import mcp_types as types
 import uvicorn
 from mcp import MCPError
@@ -60,6 +61,12 @@ class Issuer:
     lifetime: int = 3600
     wrong_state: bool = False
     registers: bool = True
+    keys: dict[str, Any] = field(default_factory=dict)
+    """The public keys of clients, who prove with each request for a token that they have the private one."""
+    audience: str = ""
+    """The name of itself that it takes in such a proof; its issuer if it is empty."""
+    proofs: list[str] = field(default_factory=list)
+    """Those proofs, each of which it takes once."""
     registered: dict[str, Any] | None = None
     """Its answer to every registration instead of a client."""
     registers_scope: str | None = None
@@ -191,6 +198,21 @@ class Issuer:
         if self.answer is not None:
             status, body, headers = self.answer
             return Response(body, status, headers)
+        client_id = str(form.get("client_id"))
+        if client_id in self.keys:
+            proof = str(form.get("client_assertion"))
+            try:
+                audience, algorithms = self.audience or self.url, ["RS256", "ES256", "ES384", "EdDSA"]
+                claims = jwt.decode(proof, self.keys[client_id], algorithms, audience=audience)
+                assert claims["iss"] == claims["sub"] == client_id
+                assert proof not in self.proofs
+            except (jwt.PyJWTError, AssertionError):
+                return JSONResponse({"error": "invalid_client"}, 401)
+            self.proofs.append(proof)
+            if form.get("grant_type") == "client_credentials":
+                self.granted.append("client_credentials")
+                issued = self.issue(client_id, [], str(form.get("resource")))
+                return JSONResponse(issued.model_dump(exclude={"refresh_token"}, exclude_none=True))
         if form.get("grant_type") == "client_credentials":
             given = base64.b64decode(request.headers.get("authorization", " ").split(" ")[-1]).decode()
             if given != f"{MACHINE_ID}:{MACHINE_SECRET}":
