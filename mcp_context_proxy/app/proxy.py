@@ -20,7 +20,6 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
-from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.reload import Reloader, Standing, without_restart
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, own_secrets_of, redact_logs
 from mcp_context_proxy.context import RequestRecords, configured
@@ -530,7 +529,7 @@ class Proxy(Struct, kw_only=True, eq=False):
 
     def health(self) -> dict[str, Any]:
         """Return the body of ``/healthz``: the status, and problems that a person should know."""
-        standing = Standing(tuple(complaints(self.config)))
+        standing = Standing(tuple(self.config.complaints()))
         if self.reloader is not None:
             standing = self.reloader.standing
         if not ACTING.get().sees_all:  # mistakes of the configuration name servers and files

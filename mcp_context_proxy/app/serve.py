@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from mcp_context_proxy.app.build import build
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.programs import first_wave
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
@@ -131,7 +130,7 @@ RECENT_SECONDS = 7 * 86_400.0
 
 async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or a signal stops the process; follow the configuration file meanwhile."""
-    for complaint in complaints(config):
+    for complaint in config.complaints():
         logger.warning("%s", complaint)
     raise_file_limit()
     limit_malloc_arenas()

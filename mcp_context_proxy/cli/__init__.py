@@ -161,7 +161,7 @@ def load_config(
     named by the commands that start the others. `skipped` gets the notes on entries of a host's file that are
     left out, which are logged otherwise; `unknown` is that of `load`.
     """
-    from mcp_context_proxy.config.load import complaints, load
+    from mcp_context_proxy.config.load import load
     from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 
     path = named_path(ctx, config_path)
@@ -169,7 +169,7 @@ def load_config(
     config = load(path, overrides=overrides or {}, unknown=unknown, **given)
     ctx.find_root().meta[REDACTOR] = Redactor(all_secrets_of(config))
     if complain:
-        for complaint in complaints(config, servers=False):
+        for complaint in config.complaints(servers=False):
             click.echo(f"mcp-context-proxy: {shown(complaint)}", err=True)
     return config
 

@@ -224,9 +224,8 @@ def marked(strays: Iterable[str]) -> Iterator[str]:
 async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIterator[Proxy]:
     """Open a proxy, wait for its servers, report those that have failed, and index its items."""
     from mcp_context_proxy.app.serve import open_proxy
-    from mcp_context_proxy.config.load import complaints
 
-    for complaint in complaints(replace(config, mistakes=())):
+    for complaint in replace(config, mistakes=()).complaints():
         messages().say(Text(f"mcp-context-proxy: {complaint}"))
     async with open_proxy(config) as proxy:
         settled = await settle(proxy, DOWNLOAD_SECONDS)

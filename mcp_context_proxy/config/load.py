@@ -45,10 +45,10 @@ from mcp_context_proxy.config.source import (
     read,
     read_value,
 )
-from mcp_context_proxy.config.tables import ASKED, CONFIRM
+from mcp_context_proxy.config.tables import ASKED, CONFIRM, with_classes
 from mcp_context_proxy.config.texts import KeyPath
 from mcp_context_proxy.config.variables import REFERENCE, SecretSource, expand, sources, with_unknown
-from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff, first_told
+from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
 from mcp_context_proxy.system import TO_BEGIN, default_path
 from mcp_context_proxy.system.later import pattern
 
@@ -110,23 +110,6 @@ def load(
     draft = _Draft(source, environ, _copied(source.tables), found, unknown)
     draft.override(overrides)
     return draft.config(refused)
-
-
-def complaints(
-    config: Config, instead: str = "has a default or more cautious value", *, servers: bool = True
-) -> Iterator[str]:
-    """Yield a line for each server that is off because of a mistake, and for each other mistake.
-
-    `instead` is the end of the sentence about anything else that has a mistake: its replacement. Without
-    `servers`, nothing is said of them. Of very many, only the first are told.
-    """
-    told, others = list[str](), sum(server.enabled for server in config.servers.values())
-    rest = "1 other starts" if others == 1 else f"{others} others start" if others else "no other starts"
-    for name, off in config.off.items() if servers else ():
-        told.append(f"server {name}: off: {off}; {rest}")
-        told += [f"server {name}: also {problem}" for problem in off.problems[1:]]
-    told += [f"{problem}; until that is corrected, it {instead}" for problem in config.mistakes]
-    return first_told(told, len(told))
 
 
 def _file(path: Path | None, environ: Mapping[str, str]) -> Path:
@@ -359,7 +342,7 @@ class _Draft(Struct, dict=True):
             # Nearly all HTTP+SSE servers are at this path, and no known server of streamable HTTP is.
             of_sse = url.partition("?")[0].rstrip("/").endswith("/sse")
             derived["transport"] = "sse" if of_sse else "http"
-        return derived | _with_classes(server)
+        return derived | with_classes(server)
 
     def _with_general(self, name: str, config: Config) -> ServerConfig:
         """Return a server with derived settings, and with the general ones where it has none of its own."""
@@ -609,21 +592,3 @@ _CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[KeyPath
     "store": _check_store,
 }
 """Tables of their own in which keys may contradict each other."""
-
-
-def _with_classes(server: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a server with ``confirm`` written as ``classes``, and as ``allow`` of a tool."""
-    tools = server.get("tools")
-    if isinstance(tools, dict):
-        allowed = {name: _without_confirm(tool, "allow") for name, tool in tools.items()}
-        server = server | {"tools": allowed}
-    understood: dict[str, Any] = _without_confirm(server, "classes")
-    return understood
-
-
-def _without_confirm(table: Any, key: str) -> Any:
-    if not isinstance(table, dict) or CONFIRM not in table:
-        return table
-    asked = ASKED.get(str(table[CONFIRM]), ())
-    value = dict.fromkeys(map(str, asked), "ask") if key == "classes" else "ask" if asked else "always"
-    return {key: value} | {name: given for name, given in table.items() if name != CONFIRM}

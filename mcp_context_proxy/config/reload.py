@@ -27,7 +27,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.programs import folder_of
 from mcp_context_proxy.config.secrets import SHORTEST, named_secrets_of
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
@@ -293,7 +292,7 @@ class Reloader:
         """Begin with the configuration of the start; `load` reads the file again, in a thread."""
         self._started, self._current, self._load = started, started, load
         self._asked, self._ended = anyio.Event(), anyio.Event()
-        self.standing = Standing(tuple(complaints(started)))
+        self.standing = Standing(tuple(started.complaints()))
 
     async def reload(self, seconds: float) -> None:
         """Request a reload, and wait for one that began from now on to end, `seconds` at most."""
@@ -353,7 +352,7 @@ class Reloader:
                 logger.warning("%s: these changes need a restart: %s", config.path, ", ".join(keys))
             self.standing = replace(self.standing, needs_restart=keys)
         is_first = config == self._started
-        problems = tuple(complaints(config) if is_first else complaints(config, "stays as it was"))
+        problems = tuple(config.complaints() if is_first else config.complaints("stays as it was"))
         if self.standing.problems and not problems:
             logger.log(NOTICE, "%s has no mistakes any more", config.path)
         for problem in problems:

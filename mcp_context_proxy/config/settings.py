@@ -8,7 +8,7 @@ that all are reported together. A marker on a field says whether a running proxy
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
@@ -40,7 +40,7 @@ from mcp_context_proxy.config.tables import (
     Tag,
     ToolConfig,
 )
-from mcp_context_proxy.errors import ConfigProblem, ServerOff
+from mcp_context_proxy.errors import ConfigProblem, ServerOff, first_told
 from mcp_context_proxy.items import IncludeMode
 from mcp_context_proxy.system.later import pattern
 
@@ -557,3 +557,19 @@ class Config(Table, frozen=True):
     """Servers that are off because of mistakes in their settings, by name."""
     mistakes: Annotated[tuple[ConfigProblem, ...], Reload.LIVE] = ()
     """Mistakes outside of the servers. Their keys have the default, or a more cautious value."""
+
+    def complaints(
+        self, instead: str = "has a default or more cautious value", *, servers: bool = True
+    ) -> Iterator[str]:
+        """Yield a line for each server that is off because of a mistake, and for each other mistake.
+
+        `instead` is the end of the sentence about anything else that has a mistake: its replacement. Without
+        `servers`, nothing is said of them. Of very many, only the first are told.
+        """
+        told, others = list[str](), sum(server.enabled for server in self.servers.values())
+        rest = "1 other starts" if others == 1 else f"{others} others start" if others else "no other starts"
+        for name, off in self.off.items() if servers else ():
+            told.append(f"server {name}: off: {off}; {rest}")
+            told += [f"server {name}: also {problem}" for problem in off.problems[1:]]
+        told += [f"{problem}; until that is corrected, it {instead}" for problem in self.mistakes]
+        return first_told(told, len(told))

@@ -93,7 +93,7 @@ class Table(Generic[Row]):
         """A connection whose changes are committed when the block ends, and undone when it raises."""
         path = data_folder() / f"{self._file}.sqlite"
         columns = f"{self._key} INTEGER PRIMARY KEY AUTOINCREMENT, {', '.join(self._columns)}"
-        with closing(sqlite3.connect(path, BUSY_SECONDS)) as connection, connection:
+        with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection, connection:
             connection.execute(f"CREATE TABLE IF NOT EXISTS {self._name} ({columns})")
             yield connection
 

@@ -203,7 +203,9 @@ def _reading(file: Path) -> Iterator[sqlite3.Connection]:
     with translating_errors(file), contextlib.ExitStack() as opened:
         for way in (*ways, "immutable=1"):
             address = f"{file.absolute().as_uri()}?{way}"
-            connection = opened.enter_context(contextlib.closing(sqlite3.connect(address, 0, uri=True)))
+            connection = opened.enter_context(
+                contextlib.closing(sqlite3.connect(address, timeout=0, uri=True))
+            )
             try:
                 connection.execute("SELECT count(*) FROM sqlite_master")
                 break

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.reload import without_mistakes
 from mcp_context_proxy.errors import ConfigError
 
@@ -33,14 +32,14 @@ def test_a_mistake_in_a_server_switches_off_that_one(load_text, lines, reason):
 
     assert list(config.servers) == ["good"]
     assert str(config.off["github"]).startswith(reason)
-    assert next(complaints(config)).startswith(f"server github: off: {reason}")
-    assert next(complaints(config)).endswith("; 1 other starts")
+    assert next(config.complaints()).startswith(f"server github: off: {reason}")
+    assert next(config.complaints()).endswith("; 1 other starts")
 
 
 def test_each_mistake_of_a_server_is_named(load_text):
     config = load_text("[servers.github]\ncommand = 'x'\nargs = 'y'\nenv = { A = 3 }\n")
 
-    first, second = complaints(config)
+    first, second = config.complaints()
     assert first.startswith("server github: off: args: must be a list, not text (config.toml:3, and 1 more)")
     assert second.startswith("server github: also ")
     assert second.endswith("config.toml:4: servers.github.env.A: must be text in quotes, not a whole number")
@@ -133,7 +132,7 @@ def test_a_mistake_elsewhere_leaves_a_default_that_keeps_and_sends_no_more_than_
     assert list(config.servers) == ["good"]
     assert len(config.mistakes) == 1
     assert {key: getattr(getattr(config, table), key) for key in left} == left
-    assert f"config.toml:{config.mistakes[0].line}: {table}" in next(complaints(config))
+    assert f"config.toml:{config.mistakes[0].line}: {table}" in next(config.complaints())
 
 
 def test_a_document_that_cannot_be_read_leaves_the_others(load_text, tmp_path):
@@ -183,5 +182,5 @@ def test_an_edit_with_a_mistake_in_what_is_set_for_all_servers_changes_none_of_t
 def test_a_file_without_mistakes_has_no_complaints(load_text):
     config: Config = load_text(GOOD)
 
-    assert [*complaints(config)] == []
+    assert [*config.complaints()] == []
     assert (config.off, config.mistakes) == ({}, ())

@@ -5,7 +5,6 @@ import json
 import pytest
 from support.tables import each
 
-from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.errors import MOST_TOLD, ConfigError
 
 URL = "must begin with http:// or https:// and name a host"
@@ -74,7 +73,7 @@ def test_of_very_many_unknown_keys_only_the_first_are_compared_with_those_there_
 def test_of_very_many_mistakes_the_first_are_told_and_the_number_of_the_others(load_text, table: str) -> None:
     text = f"[{table}]\n" + "".join(f"unknown{number} = 1\n" for number in range(5_000))
     try:
-        told = list(complaints(load_text(text)))
+        told = list(load_text(text).complaints())
     except ConfigError as error:
         head, *told = str(error).splitlines()
         assert head == "5000 problems in the configuration:"

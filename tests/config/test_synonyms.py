@@ -2,8 +2,6 @@
 
 import pytest
 
-from mcp_context_proxy.config.load import complaints
-
 SERVER = "[servers.good]\ncommand = 'x'\n"
 
 
@@ -34,7 +32,7 @@ def test_a_word_that_could_never_match_is_left_out_alone_with_its_line(load_text
         f"{SERVER}[search]\ntop_n = 3\n[search.synonyms]\nci = 'build'\n{line}\nmr = 'merge'\n"
     )
 
-    (complaint,) = complaints(config)
+    (complaint,) = config.complaints()
     assert reason in complaint
     assert ":7: search.synonyms." in complaint
     assert config.search.synonyms == {"ci": "build", "mr": "merge"}

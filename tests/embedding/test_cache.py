@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -140,12 +141,11 @@ def test_a_damaged_vector_is_computed_and_stored_again(path: Path, blob: object)
 def test_swapped_vectors_are_computed_again(path: Path) -> None:
     with open_store(path) as store:
         right = cached(CountingEmbedder(), store).embed(["a", "b"])
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(
             "UPDATE vectors SET (vector, checksum) = "
             "(SELECT vector, checksum FROM vectors AS other WHERE other.key <> vectors.key)"
         )
-    connection.close()
 
     with open_store(path) as store:
         repaired = cached(CountingEmbedder(), store).embed(["a", "b"])

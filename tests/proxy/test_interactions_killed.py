@@ -3,6 +3,7 @@
 import random
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import httpx2
@@ -33,7 +34,7 @@ def posted_until_it_dies(base: str, name: str, acknowledged: dict[int, str], eno
 
 
 def integrity(store: Path) -> list[str]:
-    with sqlite3.connect(store) as connection:
+    with closing(sqlite3.connect(store)) as connection, connection:
         return [row[0] for row in connection.execute("PRAGMA integrity_check")]
 
 

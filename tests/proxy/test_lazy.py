@@ -1,6 +1,7 @@
 """A lazy server is listed and found from its last listing; its process starts at the first call."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ async def test_what_a_server_listed_in_one_repository_is_not_remembered_in_anoth
 
 async def test_a_damaged_listing_cache_is_ignored(workshop: Workshop, lazy: Server) -> None:
     config = await learned(workshop, lazy)
-    with sqlite3.connect(workshop.folder / "store.db") as database:
+    with closing(sqlite3.connect(workshop.folder / "store.db")) as database, database:
         database.execute("UPDATE listings SET listing = replace(listing, x'62726577', x'62726578')")
     database.close()
     async with inside(config, settled=False) as proxy:
@@ -278,7 +279,7 @@ async def test_an_old_listing_cache_is_used_at_once_and_refreshed_in_the_backgro
     workshop: Workshop, lazy: Server
 ) -> None:
     config = await learned(workshop, lazy)
-    with sqlite3.connect(workshop.folder / "store.db") as database:
+    with closing(sqlite3.connect(workshop.folder / "store.db")) as database, database:
         database.execute("UPDATE listings SET time = time - ?", (STALE_SECONDS + 1,))
     database.close()
     async with inside(config, settled=False) as proxy:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,7 @@ async def test_statistics_can_be_switched_off_as_a_whole(workshop: Workshop) -> 
         host = Host(proxy, "modern")
         await host.call((await find(host))[0])
         assert proxy.statistics.usage is None
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         tables = ("tool_usage", "search_usage", "searches", "definitions")
         rows = [connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in tables]
     connection.close()
@@ -239,12 +240,12 @@ async def test_with_a_failing_store_calls_go_on_and_counts_are_written_later(
     async with inside(configured(workshop, store={"path": str(path)})) as proxy:
         host = Host(proxy, "modern")
         await host.call("s__set_status")
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("ALTER TABLE tool_usage RENAME TO away")
         connection.close()
         await host.call("s__set_status")
         in_memory = await figures(proxy, "set_status")
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("ALTER TABLE away RENAME TO tool_usage")
         connection.close()
         await usage(proxy).flush()
@@ -260,7 +261,7 @@ async def test_with_a_damaged_store_calls_go_on_without_statistics(workshop: Wor
         host = Host(proxy, "modern")
         await host.call("s__set_status")
         await usage(proxy).flush()
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("UPDATE tool_usage SET calls = 'many'")
         connection.close()
         await host.call("s__set_status")

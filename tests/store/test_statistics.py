@@ -3,6 +3,7 @@
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def test_definitions_are_the_latest_and_keep_when_they_were_first_seen(store: St
 
 def test_a_damaged_histogram_affects_no_other_row(store: Store, path: Path) -> None:
     store.statistics.add([used()], {}, [])
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE tool_usage SET latency = ?", (b"\xc1nonsense",))
     connection.close()
     store.statistics.add([used()], {}, [])

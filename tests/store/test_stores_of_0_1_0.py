@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ class Place:
             "interactions": "id, content",
             "interaction_vectors": "interaction",  # a new model's vector takes the place of the old one's
         }
-        with sqlite3.connect(self.store) as database:
+        with closing(sqlite3.connect(self.store)) as database, database:
             return {
                 name: set(database.execute(f"SELECT {what} FROM {name}")) for name, what in identity.items()
             }
@@ -132,7 +133,7 @@ class Place:
 def unpacked(folder: Path) -> Place:
     place = Place(folder)
     place.store.write_bytes(gzip.decompress((OLD / "store.sqlite3.gz").read_bytes()))
-    with sqlite3.connect(place.store) as database:
+    with closing(sqlite3.connect(place.store)) as database, database:
         for table, columns in TIMES.items():
             changes = ", ".join(f"{column} = {column} + {PASSED}" for column in columns)
             database.execute(f"UPDATE {table} SET {changes}")
