@@ -160,14 +160,21 @@ def _default(field: msgspec.structs.FieldInfo) -> object:
 
 _LIVE: Final = marked(ServerConfig, Reload.LIVE)
 
+_NEWER: Final = frozenset({"inherit", "tls", "client_key", "key_id", "resource"})
+"""Settings of servers and of their table ``oauth`` that 0.1.0 did not have."""
+
 
 def connection_key(server: ServerConfig, *, of_0_1_0: bool = False) -> str:
     """Return a digest of all settings that a server's connection depends on, or that of version 0.1.0."""
     # The values of secrets show in the keys that they were expanded into.
     facts = {name: value for name, value in asdict(server).items() if name not in _LIVE}
-    # In 0.1.0 there was no `inherit`; what was stored then still counts.
-    if not facts["inherit"]:
-        del facts["inherit"]
+    # What was stored without these settings still counts where they are not set.
+    for name in _NEWER & facts.keys():
+        if not facts[name]:
+            del facts[name]
+    if server.oauth is not None:
+        oauth = asdict(server.oauth)
+        facts["oauth"] = {key: oauth[key] for key in oauth if key not in _NEWER or oauth[key] is not None}
     if server.cwd is None:
         facts["cwd"] = "~"
     elif server.cwd == LAUNCH:

@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 import httpx2
 import pytest
+from msgspec.structs import replace
 from support.ledger import until
 from support.proxies import command, http_proxy
 from support.raw_client import PATIENCE, RawClient
@@ -20,7 +21,8 @@ from support.shop import TOKEN, environment
 from support.wires import http, stdio
 
 from mcp_context_proxy.config import Config, load
-from mcp_context_proxy.config.reload import Reloader
+from mcp_context_proxy.config.reload import Reloader, connection_key
+from mcp_context_proxy.config.settings import OAuthConfig, ServerConfig, TlsConfig
 
 CHANGED = "notifications/tools/list_changed"
 EDITS = [pytest.param(25, marks=pytest.mark.smaller), pytest.param(50, marks=pytest.mark.full_cross)]
@@ -538,3 +540,12 @@ async def test_many_edits_under_load_fail_no_call_and_the_next_valid_one_is_appl
     assert failed == []
     assert starts(one) == 1
     assert starts(three) == 1
+
+
+def test_settings_added_since_0_1_0_make_no_other_connection_where_they_are_not_set() -> None:
+    """Lists of a server are stored under this key, also those that an older version has stored."""
+    oauth = OAuthConfig(client_id="c", issuer="https://example.com")
+    server = ServerConfig(name="s", url="https://example.com/mcp", transport="http", oauth=oauth)
+
+    assert connection_key(server) == "7f01fc3ebc2a2d6b4af5f961cd7a3ac10fe2def67636175e2e87189c01b42d7a"
+    assert connection_key(server) != connection_key(replace(server, tls=TlsConfig(ca=Path("/ca.pem"))))
