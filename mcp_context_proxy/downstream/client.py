@@ -105,7 +105,7 @@ class DownstreamClient(ServerLifecycle):
         self._dedicated: DedicatedConnections | None = None
         """Made for the first request that needs a connection of its own."""
         self._group: TaskGroup | None = None
-        """Owns all connections, from `run` on."""
+        """Has the tasks of these connections while `run` does."""
         self._on_event, self._known = shared.on_event, shared.known
         self.redact.on_learned = partial(shared.known.learn, config.name)
         self._admission = Admission(config.name)
@@ -116,7 +116,8 @@ class DownstreamClient(ServerLifecycle):
         """Times until which tasks keep the server awake, by their ids."""
         self._none_pending: anyio.Event | None = None
         """Set when no request is pending; None while nobody waits for that."""
-        self._stop = anyio.Event()
+        self._running = anyio.CancelScope()
+        """Cancelled once it is to stop."""
 
     @property
     def era(self) -> Era | None:
@@ -148,11 +149,10 @@ class DownstreamClient(ServerLifecycle):
     async def run(self) -> None:
         """Own the connections until `stop`."""
         try:
-            await self.load_listing()
-            async with anyio.create_task_group() as self._group:
-                self._group.start_soon(self.keep_connected)
-                await self._stop.wait()
-                self._group.cancel_scope.cancel()
+            with self._running:
+                await self.load_listing()
+                async with anyio.create_task_group() as self._group:
+                    await self.keep_connected()
         finally:
             self._group = None
             self._transition(ServerState.STOPPED)
@@ -166,13 +166,13 @@ class DownstreamClient(ServerLifecycle):
     async def drain(self, seconds: float) -> None:
         """Wait until no request is pending or the client is stopped, no longer than `seconds`."""
         with anyio.move_on_after(seconds):
-            while self._pending and not self._stop.is_set():
+            while self._pending and not self._running.cancel_called:
                 self._none_pending = anyio.Event()
                 await self._none_pending.wait()
 
     def stop(self) -> None:
         """Ask the owner task to close the connections and return."""
-        self._stop.set()
+        self._running.cancel()
         if self._none_pending is not None:
             self._none_pending.set()
 
