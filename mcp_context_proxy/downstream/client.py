@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import anyio
+from anyio.abc import TaskGroup
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -27,6 +28,7 @@ from mcp_context_proxy.downstream.inbound import (
     RESOURCE_UPDATED,
     WATCHED,
     Admission,
+    Isolation,
     answer,
     others_before,
     party_of,
@@ -59,7 +61,6 @@ from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, s
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.system.threads import (
     Repeating,
-    alongside,
     in_task,
     in_thread,
     in_thread_if,
@@ -100,9 +101,11 @@ class DownstreamClient(ServerLifecycle):
         """Prepare a client; nothing is started until `run`."""
         inbound = Inbound(self._take_notification, self._answer, SHARED_CAPABILITIES)
         super().__init__(config, limits, shared, inbound)
-        self._dedicated = DedicatedConnections(
-            config, limits, redact=self.redact, route=self._route, logins=shared.logins
-        )
+        self._isolation = Isolation(config)
+        self._dedicated: DedicatedConnections | None = None
+        """Made for the first request that needs a connection of its own."""
+        self._group: TaskGroup | None = None
+        """Has the tasks of these connections while `run` does."""
         self._on_event, self._known = shared.on_event, shared.known
         self.redact.on_learned = partial(shared.known.learn, config.name)
         self._admission = Admission(config.name)
@@ -113,7 +116,8 @@ class DownstreamClient(ServerLifecycle):
         """Times until which tasks keep the server awake, by their ids."""
         self._none_pending: anyio.Event | None = None
         """Set when no request is pending; None while nobody waits for that."""
-        self._stop = anyio.Event()
+        self._running = anyio.CancelScope()
+        """Cancelled once it is to stop."""
 
     @property
     def era(self) -> Era | None:
@@ -138,31 +142,37 @@ class DownstreamClient(ServerLifecycle):
     @property
     def in_use(self) -> bool:
         has_task = any(until > time.monotonic() for until in self._tasks.values())
-        return self._pending > 0 or has_task or self._dedicated.kept or super().in_use
+        has_dedicated = self._dedicated is not None and bool(self._dedicated.open)
+        is_kept = self._isolation.keeper is not None or has_dedicated
+        return self._pending > 0 or has_task or is_kept or super().in_use
 
     async def run(self) -> None:
         """Own the connections until `stop`."""
         try:
-            await self.load_listing()
-            async with alongside(self.keep_connected, self._dedicated.run):
-                await self._stop.wait()
+            with self._running:
+                await self.load_listing()
+                async with anyio.create_task_group() as self._group:
+                    await self.keep_connected()
         finally:
+            self._group = None
             self._transition(ServerState.STOPPED)
 
     def configure(self, config: ServerConfig, limits: Limits) -> None:
         super().configure(config, limits)
-        self._dedicated.configure(config, limits)
+        self._isolation.configure(config)
+        if self._dedicated is not None:
+            self._dedicated.configure(config, limits)
 
     async def drain(self, seconds: float) -> None:
         """Wait until no request is pending or the client is stopped, no longer than `seconds`."""
         with anyio.move_on_after(seconds):
-            while self._pending and not self._stop.is_set():
+            while self._pending and not self._running.cancel_called:
                 self._none_pending = anyio.Event()
                 await self._none_pending.wait()
 
     def stop(self) -> None:
         """Ask the owner task to close the connections and return."""
-        self._stop.set()
+        self._running.cancel()
         if self._none_pending is not None:
             self._none_pending.set()
 
@@ -200,7 +210,7 @@ class DownstreamClient(ServerLifecycle):
                 if outgoing.link is not None and self.config.command is not None and method != "tools/call":
                     # What it is about has ended with the process.
                     raise CallInterruptedError(self.name, outgoing.subject, error.cause) from None
-                if isinstance(error, SessionForgottenError):
+                if isinstance(error, SessionForgottenError) and self._dedicated is not None:
                     self._dedicated.forget(outgoing.link)
                 outgoing.link = None
                 await in_task()
@@ -228,10 +238,10 @@ class DownstreamClient(ServerLifecycle):
                 return result
             shown = await in_thread_if(len(result) >= REDACTED_IN_LOOP_BYTES, self._shown_failure, result)
             if shown is not result:
-                self._dedicated.note_failed(outgoing)
+                self._isolation.note_failed(outgoing)
             return shown
         except DownstreamError as error:
-            self._dedicated.note_failed(outgoing)
+            self._isolation.note_failed(outgoing)
             if isinstance(error, RemoteError) and error.code == eras.URL_ELICITATION_REQUIRED:
                 self._admission.expect_completions(error.data, outgoing.party)
             raise await self._shown_error(error) from None
@@ -256,7 +266,7 @@ class DownstreamClient(ServerLifecycle):
                     if self._is_shared(connected, outgoing):
                         outgoing.link = connected.link
                     else:
-                        outgoing.link = await stack.enter_async_context(self._dedicated.acquire(outgoing))
+                        outgoing.link = await stack.enter_async_context(self._acquire_dedicated(outgoing))
                         if outgoing.judge is not None:
                             outgoing.judge()
                 except DownstreamError as error:
@@ -387,14 +397,28 @@ class DownstreamClient(ServerLifecycle):
 
     def _is_shared(self, connected: Connected, outgoing: Outgoing) -> bool:
         """Return whether a request goes over the connection that all share."""
-        if connected.introduction.era is not HANDSHAKE or not self._dedicated.may_be_needed:
+        if connected.introduction.era is not HANDSHAKE or not self._isolation.may_be_needed:
             return True
-        return not self._dedicated.needed_by(outgoing)
+        return not self._isolation.needed_by(outgoing)
+
+    def _acquire_dedicated(self, outgoing: Outgoing) -> AbstractAsyncContextManager[Link]:
+        if self._group is None:
+            raise ServerUnavailableError(self.name, "stopped")
+        if self._dedicated is None:
+            self._dedicated = DedicatedConnections(
+                self.config,
+                self.limits,
+                redact=self.redact,
+                route=self._route,
+                logins=self._shared.logins,
+                group=self._group,
+            )
+        return self._dedicated.acquire(outgoing)
 
     async def _send_apart(self, method: str, params: Members, outgoing: Outgoing) -> bytes:
         """Send over a connection that serves the party of a request alone."""
         await in_task()
-        async with self._dedicated.acquire(outgoing) as link:
+        async with self._acquire_dedicated(outgoing) as link:
             if outgoing.judge is not None:
                 outgoing.judge()
             return await link.request(method, params, outgoing)
@@ -445,7 +469,7 @@ class DownstreamClient(ServerLifecycle):
         handshake = self.era is HANDSHAKE
         if not self.subscriptions.has_room_for(uri):
             raise ServerUnavailableError(self.name, "busy", f"{WATCHED:,} of its resources are subscribed to")
-        if handshake and self._dedicated.needed_by(outgoing):
+        if handshake and self._isolation.needed_by(outgoing):
             await self.call("resources/subscribe", params, outgoing)
         send = handshake and uri not in self.subscriptions.watched
         if send:
@@ -457,13 +481,17 @@ class DownstreamClient(ServerLifecycle):
 
     async def notify(self, party: Party, method: str) -> None:
         """Pass a client's notification on, over the connections that serve the client's session alone."""
-        if self._dedicated.keeper is party and self.link is not None:
+        if self._isolation.keeper is party and self.link is not None:
             await self.link.notify(method)
-        await self._dedicated.notify(party, method)
+        if self._dedicated is not None:
+            await self._dedicated.notify(party, method)
 
     def end(self, party: Party) -> None:
         """Close the connections of a session that has ended."""
-        self._dedicated.end(party)
+        if self._isolation.keeper is party:
+            self._isolation.keeper = None
+        if self._dedicated is not None:
+            self._dedicated.end(party)
         self._admission.end(party)
 
     def _take_notification(self, method: str, params: Members) -> None:
@@ -513,7 +541,7 @@ class DownstreamClient(ServerLifecycle):
             calls = [sent for sent in peer.in_flight if sent.party is not None]
             # The shared connection is left to one session only if it is the one that was meant.
             meant = None if others_before(peer, party) else party
-            unsupported = self._dedicated.note_asked(method, meant, calls)
+            unsupported = self._isolation.note_asked(method, meant, calls)
         try:
             return await answer(peer, method, params, None)
         except RequestError as error:

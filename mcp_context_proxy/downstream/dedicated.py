@@ -1,19 +1,14 @@
-"""Dedicated connections: those that serve one session, or one modern request at a time, and who needs one.
+"""Dedicated connections: those that serve one session, or one modern request at a time.
 
 A handshake-era server does not say which client a request or a log message of its own is meant for. On a
-dedicated connection there is no doubt. Such connections are opened when they are first needed, bounded in
-number, and closed with their session or when idle.
-
-With ``isolation = "auto"`` all sessions share one connection until the server makes a request of a client.
-From then on, the session it asked keeps the shared connection, and the others that can be asked the same get
-dedicated ones. Once a call has failed because its client could not be asked, so do such clients: the shared
-connection declares every capability, and a server may well do without one that a client lacks.
+dedicated connection there is no doubt. Such connections are opened when they are first needed, as
+`inbound.Isolation` says, bounded in number, and closed with their session or when idle.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -27,14 +22,14 @@ from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import Link, Outgoing, Party, describe
 from mcp_context_proxy.downstream.connections import Connected, connect
-from mcp_context_proxy.downstream.inbound import Route, answer
+from mcp_context_proxy.downstream.inbound import Route, answer, capabilities_to_ask
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
 from mcp_context_proxy.downstream.stdio import Output
 from mcp_context_proxy.errors import DownstreamError, ServerUnavailableError, SessionForgottenError
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
-from mcp_context_proxy.protocol.eras import CAPABILITY_OF, client_capabilities
+from mcp_context_proxy.protocol.eras import CAPABILITY_OF
 from mcp_context_proxy.system.threads import alongside
 from mcp_context_proxy.trust import ACTING
 
@@ -75,86 +70,38 @@ class DedicatedConnection(Struct, eq=False):
 
 
 class DedicatedConnections:
-    """The dedicated connections to one server, and the decision who needs one."""
+    """The dedicated connections to one server."""
 
     def __init__(
-        self, config: ServerConfig, limits: Limits, *, redact: Redactor, route: Route, logins: Logins
+        self,
+        config: ServerConfig,
+        limits: Limits,
+        *,
+        redact: Redactor,
+        route: Route,
+        logins: Logins,
+        group: TaskGroup,
     ) -> None:
-        self._redact, self._route, self._logins = redact, route, logins
-        self._connections: list[DedicatedConnection] = []
-        self._group: TaskGroup | None = None
-        self._asked: set[str] = set()
-        """Capabilities that the server has made use of."""
-        self._unsupported: set[str] = set()
-        """Those of them that the client of a failed call did not support."""
+        """Prepare; `group` has the tasks that own the connections."""
+        self._redact, self._route, self._logins, self._group = redact, route, logins, group
+        self.open: list[DedicatedConnection] = []
         self._told = False
         """True once the log has said that there are many."""
-        self.keeper: Party | None = None
-        """The session that keeps the shared connection as its own."""
         self.configure(config, limits)
+        group.start_soon(self._close_idle)
 
     def configure(self, config: ServerConfig, limits: Limits) -> None:
         """Follow a configuration; open connections stay as they are."""
         # Dedicated connections are only needed to a server that was found to speak the handshake.
-        self._config = replace(config, era="handshake")
-        self._limits = limits
-        self._note_need()
+        self._config, self._limits = replace(config, era="handshake"), limits
 
-    def _note_need(self) -> None:
-        isolation = self._config.isolation
-        self.may_be_needed = isolation == "session" or (isolation == "auto" and bool(self._asked))
-        """False while every request goes over the shared connection."""
-
-    async def run(self) -> None:
-        """Own the connections until cancelled; close those that are idle."""
-        try:
-            async with anyio.create_task_group() as group:
-                self._group = group
-                while True:
-                    await anyio.sleep(self._limits.lane_idle_seconds / 2)
-                    horizon = anyio.current_time() - self._limits.lane_idle_seconds
-                    for each in self._connections:
-                        if not each.party.lasting and not each.users and each.idle_since < horizon:
-                            each.ending.set()
-        finally:
-            self._group = None
-
-    def note_asked(self, method: str, party: Party | None, calls: Sequence[Outgoing]) -> bool:
-        """Note that the server made a request over the shared connection, on behalf of `party` if known.
-
-        A session that is identified this way keeps the connection, and with it the state that the server
-        holds for the session; the others get connections of their own. Returns True if none of the clients
-        whose `calls` are under way can be asked.
-        """
-        if self._config.isolation != "auto":
-            return False
-        capability = CAPABILITY_OF[method]
-        unsupported = bool(calls) and all(capability not in capabilities_to_ask(call) for call in calls)
-        if unsupported:
-            for call in calls:
-                call.lacked = capability
-        elif self.keeper is None and party is not None and party.lasting:
-            self.keeper = party
-        self._asked.add(capability)
-        self._note_need()
-        return unsupported
-
-    def note_failed(self, outgoing: Outgoing) -> None:
-        """Note that a request has failed: for want of a capability, if its client was asked in vain."""
-        if outgoing.lacked is not None:
-            self._unsupported.add(outgoing.lacked)
-
-    def needed_by(self, outgoing: Outgoing) -> bool:
-        """Return whether a request must not go over the shared connection."""
-        party = outgoing.party
-        if party is None or self._config.isolation == "shared":
-            return False
-        if self._config.isolation == "session":
-            return True
-        if party is self.keeper:
-            return False
-        able = capabilities_to_ask(outgoing)
-        return self.keeper is not None or not (self._asked.isdisjoint(able) and self._unsupported <= able)
+    async def _close_idle(self) -> None:
+        while True:
+            await anyio.sleep(self._limits.lane_idle_seconds / 2)
+            horizon = anyio.current_time() - self._limits.lane_idle_seconds
+            for each in self.open:
+                if not each.party.lasting and not each.users and each.idle_since < horizon:
+                    each.ending.set()
 
     @asynccontextmanager
     async def acquire(self, outgoing: Outgoing) -> AsyncIterator[Link]:
@@ -182,48 +129,46 @@ class DedicatedConnections:
 
     def forget(self, link: Link | None) -> None:
         """Use a connection no more, if it is one of these: its server has forgotten the session."""
-        for each in self._connections:
+        for each in self.open:
             if each.connected is not None and each.connected.link is link:
                 each.expired = True
                 # With it, it has forgotten those that were idle beside it.
-                for other in self._connections:
+                for other in self.open:
                     if other.key == each.key and not other.users:
                         other.ending.set()
 
     def _find(self, party: Party, outgoing: Outgoing) -> DedicatedConnection:
         """Return a free connection for the party, or open one."""
         key: Hashable = party if party.lasting else (party.principal, bytes(outgoing.capabilities or b"{}"))
-        fitting = [each for each in self._connections if each.key == key and each.usable]
+        fitting = [each for each in self.open if each.key == key and each.usable]
         # The one used last: its server is the likeliest to remember what went before.
         fitting.sort(key=lambda each: each.idle_since, reverse=True)
         for each in fitting:
             if not (each.exclusive and each.users):
                 return each
         name = self._config.name
-        if self._group is None:
-            raise ServerUnavailableError(name, "stopped")
         most, rights = self._limits.lanes_per_server, ACTING.get()
-        taken = [each for each in self._connections if each.person == rights.person]
+        taken = [each for each in self.open if each.person == rights.person]
         # Whoever has many of their own makes room with those, and not with those of others.
         crowded = len(taken) >= rights.share(most)
-        taken = taken if crowded else self._connections
+        taken = taken if crowded else self.open
         if crowded or len(taken) >= most:
             idle = [each for each in taken if not each.users]
             if not idle:
                 raise ServerUnavailableError(name, "busy", f"{len(taken)} connections are in use; try again")
             oldest = min(idle, key=lambda each: each.idle_since)
-            self._connections.remove(oldest)
+            self.open.remove(oldest)
             oldest.ending.set()
         exclusive = not party.lasting and bool(capabilities_to_ask(outgoing))
         opened = DedicatedConnection(key, party, outgoing, exclusive, rights.person)
-        self._connections.append(opened)
+        self.open.append(opened)
         self._note_many()
         self._group.start_soon(self._own, opened)
         return opened
 
     def _note_many(self) -> None:
         """Say once in the log that half of the connections that are allowed are open."""
-        open_now, most = len(self._connections), self._limits.lanes_per_server
+        open_now, most = len(self.open), self._limits.lanes_per_server
         if self._told or 2 * open_now < most:
             return
         self._told = True
@@ -265,7 +210,7 @@ class DedicatedConnections:
             dedicated.connected = None
             dedicated.opened.set()
             with suppress(ValueError):
-                self._connections.remove(dedicated)
+                self.open.remove(dedicated)
 
     def _inbound(self, dedicated: DedicatedConnection) -> Inbound:
         def on_notification(method: str, params: Members) -> None:
@@ -277,22 +222,15 @@ class DedicatedConnections:
 
         return Inbound(on_notification, answer_party, declared_capabilities(dedicated.outgoing))
 
-    @property
-    def kept(self) -> bool:
-        """True while a session keeps the shared connection as its own, or there is a dedicated one."""
-        return self.keeper is not None or bool(self._connections)
-
     async def notify(self, party: Party, method: str) -> None:
         """Send a client's notification to the server over the dedicated connections of its session."""
-        for each in tuple(self._connections):
+        for each in tuple(self.open):
             if each.key is party and each.connected is not None:
                 await each.connected.link.notify(method)
 
     def end(self, party: Party) -> None:
         """Close the connections of a session that has ended."""
-        if self.keeper is party:
-            self.keeper = None
-        for each in self._connections:
+        for each in self.open:
             if each.key is party:
                 each.ending.set()
 
@@ -301,11 +239,6 @@ def declared_capabilities(outgoing: Outgoing) -> Mapping[str, Any]:
     """Return the capabilities to declare on a connection for the client of a request."""
     capabilities = envelope.object_of(outgoing.capabilities)
     return {name: capabilities[name] for name in DECLARED if isinstance(capabilities.get(name), dict)}
-
-
-def capabilities_to_ask(outgoing: Outgoing) -> set[str]:
-    """Return the capabilities by which the client of a request can be asked for something."""
-    return {*client_capabilities(outgoing.capabilities)}
 
 
 async def _set_level(dedicated: DedicatedConnection, connected: Connected, wanted: Raw | None) -> None:

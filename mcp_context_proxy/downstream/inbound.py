@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import anyio
 from msgspec import Raw, Struct, field
 
-from mcp_context_proxy.config import Limits
+from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import Link, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.connections import CLIENT_INFO, Connected
@@ -35,7 +35,14 @@ from mcp_context_proxy.downstream.jsonrpc import NOTIFICATION_BYTES, Peer
 from mcp_context_proxy.errors import DownstreamError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import METHOD_NOT_FOUND, Members, RequestError
-from mcp_context_proxy.protocol.eras import URI_CHARACTERS, Era, covers, most_verbose
+from mcp_context_proxy.protocol.eras import (
+    CAPABILITY_OF,
+    URI_CHARACTERS,
+    Era,
+    client_capabilities,
+    covers,
+    most_verbose,
+)
 from mcp_context_proxy.protocol.strangers import (
     NAME_CHARACTERS,
     clean,
@@ -126,6 +133,76 @@ async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | Non
         raise RequestError(METHOD_NOT_FOUND, f"the client does not support {method}")
     with peer.held(party):
         return await latest.ask(method, params)
+
+
+def capabilities_to_ask(outgoing: Outgoing) -> set[str]:
+    """Return the capabilities by which the client of a request can be asked for something."""
+    return {*client_capabilities(outgoing.capabilities)}
+
+
+class Isolation:
+    """Decides which requests to a handshake-era server need a connection of their own.
+
+    With ``isolation = "auto"`` all sessions share one connection until the server makes a request of a
+    client. From then on, the session it asked keeps the shared connection, and the others that can be asked
+    the same get dedicated ones. Once a call has failed because its client could not be asked, so do such
+    clients: the shared connection declares every capability, and a server may well do without one that a
+    client lacks.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._asked: set[str] = set()
+        """Capabilities that the server has made use of."""
+        self._unsupported: set[str] = set()
+        """Those of them that the client of a failed call did not support."""
+        self.keeper: Party | None = None
+        """The session that keeps the shared connection as its own."""
+        self.configure(config)
+
+    def configure(self, config: ServerConfig) -> None:
+        self._mode = config.isolation
+        self._note_need()
+
+    def _note_need(self) -> None:
+        self.may_be_needed = self._mode == "session" or (self._mode == "auto" and bool(self._asked))
+        """False while every request goes over the shared connection."""
+
+    def note_asked(self, method: str, party: Party | None, calls: Sequence[Outgoing]) -> bool:
+        """Note that the server made a request over the shared connection, on behalf of `party` if known.
+
+        A session that is identified this way keeps the connection, and with it the state that the server
+        holds for the session; the others get connections of their own. Returns True if none of the clients
+        whose `calls` are under way can be asked.
+        """
+        if self._mode != "auto":
+            return False
+        capability = CAPABILITY_OF[method]
+        unsupported = bool(calls) and all(capability not in capabilities_to_ask(call) for call in calls)
+        if unsupported:
+            for call in calls:
+                call.lacked = capability
+        elif self.keeper is None and party is not None and party.lasting:
+            self.keeper = party
+        self._asked.add(capability)
+        self._note_need()
+        return unsupported
+
+    def note_failed(self, outgoing: Outgoing) -> None:
+        """Note that a request has failed: for want of a capability, if its client was asked in vain."""
+        if outgoing.lacked is not None:
+            self._unsupported.add(outgoing.lacked)
+
+    def needed_by(self, outgoing: Outgoing) -> bool:
+        """Return whether a request must not go over the shared connection."""
+        party = outgoing.party
+        if party is None or self._mode == "shared":
+            return False
+        if self._mode == "session":
+            return True
+        if party is self.keeper:
+            return False
+        able = capabilities_to_ask(outgoing)
+        return self.keeper is not None or not (self._asked.isdisjoint(able) and self._unsupported <= able)
 
 
 _BEGIN = {"progress": b"-0123456789", "total": b"-0123456789", "message": b'"', "statusMessage": b'"'}
