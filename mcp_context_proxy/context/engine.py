@@ -37,7 +37,7 @@ from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.indexing import OnProgress
 from mcp_context_proxy.context.presets import PresetBook
-from mcp_context_proxy.context.search import EVERYTHING, OnWait, Scope, Searcher, narrowed
+from mcp_context_proxy.context.search import EVERYTHING, OnWait, Scope, Searcher, T, narrowed
 from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
@@ -482,6 +482,10 @@ class ContextEngine:
     async def request(self, request_id: str) -> RequestContext | None:
         """Return a request context; None if it is unknown or forgotten."""
         return await self.records.get(request_id)
+
+    async def in_turn(self, work: Callable[[], T]) -> T:
+        """Return the result of work that may take a second: much of one person waits, as searches do."""
+        return await self._searcher.off_loop(work)
 
     async def tokens_behind(self) -> int | None:
         """Return the estimated tokens of the whole catalog; None while they are being counted."""

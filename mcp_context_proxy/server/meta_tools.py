@@ -484,9 +484,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 "there is no result with this id: it was another session's, or is no longer kept; "
                 "call its tool again"
             )
-        most = self.calls.results.page_bytes(caller.client_info)
+        asked = wanted.page, wanted.path, wanted.pattern, self.calls.results.page_bytes(caller.client_info)
         try:
-            reading = await in_thread(read, kept.text, wanted.page, wanted.path, wanted.pattern, most)
+            reading = await self.contexts.in_turn(partial(read, kept.text, *asked))
         except ReadError as error:
             raise _UnusableArgumentsError(str(error)) from None
         result = envelope.encode({"content": [{"type": "text", "text": reading.text.decode()}]})

@@ -1,6 +1,7 @@
 """Messages of servers and clients that the proxy would keep or pass on are bounded, and concern somebody."""
 
 import dataclasses
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -314,6 +315,44 @@ async def test_the_searches_of_one_person_leave_a_thread_for_those_of_others(wor
                 assert await search(ben, lambda: True)
         finally:
             over.set()
+
+
+async def test_the_reads_of_one_person_in_large_results_wait_for_one_another_as_searches_do(
+    workshop: Workshop,
+) -> None:
+    """Each may take a second: sixty at a time kept everybody else waiting for minutes."""
+    workshop.server("work", tools=[tool("log")], calls={"log": [{"large": 200_000}]})
+    anna, ben = (Principal(name, Role.USE) for name in ("anna", "ben"))
+    over = threading.Event()
+    async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:
+        hosts = {one.name: Host(proxy, "handshake", rights=one) for one in (anna, ben)}
+        read = dict[str | None, str]()
+
+        async def kept(person: Principal) -> str:
+            with assigned(ACTING, person):
+                told = str(await hosts[person.name].call("work__log"))
+            return str(re.findall(r'id=\\?"([\w-]+)', told)[0])
+
+        async def read_again(person: Principal, result_id: str) -> None:
+            with assigned(ACTING, person):
+                wanted = {"id": result_id, "page": 1}
+                read[person.name] = str(await hosts[person.name].call("read_result", wanted))
+
+        of_anna = await kept(anna)
+        with assigned(ACTING, anna):
+            for _ in range(SEARCHES_AT_ONCE):
+                group.start_soon(proxy.searcher.off_loop, over.wait)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(read_again, anna, of_anna)
+        try:
+            with anyio.fail_after(PATIENCE):
+                await read_again(ben, await kept(ben))
+            before = {*read}
+        finally:
+            over.set()
+
+    assert before == {"ben"}
+    assert "xxxxxxxx" in read["anna"]
 
 
 def within(principal: Principal) -> Principal:
