@@ -379,7 +379,10 @@ class _Connection(httpcore2.AsyncNetworkStream):
         """The part read of an unfinished line; None once the response has begun."""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        data = await self._stream.read(max_bytes, timeout)
+        try:
+            data = await self._stream.read(max_bytes, timeout)
+        except ssl.SSLError as error:  # such as the alert of a server that demands another certificate
+            raise httpcore2.ReadError(str(error)) from error
         if self._line is not None:
             self._count(self._line + data)
         return data

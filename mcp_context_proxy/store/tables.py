@@ -376,6 +376,11 @@ Decide = Callable[[ApprovalRecord], Additions]
 class ApprovalStore(Tables):
     """Decisions about definitions. Two processes never decide about one server at the same time."""
 
+    @property
+    def is_remote(self) -> bool:
+        """True for a database, which others have, and which may be away for a while."""
+        return self._database.place is not None
+
     def revision(self) -> int:
         return self._database.number("SELECT COALESCE(MAX(revision), 0) FROM approvals")
 

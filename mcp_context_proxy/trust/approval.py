@@ -34,6 +34,7 @@ from mcp_context_proxy.trust.fingerprints import (
     TAKEN,
     TOLD,
     UNDECIDED,
+    UNREAD,
     Approvable,
     Candidate,
     Event,
@@ -58,8 +59,8 @@ Name = tuple[str, str]
 
 RECORDED_PER_SECOND: Final = 1.0
 RECORDED: Final = 20_000
-"""Rate and burst of definitions of one server that are recorded. Others are held all the same: a server that
-changes its lists for ever must not fill the disk, of which it takes 350 MB a day at most."""
+"""Rate and burst of definitions of one server that are recorded; others are held all the same. A server that
+changes its lists for ever takes 350 MB of the disk a day at most."""
 
 COUNTED_AS_ONE: Final = 4096
 """Bytes for each of which a definition counts as one more."""
@@ -192,7 +193,8 @@ class _Judged(Struct, frozen=True):
 class Approvals:
     """Decides about definitions. Blocking and thread-safe; lists are judged one after the other.
 
-    While the store fails, decisions are kept in memory, and nothing that was held is taken.
+    While the store fails, decisions are kept in memory, and nothing that was held is taken. Of a server whose
+    record a database has, and which was not read here before, nothing is: it may have been rejected.
     """
 
     def __init__(self, store: ApprovalStore, mode: ApprovalMode = "notice") -> None:
@@ -200,10 +202,7 @@ class Approvals:
         self._store = store
         self.mode = mode
         self.observers: list[Observer] = []
-        """Called with decisions, with each one once, whoever made it; in a thread, and they must not raise.
-
-        Decisions of other processes come with the next `refresh`.
-        """
+        """Called with each decision once, in a thread; those of others come with the next `refresh`."""
         self.findings: dict[str, str] = {}
         """Messages for a person about the record of a server, by server."""
         self.first_seen: Mapping[ToolKey, float] = {}
@@ -214,6 +213,8 @@ class Approvals:
         self._distinctive: dict[str, frozenset[str]] = {}
         """Distinctive names of the tools of each server, which are found out when others may mention them."""
         self._buckets: dict[str, Bucket] = defaultdict(lambda: Bucket(RECORDED_PER_SECOND, RECORDED))
+        self._unread: set[str] = set()
+        """Servers whose record could not be read yet."""
         self._revision: int | None = None
         self._told: set[tuple[bytes, str, float]] = set()
         """Decisions of this process since the last `refresh`: key, state and time."""
@@ -225,9 +226,7 @@ class Approvals:
         candidates: Mapping[str, Candidate],
         own_names: Callable[[], Iterable[str]],
     ) -> Mapping[str, Ruling]:
-        """Return the decision about each definition of one list, by its own name.
-
-        The same list costs nothing the second time, as long as nobody has decided anything.
+        """Return the decision about each definition of one list, by own name: the same one again for nothing.
 
         Args:
             origin: The source of the list.
@@ -238,10 +237,10 @@ class Approvals:
         """
         with self._deciding:
             known = self._judged.get((origin.server, kind))
-            listed = {} if known is None else known.candidates
-            if known is not None and listed is candidates and known.origin == origin and not known.outdated:
-                return known.rulings
-            rulings = self._decided(origin, kind, candidates, listed, own_names) if candidates else {}
+            stands = known if known and known.origin == origin and not known.outdated else None
+            if stands is not None and stands.candidates is candidates:
+                return stands.rulings
+            rulings = self._decided(origin, kind, candidates, known, own_names) if candidates else {}
             if kind is Approvable.TOOL:
                 self._distinctive.pop(origin.server, None)
             self._tell_withheld(origin.server, kind, {} if known is None else known.rulings, rulings)
@@ -272,7 +271,8 @@ class Approvals:
                 self.first_seen = self._store.first_seen() if changed else self.first_seen
             except StoreError:
                 return False
-            changed |= any(record.waiting for record in self._records.values())
+            changed |= any(record.waiting for record in self._records.values()) or bool(self._unread)
+            self._unread.clear()
             self._revision = revision
             if changed:
                 self._records.clear()
@@ -299,12 +299,17 @@ class Approvals:
         origin: Origin,
         kind: Approvable,
         candidates: Mapping[str, Candidate],
-        listed: Mapping[str, Candidate],
+        known: _Judged | None,
         own_names: Callable[[], Iterable[str]],
     ) -> dict[str, Ruling]:
+        listed = {} if known is None else known.candidates
         if origin.server not in self._records and self._all_approved(origin, kind, candidates):
             return dict.fromkeys(candidates, APPROVED)
-        record = self._record_of(origin.server)
+        if (record := self._record_of(origin.server)) is None:
+            prints = {name: one.fingerprint for name, one in candidates.items()}
+            before = {} if known is None else known.rulings
+            same = {name: one for name, one in before.items() if prints.get(name) == listed[name].fingerprint}
+            return dict.fromkeys(candidates, Ruling(State.HELD, UNREAD)) | same
         unknown = [one for one in candidates.values() if record.find(one) is None]
         owners = self._names_of_others(origin.server, own_names()) if unknown else {}
         signs = {one.name: sign for one in unknown if (sign := suspicion(one, owners)) is not None}
@@ -357,13 +362,16 @@ class Approvals:
         if self._revision is None:
             self._revision, self.first_seen = self._store.revision(), self._store.first_seen()
 
-    def _record_of(self, server: str) -> Record:
+    def _record_of(self, server: str) -> Record | None:
         record = self._records.get(server)
         if record is None:
             try:
                 kept = self._store.record(server)
                 self._look()
             except StoreError as error:
+                if self._store.is_remote:
+                    self._unread.add(server)
+                    return None
                 kept = ApprovalRecord()
                 self.findings[server] = f"the record of approved definitions cannot be read: {error}"
             else:

@@ -477,12 +477,15 @@ TOLD: Final = {Event.UPDATED: "changed with a new version", Event.NEW: "new", Ev
 
 _WHY: Final = {Event.FIRST: "it has not been approved yet", Event.NEW: "it is new"}
 REJECTED: Final = "a person has rejected it"
+UNREAD: Final = "the database that has the decisions about it cannot be reached; it is tried again"
+"""Reason why a definition is withheld until its record can be read."""
 
 _WHY_SEVERAL: Final = {
     "it has not been approved yet": "they have not been approved yet",
     "it is new": "they are new",
     "its definition changed": "their definitions changed",
     REJECTED: "a person has rejected them",
+    UNREAD: "the database that has the decisions about them cannot be reached; it is tried again",
 }
 
 
@@ -567,7 +570,8 @@ def ruling_of(row: ApprovalRow, of_name: Sequence[ApprovalRow]) -> Ruling:
 def withheld(server: str, kind: str, reasons: Sequence[str]) -> str:
     """Return the sentence about withheld definitions of one server, for a model or a person."""
     count, (why, _) = len(reasons), Counter(reasons).most_common(1)[0]
+    look = "" if why == UNREAD else f"; a person has to look (mcp-context-proxy changes {server})"
     subject = f"1 {kind} of {server} is" if count == 1 else f"{count:,} {kind}s of {server} are"
     if count > 1:
         why = _WHY_SEVERAL.get(why, "their definitions look like an attack")
-    return f"{subject} withheld: {why}; a person has to look (mcp-context-proxy changes {server})"
+    return f"{subject} withheld: {why}{look}"

@@ -27,12 +27,15 @@ from support.servers import Workshop, tool
 from support.stores import vector
 
 from mcp_context_proxy.config import StoreConfig
+from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.database import StoreUnavailableError
 from mcp_context_proxy.store.memory import Interaction, InteractionScope, Pair, UseRow
 from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.store.statistics import DAY, SearchUsage, ToolUsage, UsageSlot
 from mcp_context_proxy.store.tables import UPKEEP_SECONDS, RequestRow, Upkeep
+from mcp_context_proxy.trust.decisions import decide
+from mcp_context_proxy.trust.fingerprints import State
 
 psycopg = pytest.importorskip("psycopg")
 from mcp_context_proxy.store.migrations import POSTGRES_VERSION  # noqa: E402 - an extra
@@ -175,6 +178,43 @@ def test_a_replica_that_has_never_reached_the_database_is_not_ready(tmp_path: Pa
             until_ready(proxy.base)
             server.kill()
             assert httpx2.get(f"{proxy.base}/readyz", timeout=30).status_code == 200
+
+
+async def test_nothing_is_served_whose_decision_cannot_be_read_until_the_database_is_there(
+    server: PostgresServer, workshop: Workshop
+) -> None:
+    """A start without the database must not undo what a person has rejected; what runs then goes on."""
+    workshop.server("desk", tools=[tool("send_mail"), tool("wipe")])
+    workshop.server("plain", tools=[tool("echo")])
+    store = {"url": server.url, "namespace": "decided", "timeout_seconds": TIMEOUT}
+    config = workshop.config(store=store)
+    async with inside(config) as proxy:
+        reject = partial(decide, proxy.store, "desk", ["wipe"], State.REJECTED, by="test")
+        await anyio.to_thread.run_sync(reject)
+    try:
+        async with inside(config) as proxy:
+            server.kill()
+            (running,) = [client for client in proxy.fleet.clients.values() if client.name == "plain"]
+            proxy.fleet.restart("plain")
+            await until(lambda: running is not proxy.fleet.clients["plain"])
+            await until(lambda: proxy.fleet.clients["plain"].state is ServerState.READY)
+            kept = await Host(proxy, "modern").names()
+        async with inside(config) as proxy:
+            host = Host(proxy, "modern")
+            names, called = await host.names(), await host.call("desk__send_mail")
+            await anyio.to_thread.run_sync(server.start)
+            await until(lambda: proxy.catalog.snapshot.tools)
+            after = await host.names()
+            refused = await host.call("desk__wipe")
+    finally:
+        server.kill()
+        await anyio.to_thread.run_sync(server.start)
+
+    assert {"plain__echo", "desk__send_mail"} <= {*kept}
+    assert [name for name in names if "__" in name] == []
+    assert "the database that has the decisions about it cannot be reached" in called["content"][0]["text"]
+    assert [name for name in after if name.startswith("desk__")] == ["desk__send_mail"]
+    assert "a person has rejected it" in refused["content"][0]["text"]
 
 
 def test_nothing_is_doubled_when_the_answer_to_a_commit_is_lost(

@@ -1,6 +1,7 @@
 """Certificates: those that are trusted, and those by which a server knows its clients (mutual TLS)."""
 
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 
 import anyio
 import anyio.streams.tls
+import anyio.to_thread
 import httpx2
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -19,7 +21,7 @@ from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.config import TlsConfig
-from mcp_context_proxy.downstream.http_client import refusal
+from mcp_context_proxy.downstream.http_client import described, refusal
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.errors import StartError
 from mcp_context_proxy.oauth.bearer import client_with
@@ -133,6 +135,34 @@ async def test_a_certificate_that_is_renewed_in_its_file_is_used_for_the_next_co
 
     assert "the connection was reset" in expired
     assert "isError" not in answered
+
+
+async def test_a_refusal_of_a_certificate_that_comes_after_the_handshake_is_told_in_words(
+    tmp_path: Path,
+) -> None:
+    """With TLS 1.3 it is read in place of an answer, and the library passes it on as an error of its own."""
+    authority, context = Authority(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.write(tmp_path / "server.pem", "localhost"))
+    context.load_verify_locations(authority.trusted(tmp_path / "clients.pem"))
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    def refuse(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False) as secured:
+            with suppress(ssl.SSLError):
+                secured.do_handshake()
+            while socket.socket.recv(secured, 4096):  # a reset would take the alert away
+                pass
+
+    tls = TlsConfig(ca=tmp_path / "clients.pem")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://localhost:{listener.getsockname()[1]}/mcp"
+        async with await client_with(tls) as client, anyio.create_task_group() as group:
+            group.start_soon(anyio.to_thread.run_sync, refuse, listener)
+            with pytest.raises(httpx2.ReadError) as raised:
+                await client.get(url)
+
+    assert "it demands another certificate of this proxy (tls.certificate)" in described(raised.value)
 
 
 async def test_certificates_that_cannot_be_used_are_told_by_file_and_reason(tmp_path: Path) -> None:

@@ -24,7 +24,10 @@ TRUST = (
         "of an attack, in whatever letters it is drawn. Resources, "
         "skills and instructions are not approved, and are left out if they have such a sign. That holds "
         "over restarts, on lists that are remembered, for several proxies on one store, and where the store "
-        "can be read and not written.",
+        "can be read and not written. A proxy whose database is away serves nothing of a server whose "
+        "decisions it has not read before.",
+        "cluster/test_lost_store.py::"
+        "test_nothing_is_served_whose_decision_cannot_be_read_until_the_database_is_there",
         "faults/test_surroundings.py::test_what_a_person_has_rejected_is_not_served_from_a_full_or_read_only_disk",
         "store/test_store.py::test_what_a_store_has_that_cannot_be_written_is_used_from_memory",
         "trust/test_approval_running.py::test_a_request_that_is_sent_again_in_a_new_session_is_judged_again",
