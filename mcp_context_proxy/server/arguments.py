@@ -10,9 +10,9 @@ call lacks.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -30,6 +30,8 @@ from mcp_context_proxy.server.meta_definitions import (
 )
 from mcp_context_proxy.server.signatures import LOOKS, Detail, ToolSignature, as_dict, as_list, as_word
 from mcp_context_proxy.system.later import pattern
+
+Arguments = TypeVar("Arguments", bound=Struct)
 
 OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "name": ("tool", "tool_name", "toolName"),
@@ -59,7 +61,7 @@ SERVER_WORDS: Final = ("server", "server_name", "serverName")
 """The same for the server of a tool, which is a part of the name here."""
 
 
-def in_our_words(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw | None:
+def _in_our_words(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw | None:
     """Return arguments as they are named and formed here; None if that changes none of them."""
     try:
         given = dict(envelope.members(raw))
@@ -144,10 +146,57 @@ _NAMED: Final[Mapping[type[Struct], Mapping[str, Sequence[str]]]] = {
 """Arguments that an error about an unknown one names: those that every definition has."""
 
 
-def in_words(error: Exception, kind: type[Struct]) -> str:
+def _in_words(error: Exception, kind: type[Struct]) -> str:
     """Return why arguments cannot be used, for the model that sent them."""
     said = strangers.in_words(error, kind, "the arguments", _NAMED.get(kind))
     return f"{said}{'' if said.endswith('?') else '.'} {CALLED_AS}" if kind is CallArguments else said
+
+
+class UnusableArgumentsError(Exception):
+    """The arguments of a meta tool cannot be used; the message tells the model why."""
+
+
+def arguments_of(raw: Raw, kind: type[Arguments]) -> Arguments:
+    if len(raw) > envelope.TAKEN_APART_BYTES:
+        text = f"its arguments have {len(raw):,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
+        raise UnusableArgumentsError(text)
+    return decoded(raw, kind)
+
+
+@cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, strict=False)  # models send numbers as texts
+
+
+def decoded(raw: Raw, kind: type[Arguments], servers: Container[str] = ()) -> Arguments:
+    """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
+    decoder: msgspec.json.Decoder[Arguments] = _decoder(kind)
+    try:
+        return decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        if (given := _without_nulls(raw)) is not None:
+            return decoded(given, kind, servers)
+        if (written := envelope.text(raw)) is not None:
+            return decoded(Raw(written.encode()), kind, servers)
+        if (ours := _in_our_words(raw, kind, servers)) is not None:
+            return decoded(ours, kind, servers)
+        raise UnusableArgumentsError(_in_words(error, kind)) from None
+
+
+def _without_nulls(raw: Raw) -> Raw | None:
+    """Return arguments without those that are null, as in their filters; None if that changes none."""
+    try:
+        given = envelope.members(raw)
+    except msgspec.DecodeError:
+        return None
+    kept = {name: value for name, value in given.items() if not is_null(value)}
+    filters = _without_nulls(kept["filters"]) if "filters" in kept else None
+    kept |= {} if filters is None else {"filters": filters}
+    return None if filters is None and len(kept) == len(given) else envelope.raw(kept)
+
+
+def is_null(raw: Raw) -> bool:
+    return len(raw) == len(b"null") and bytes(raw) == b"null"
 
 
 _KINDS: Final = {"string": b'"', "array": b"[", "object": b"{", "boolean": b"tf", "number": b"-0123456789"}
