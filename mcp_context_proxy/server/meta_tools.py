@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from msgspec import UNSET, Struct
@@ -35,9 +35,10 @@ from mcp_context_proxy.errors import (
     StoreError,
     UnknownFilterError,
     UnknownItemError,
+    some_of,
 )
 from mcp_context_proxy.interactions import InteractionRecorder
-from mcp_context_proxy.items import Document, Kind, Tool, ToolClass, key_of
+from mcp_context_proxy.items import Document, Kind, NameOf, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
@@ -46,6 +47,7 @@ from mcp_context_proxy.results import FAILED, failure, mark_untrusted, outcome_o
 from mcp_context_proxy.results.result_store import ReadError, read
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
+from mcp_context_proxy.retrieval.text import identifier_words, terms
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.arguments import (
     CALLED_AS,
@@ -99,7 +101,6 @@ from mcp_context_proxy.server.search_answers import (
     Note,
     answer_tokens,
     current_name,
-    note_of_pages,
     search_notes,
     search_text,
 )
@@ -337,12 +338,13 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     def _notes(
         self, answer: SearchAnswer, noted: dict[str, frozenset[str]] | None, caller: Caller, best: bool
     ) -> list[Note]:
-        """Return the notes of an answer: its limits, pages, servers told late, and a refused `best` order."""
+        """Return the notes of an answer: limits, a refused order, pages, what is off, servers told late."""
         notes, rerank = search_notes(answer, self.fleet, noted, caller.name_of), answer.context.rerank
         if best and rerank is not None and not rerank.used:
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
         if eras.shows_apps(caller.capabilities):
-            notes += note_of_pages(answer, caller.name_of, self.tools.with_pages(caller.session))
+            notes += _note_of_pages(answer, caller.name_of, self.tools.with_pages(caller.session))
+        notes += _note_of_turned_off(answer)
         if (session := caller.session) is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             untold = dict.fromkeys(tool.server for tool in tools if tool.server not in session.introduced)
@@ -511,6 +513,37 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if handle is None:
             raise UnusableArgumentsError(f"unknown or expired context_id; {SET_CONTEXT} gives one")
         return handle
+
+
+def _note_of_pages(answer: SearchAnswer, name_of: NameOf, listed: Collection[str]) -> list[Note]:
+    """Return how to call the tools with a page, for a host that shows it if they are called by themselves.
+
+    A host shows none of a tool that is not `listed`, by exposed name.
+    """
+    found = (one.item for one in answer.found.results)
+    paged = (item for item in found if isinstance(item, Tool) and item.page)
+    names = [name_of(item) for item in paged if item.exposed_name in listed]
+    its, own = ("its page", "its own name") if len(names) == 1 else ("their pages", "their own names")
+    return [Note(f"To show {its}, call {some_of(names)} by {own}, and not through {CALL}.")] if names else []
+
+
+def _note_of_turned_off(answer: SearchAnswer) -> list[Note]:
+    """Return that a tool is turned off if its name has two words, and none but those of the query.
+
+    It is not found: its name and its setting are for the person, who need not have it known here.
+    """
+    found, only = answer.found, answer.found.wanted.server
+    off = [one for one in found.snapshot.turned_off.values() if only in (None, one.server)]
+    asked = frozenset(terms(answer.context.query)) if off else frozenset()
+    named = ((one.server, _terms_of(one.name)) for one in off)
+    servers = dict.fromkeys(server for server, words in named if len(words) > 1 and words <= asked)
+    said = f"What may fit is turned off at {some_of([*servers])}; only the user can turn it on."
+    return [Note(said, brief=said)] if servers else []
+
+
+@lru_cache(maxsize=1_000)
+def _terms_of(name: str) -> frozenset[str]:
+    return frozenset(terms(identifier_words(name)))
 
 
 def _not_read_only(name: str, why: str) -> bytes:
