@@ -50,7 +50,6 @@ from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingReranker
 from mcp_context_proxy.retrieval.text import identifier_words, terms
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.arguments import (
-    CALLED_AS,
     UnusableArgumentsError,
     arguments_of,
     as_meant,
@@ -181,6 +180,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             if arguments is UNSET or is_null(arguments):
                 arguments = NO_ARGUMENTS
             sent = {**params, "arguments": arguments}
+            if wanted.name in CALLS:  # a call within a call
+                return await self.call_through(through, sent, caller)
             if wanted.name in RESERVED:
                 return await self._own_through(through, wanted.name, sent, caller)
             if wanted.context_id is not None:
@@ -221,8 +222,6 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
 
     async def _own_through(self, through: str, name: str, params: Members, caller: Caller) -> bytes:
         """Return the result of a meta tool that is called through a call tool, fitted to the caller's era."""
-        if name in CALLS:
-            raise UnusableArgumentsError(f"name must be that of the tool to call, not {name}. {CALLED_AS}")
         if through == CALL_READ_ONLY and name not in READ_ONLY:
             result = _not_read_only(name, "is none of them")
         else:
