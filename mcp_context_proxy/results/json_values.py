@@ -7,6 +7,7 @@ than a bounded number of entries.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
 from math import fsum
@@ -45,6 +46,9 @@ PATH_CHARACTERS: Final = 1_000
 PATH_STEPS: Final = 32
 """Longest path and most steps in it; no honest one has as many."""
 
+LEAST_ROWS: Final = 4
+"""Lines from which a text may be a table."""
+
 WALKED_BYTES: Final = 128 * 1024 * 1024
 """Bytes that the steps of a path go through together: the largest result eight times, which is a second."""
 
@@ -59,13 +63,21 @@ _SLICE: Final = pattern(r"(-?\d{1,9})? ?: ?(-?\d{1,9})?", re.ASCII)
 _STEP: Final = pattern(r"""\[((?:[^]'"]|'[^']*'|"[^"]*")*)\]|\.?([^.\[]+)|\.(?=\[)""")
 """A bracket, in which a quoted name may have any characters but its own quote; or a name after a dot."""
 
+_RULE: Final = pattern(r"[\s|:-]+")
+"""The line under the names of a table of markdown."""
+
+_COLUMN: Final = pattern(r"[^\W\d][^:=<>{}]{0,59}")
+"""A name of a column: no time and no sentence of a log, which a table's first line would else be."""
+
+_NUMBER: Final = pattern(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,18})?", re.ASCII)
+
 _NAME: Final = pattern(r"""\s*(?:(['"])(.*?)\1[^,]*|([^,]+))""", re.DOTALL)
 """A name between brackets, with or without quotes."""
 
 _EMPTY_STEP: Final = 'it has an empty step; write it as items[*].title, or ["a name"] for odd names'
 
 _TEST: Final = pattern(
-    r"""\(?\s*(?:@\.?)?([\w.-]+)\s*(==?|!=|[<>]=?)\s*(?:'([^']*)'|"([^"]*)"|([^\s'"()|&]+))\s*\)?"""
+    r"""[(\s]*(?:@\.?)?([\w.-]+)\s*(==?|!=|[<>]=?)\s*(?:'([^']*)'|"([^"]*)"|([^\s'"()|&]+))[)\s]*"""
 )
 """A comparison of a member with a value, such as ``@.size > 3`` or ``user.login == 'ann'``."""
 
@@ -74,7 +86,12 @@ WHOLE_DIGITS: Final = 40
 
 _COMPARED: Final = {"=": eq, "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 
-_CONDITION: Final = "a condition compares members with values, such as items[?size > 3 && state == 'open']"
+_JOINT: Final = pattern(r"(?:&&|(\|\|)|and\b|(or)\b)", re.IGNORECASE)
+
+_CONDITION: Final = (
+    "a condition compares members with values, such as items[?size > 3 && state == 'open'], and has no "
+    "brackets between && and ||; a pattern beside the path finds values by words"
+)
 
 _NAME_SHOWN: Final = pattern(r"[A-Za-z_][\w-]{0,23}")
 """A name that can stand in an example: it needs no quotes, and has no room for a sentence."""
@@ -99,6 +116,31 @@ def parsed(text: bytes) -> Raw | None:
         return _any(msgspec.json.format(stripped, indent=-1))
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+def parsed_rows(text: bytes, most: int = ENTRIES) -> Raw | None:
+    """Return the rows of a text as an array of objects, up to `most`; None if it is no table.
+
+    It is one if it is JSON lines, or if its first line names the columns of the next ones, which commas,
+    semicolons, tabs or the bars of markdown divide. A number among the cells is a number.
+    """
+    lines = [line for line in text.decode().split("\n") if line.strip()]
+    if len(lines) < LEAST_ROWS or len(lines) > most:
+        return None
+    if lines[0].startswith("{"):
+        return parsed(f"[{','.join(lines)}]".encode())
+    mark = next((mark for mark in "|\t;," if mark in lines[0]), ",")
+    if mark == "|":
+        lines = [line.strip().strip(mark) for line in lines if not _RULE.fullmatch(line)]
+    try:
+        names, *rows = ([cell.strip() for cell in row] for row in csv.reader(lines, delimiter=mark))
+    except (csv.Error, ValueError):  # of nothing but lines of a table there are no names
+        return None
+    is_table = len(names) > 1 and all(len(row) == len(names) for row in rows[:SHAPE_SAMPLES])
+    if not is_table or not all(map(_COLUMN.fullmatch, names)):
+        return None
+    cells = ([Raw(one.encode()) if _NUMBER.fullmatch(one) else one for one in row] for row in rows)
+    return envelope.raw([dict(zip(names, row, strict=False)) for row in cells])
 
 
 def members_of(value: bytes | Raw) -> Members | None:
@@ -282,8 +324,16 @@ class _Elements(Struct, frozen=True):
 
     which: slice
     single: bool = False
-    tests: tuple[_Test, ...] = ()
-    """Conditions that each of them meets."""
+    tests: Sequence[Sequence[_Test]] = ()
+    """Conditions, if any: each of them meets all of one group."""
+
+    @property
+    def looks(self) -> int:
+        """Members that the conditions look at in an element, at most."""
+        return sum(len(test.names) for group in self.tests for test in group)
+
+    def takes(self, value: Raw) -> bool:
+        return any(all(test.met_by(value) for test in group) for group in self.tests)
 
 
 _Step: TypeAlias = _MemberName | _Fields | _Elements
@@ -294,14 +344,14 @@ def project(value: Raw, path: str) -> tuple[bytes, list[Raw]]:
 
     A path is a simple JSON path: ``items[0].title``, ``$.items[*].user.login``, ``items[10:20]``, and fields
     of objects as ``items[*][id,title]``, or ``id,title`` alone. A condition stands for the elements that meet
-    it: ``items[?size > 3 && state == 'open']``. A member of an array is that of each of its
+    it: ``items[?size > 3 && state == 'open' || late == true]``. A member of an array is that of each of its
     elements, and a number is the element, as in ``items.0.title``. A text alone is given as it is, without
     quotes. Raises `PathError` if the path cannot be read or leads nowhere.
     """
     steps = _steps(path)
     values, several, walked = [value], False, 0
     for asked in steps:
-        step, times = asked, sum(len(test.names) for test in getattr(asked, "tests", ()))
+        step, times = asked, asked.looks if isinstance(asked, _Elements) else 0
         walked += sum(map(len, values)) * (1 + times)
         if walked > WALKED_BYTES:
             raise PathError(_TOO_MANY)
@@ -314,7 +364,7 @@ def project(value: Raw, path: str) -> tuple[bytes, list[Raw]]:
             values, several = _all_elements(values, _Elements(slice(None))), True
         before = values
         values = _all_elements(values, step) if isinstance(step, _Elements) else _members(values, step)
-        if not values and not (several and isinstance(step, _Elements)):
+        if not values and before and not (several and isinstance(step, _Elements)):
             raise PathError(_nowhere(step, before))
     if several:
         return b"\n".join(map(bytes, values)), values
@@ -340,15 +390,20 @@ def summed(values: list[Raw]) -> str:
 
 def _all_elements(values: list[Raw], step: _Elements) -> list[Raw]:
     found: list[Raw] = []
-    left, looks = LOOKED_AT, sum(len(test.names) for test in step.tests)
+    left, asked = LOOKED_AT, {test.names[0] for group in step.tests for test in group}
     for value in values:
         elements = elements_of(value)
         if elements is None and envelope.starts_with(value, b"["):
             raise PathError(f"an array has more than {ENTRIES:,} elements; read it by page or pattern")
         chosen = (elements or [])[step.which]
-        if (left := left - len(chosen) * looks) < 0:
+        if (left := left - len(chosen) * step.looks) < 0:
             raise PathError(_TOO_MANY)
-        found += [each for each in chosen if all(test.met_by(each) for test in step.tests)]
+        if not asked:
+            found += chosen
+        elif met := [each for each in chosen if step.takes(each)]:
+            found += met
+        elif chosen and not any(asked & (members_of(each) or {}).keys() for each in chosen):
+            raise PathError(_nowhere(_Fields(tuple(sorted(asked))), chosen))
         if len(found) > ENTRIES:
             raise PathError(f"it leads to more than {ENTRIES:,} values; take a part, such as [0:1000]")
     return found
@@ -419,17 +474,31 @@ def _bracket(inside: str) -> _Step:
     if bounds := _SLICE.fullmatch(inside):
         return _Elements(slice(*(int(bound) if bound else None for bound in bounds.groups())))
     if inside.startswith("?"):
-        return _Elements(slice(None), tests=tuple(map(_test, inside[1:].split("&&"))))
+        return _Elements(slice(None), tests=_tests(inside[1:]))
     found = (quoted or plain.strip() for _, quoted, plain in _NAME.findall(inside))
     names = tuple(dict.fromkeys(filter(None, found)))
     return _MemberName(names[0]) if len(names) == 1 else _Fields(names)
 
 
-def _test(text: str) -> _Test:
-    if (found := _TEST.fullmatch(text.strip().strip("()"))) is None:
-        raise PathError(_CONDITION)
-    name, sign, *values = found.groups()
-    return _Test(name.split("."), _COMPARED[sign], next(each for each in values if each is not None))
+def _tests(text: str) -> list[list[_Test]]:
+    """Read conditions that ``&&`` joins to groups, and ``||`` the groups."""
+    groups, at, joints = [list[_Test]()], 0, set[bool]()
+    while (found := _TEST.match(text, at)) is not None:
+        name, sign, *values = found.groups()
+        wanted = next(each for each in values if each is not None)
+        groups[-1].append(_Test(name.split("."), _COMPARED[sign], wanted))
+        at = found.end()
+        if at == len(text):
+            # Brackets may join others first than are joined here.
+            if len(joints) > 1 and "(" in text:
+                break
+            return groups
+        if (joint := _JOINT.match(text, at)) is None:
+            break
+        joints.add(is_or := any(joint.groups()))
+        groups += [[]] if is_or else []
+        at = joint.end()
+    raise PathError(_CONDITION)
 
 
 def example_paths(value: Raw) -> str:

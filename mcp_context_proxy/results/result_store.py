@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from itertools import permutations
+from itertools import islice, permutations
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -290,6 +290,9 @@ RESULTS_KEPT_BYTES: Final = 256 * 1024 * 1024
 RESULTS_KEPT_SESSION_BYTES: Final = 64 * 1024 * 1024
 """Size of those of one session: four of the largest messages."""
 
+TOLD: Final = 5
+"""Results whose ids are told instead of one that is not known."""
+
 RESULTS_MEMORY_BYTES: Final = 16 * 1024 * 1024
 """Size of those in memory; without a data folder all are."""
 
@@ -410,6 +413,11 @@ class KeptResults:
         finally:
             entry.readers -= 1
             entry.close_if_unused()
+
+    def told(self, owner: str) -> str:
+        """Name the latest results of an owner, for a model that no longer knows their ids."""
+        own = (one for one in reversed(self.by_id.items()) if one[1].owner == owner)
+        return ", ".join(f"{key} ({kept.size:,} bytes of {kept.server})" for key, kept in islice(own, TOLD))
 
     def all(self) -> list[tuple[str, str]]:
         """Return owner and id of each, the latest first."""
@@ -541,9 +549,11 @@ def _lines_of(number: int) -> str:
 
 
 def _projected(whole: bytes, path: str) -> tuple[bytes, list[Raw]]:
-    value = json_values.parsed(whole)
+    value = json_values.parsed(whole) or json_values.parsed_rows(whole)
     if value is None:
-        raise ReadError("this result is no JSON, so there is no path in it; read it by page or pattern")
+        raise ReadError(
+            "this result is no JSON or table, so there is no path in it; read it by page or pattern"
+        )
     try:
         return json_values.project(value, path)
     except PathError as error:

@@ -363,7 +363,7 @@ def _note(result_id: str, whole: bytes, shown: str) -> str:
     """Return how much there is of a result, and how to get it, in the words of the proxy."""
     lines = line_count(whole)
     size = f"{len(whole):,} bytes" + (f" in {lines:,} lines" if lines > 1 else "")
-    value = json_values.parsed(whole)
+    value = json_values.parsed(whole) or json_values.parsed_rows(whole[: cut(whole, 0, SMALL_BYTES)])
     ways = ["page=1", 'pattern="words"']
     if value is not None:
         ways[1:] = [

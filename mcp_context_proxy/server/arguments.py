@@ -9,9 +9,10 @@ call lacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Final
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -27,14 +28,10 @@ from mcp_context_proxy.server.meta_definitions import (
     ReadResultArguments,
     SearchArguments,
 )
-from mcp_context_proxy.server.signatures import (
-    LOOKS,
-    Detail,
-    ToolSignature,
-    as_dict,
-    as_list,
-    as_word,
-)
+from mcp_context_proxy.server.signatures import LOOKS, Detail, ToolSignature, as_dict, as_list, as_word
+from mcp_context_proxy.system.later import pattern
+
+Arguments = TypeVar("Arguments", bound=Struct)
 
 OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "name": ("tool", "tool_name", "toolName"),
@@ -64,7 +61,7 @@ SERVER_WORDS: Final = ("server", "server_name", "serverName")
 """The same for the server of a tool, which is a part of the name here."""
 
 
-def in_our_words(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw | None:
+def _in_our_words(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw | None:
     """Return arguments as they are named and formed here; None if that changes none of them."""
     try:
         given = dict(envelope.members(raw))
@@ -149,10 +146,57 @@ _NAMED: Final[Mapping[type[Struct], Mapping[str, Sequence[str]]]] = {
 """Arguments that an error about an unknown one names: those that every definition has."""
 
 
-def in_words(error: Exception, kind: type[Struct]) -> str:
+def _in_words(error: Exception, kind: type[Struct]) -> str:
     """Return why arguments cannot be used, for the model that sent them."""
     said = strangers.in_words(error, kind, "the arguments", _NAMED.get(kind))
     return f"{said}{'' if said.endswith('?') else '.'} {CALLED_AS}" if kind is CallArguments else said
+
+
+class UnusableArgumentsError(Exception):
+    """The arguments of a meta tool cannot be used; the message tells the model why."""
+
+
+def arguments_of(raw: Raw, kind: type[Arguments]) -> Arguments:
+    if len(raw) > envelope.TAKEN_APART_BYTES:
+        text = f"its arguments have {len(raw):,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
+        raise UnusableArgumentsError(text)
+    return decoded(raw, kind)
+
+
+@cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, strict=False)  # models send numbers as texts
+
+
+def decoded(raw: Raw, kind: type[Arguments], servers: Container[str] = ()) -> Arguments:
+    """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
+    decoder: msgspec.json.Decoder[Arguments] = _decoder(kind)
+    try:
+        return decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        if (given := _without_nulls(raw)) is not None:
+            return decoded(given, kind, servers)
+        if (written := envelope.text(raw)) is not None:
+            return decoded(Raw(written.encode()), kind, servers)
+        if (ours := _in_our_words(raw, kind, servers)) is not None:
+            return decoded(ours, kind, servers)
+        raise UnusableArgumentsError(_in_words(error, kind)) from None
+
+
+def _without_nulls(raw: Raw) -> Raw | None:
+    """Return arguments without those that are null, as in their filters; None if that changes none."""
+    try:
+        given = envelope.members(raw)
+    except msgspec.DecodeError:
+        return None
+    kept = {name: value for name, value in given.items() if not is_null(value)}
+    filters = _without_nulls(kept["filters"]) if "filters" in kept else None
+    kept |= {} if filters is None else {"filters": filters}
+    return None if filters is None and len(kept) == len(given) else envelope.raw(kept)
+
+
+def is_null(raw: Raw) -> bool:
+    return len(raw) == len(b"null") and bytes(raw) == b"null"
 
 
 _KINDS: Final = {"string": b'"', "array": b"[", "object": b"{", "boolean": b"tf", "number": b"-0123456789"}
@@ -163,11 +207,16 @@ class Demand(Struct, frozen=True, eq=False):
     """The demands of a schema on a value, as far as they are plain."""
 
     kind: str = ""
+    form: Any = None
     values: frozenset[Any] = frozenset()
     spelled: Mapping[str, str] = {}
     """Values in small letters, or names of the members that may be spelled otherwise by `name_key`; without
     those that are then the same."""
     members: Mapping[str, Demand] = {}
+    needed: Sequence[str] = ()
+    """Members that it has to have."""
+    is_closed: bool = False
+    """True if it takes no other members."""
     elements: Demand | None = None
 
 
@@ -185,6 +234,12 @@ TAKES_OTHERS: Final = (
 
 SEVERAL: Final = frozenset(",;\n[{")
 """Characters of a text that may be several elements of a list; any other text is a list of one."""
+
+SEPARATOR_OF_SEVERAL: Final = pattern(r"[,;\n]")
+"""Between the elements of such a text, where it is plain that they are several: values, or addresses."""
+
+ADDRESS: Final = pattern(r"[^\s@,;<>]+@[^\s@,;<>]+")
+"""An address of e-mail."""
 
 NESTING: Final = 32
 """Levels of JSON in a text up to which it is read."""
@@ -204,7 +259,13 @@ def _demands(told: ToolSignature, schema: Any, depth: int) -> Demand:
     members |= {name: _demand(told, one, depth - 1) for name, one in properties.items()}
     takes_others = any(as_dict(schema).get(key, False) is not False for key in TAKES_OTHERS)
     names = (name for name in members if name in needed or not takes_others)
-    return Demand("object", spelled=_told_apart(names, name_key), members=members)
+    return Demand(
+        "object",
+        spelled=_told_apart(names, name_key),
+        members=members,
+        needed=[name for name in properties if name in needed],
+        is_closed=as_dict(schema).get("additionalProperties") is False,
+    )
 
 
 def _demand(told: ToolSignature, schema: Any, depth: int) -> Demand:
@@ -219,6 +280,7 @@ def _demand(told: ToolSignature, schema: Any, depth: int) -> Demand:
     is_list = kind == "array" and items and depth and "prefixItems" not in plain
     return Demand(
         kind if isinstance(kind, str) else "",
+        plain.get("format"),
         frozenset() if any(isinstance(one, dict | list) for one in values) else frozenset(values),
         _told_apart((one for one in values if isinstance(one, str)), str.casefold),
         elements=_demand(told, items, depth - 1) if is_list else None,
@@ -245,13 +307,11 @@ def as_meant(tool: Tool, arguments: Raw) -> Raw:
 
 def _meant(value: Raw, demand: Demand) -> Raw:
     value = _value_meant(value, demand)
-    if demand.elements is not None and demand.elements.kind == "string":
-        text = envelope.text(value)
-        value = envelope.raw([text]) if text and SEVERAL.isdisjoint(text) else value
-    if demand.elements is not None and envelope.starts_with(value, b"["):
-        listed = envelope.elements(value)
-        each = [_meant(one, demand.elements) for one in listed]
-        return value if each == listed else envelope.raw(each)
+    if (inside := demand.elements) is not None:
+        listed = _listed(value, inside)
+        each = [_meant(one, inside) for one in listed]
+        is_same = each == listed and envelope.starts_with(value, b"[")
+        return value if is_same or not each else envelope.raw(each)
     if not demand.members or not envelope.starts_with(value, b"{"):
         return value
     given, meant = envelope.members(value), dict[str, Raw]()
@@ -262,6 +322,22 @@ def _meant(value: Raw, demand: Demand) -> Raw:
             known = name if same in given or same in meant else same
         meant[known] = _meant(one, demand.members[known]) if known in demand.members else one
     return value if meant == given else envelope.raw(meant)
+
+
+def _listed(value: Raw, inside: Demand) -> Sequence[Raw]:
+    """Return the elements of a list, or those that a value in its place plainly stands for, if any."""
+    if envelope.starts_with(value, b"["):
+        return envelope.elements(value)
+    text = envelope.text(value)
+    if inside.kind == "string" and text and not SEVERAL.isdisjoint(text):
+        parts = [part.strip() for part in SEPARATOR_OF_SEVERAL.split(text)]
+        are_several = all(part.casefold() in inside.spelled for part in parts)
+        if inside.form == "email":
+            are_several = all(map(ADDRESS.fullmatch, parts))
+        return [*map(envelope.raw, parts)] if are_several else []
+    one = _value_meant(value, inside)
+    is_told = inside.values or inside.kind in _KINDS or inside.kind == "integer"
+    return [one] if is_told and text != "" and _may_be(one, inside) else []
 
 
 def _value_meant(value: Raw, demand: Demand) -> Raw:
@@ -293,45 +369,51 @@ def _may_be(value: Raw, demand: Demand) -> bool:
     return kind not in _KINDS or envelope.starts_with(value, _KINDS[kind])
 
 
-def _fits(value: Raw, demand: Demand) -> bool:
-    """Return whether a value, and all in it, may be of the types and values that are demanded."""
+def _misfits(value: Raw, demand: Demand, at: str = "") -> Iterator[tuple[str, str]]:
+    """Yield how a value, or anything in it, differs from a demand, and the place of that in it.
+
+    Names are only unknown where they may stand for others that are missing, or where nothing else is taken.
+    """
     if not _may_be(value, demand):
-        return False
-    if (inside := demand.elements) is not None and envelope.starts_with(value, b"["):
-        return all(_fits(one, inside) for one in envelope.elements(value))
-    members = envelope.members(value) if demand.members and envelope.starts_with(value, b"{") else {}
-    return all(_fits(members[name], demand.members[name]) for name in members.keys() & demand.members)
+        yield "Wrong type or value", at
+    elif (inside := demand.elements) is not None and envelope.starts_with(value, b"["):
+        for number, one in enumerate(envelope.elements(value)):
+            yield from _misfits(one, inside, f"{at}[{number}]")
+    elif demand.members and envelope.starts_with(value, b"{"):
+        given, of = envelope.members(value), f"{at}." if at else ""
+        missing = [name for name in demand.needed if name not in given]
+        yield from (("Missing", of + as_word(name)) for name in missing)
+        for name, one in given.items():
+            if name in demand.members:
+                yield from _misfits(one, demand.members[name], of + as_word(name))
+            elif missing or demand.is_closed:
+                yield "Not known", of + as_word(name)
 
 
 DETAIL_OF_MISFIT: Final = Detail(0, 12, 2)
 
 MISFITS: Final = 8
-"""Parameters of each kind that `misfit` names."""
+"""Places of each kind that `misfit` names."""
+
+MISFITS_SEEN: Final = 100
+"""Places that it looks at."""
 
 
 def misfit(tool: Tool, name: str, arguments: bytes) -> str:
     """Return how arguments differ from the schema of a tool, and its signature; empty if nothing is seen.
 
-    Names are compared at the top alone; ``name`` is that under which the model has the tool.
+    The model has the tool under ``name``.
     """
     if len(arguments) > envelope.TAKEN_APART_BYTES:
         return ""
-    given = envelope.members(arguments) if envelope.starts_with(arguments, b"{") else {}
-    told = ToolSignature(tool)
-    properties, needed = told.properties, told.needed
-    missing = [one for one in properties if one in needed and one not in given]
-    is_closed = as_dict(envelope.schema_of(tool.definition)).get("additionalProperties") is False
-    unknown = [one for one in given if one not in properties] if properties and (missing or is_closed) else []
-    demanded = _demanded(tool).members
-    wrong = [one for one in given if one in demanded and not _fits(given[one], demanded[one])]
-    sentences = [
-        f"{how}: {', '.join(as_word(one) for one in some[:MISFITS])}."
-        for how, some in (("Missing", missing), ("Not known", unknown), ("Wrong type or value", wrong))
-        if some
-    ]
+    given = arguments if envelope.starts_with(arguments, b"{") else b"{}"
+    places: dict[str, list[str]] = {"Missing": [], "Not known": [], "Wrong type or value": []}
+    for how, place in islice(_misfits(Raw(given), _demanded(tool)), MISFITS_SEEN):
+        places[how].append(place)
+    sentences = [f"{how}: {', '.join(some[:MISFITS])}." for how, some in places.items() if some]
     if not sentences:
         return ""
-    takes = f"It takes {told.text('', DETAIL_OF_MISFIT)}."
+    takes = f"It takes {ToolSignature(tool).text('', DETAIL_OF_MISFIT)}."
     return " ".join([takes, *sentences, f"Search for {name} to see all about it."])
 
 

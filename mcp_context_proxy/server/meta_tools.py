@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext
-from functools import cache, partial
-from typing import Any, TypeVar
+from functools import lru_cache, partial
+from typing import Any
 
-import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
@@ -36,9 +35,10 @@ from mcp_context_proxy.errors import (
     StoreError,
     UnknownFilterError,
     UnknownItemError,
+    some_of,
 )
 from mcp_context_proxy.interactions import InteractionRecorder
-from mcp_context_proxy.items import Document, Kind, Tool, ToolClass, key_of
+from mcp_context_proxy.items import Document, Kind, NameOf, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
@@ -47,8 +47,17 @@ from mcp_context_proxy.results import FAILED, failure, mark_untrusted, outcome_o
 from mcp_context_proxy.results.result_store import ReadError, read
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
+from mcp_context_proxy.retrieval.text import identifier_words, terms
 from mcp_context_proxy.server import Caller
-from mcp_context_proxy.server.arguments import CALLED_AS, as_meant, details, in_our_words, in_words, misfit
+from mcp_context_proxy.server.arguments import (
+    UnusableArgumentsError,
+    arguments_of,
+    as_meant,
+    decoded,
+    details,
+    is_null,
+    misfit,
+)
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import NotAnObjectError, request_error, tell_waiting
 from mcp_context_proxy.server.meta_definitions import (
@@ -91,7 +100,6 @@ from mcp_context_proxy.server.search_answers import (
     Note,
     answer_tokens,
     current_name,
-    note_of_pages,
     search_notes,
     search_text,
 )
@@ -99,8 +107,6 @@ from mcp_context_proxy.server.tools_call import NO_ARGUMENTS, InteractionLog, To
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if
 from mcp_context_proxy.trust import Role, reaches
-
-Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 
 Search = Callable[[RerankerModel | None, Notify], Awaitable[bytes]]
 """A search; takes the client's model, if it may be asked, and the channel for notifications."""
@@ -144,18 +150,18 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             if name in (SEARCH, SET_CONTEXT):
                 kind: type[SearchArguments | ContextArguments]
                 kind = SearchArguments if name == SEARCH else ContextArguments
-                wanted = _arguments(raw, kind)
+                wanted = arguments_of(raw, kind)
                 search = partial(self._search, wanted, params, caller)
                 return await self._with_sampling(params, caller, search)
             await in_task()
             if name == MANAGE:
-                return await self._manage(_arguments(raw, ManageArguments), caller)
+                return await self._manage(arguments_of(raw, ManageArguments), caller)
             if name == READ_DOCUMENT:
-                return await self._read(_arguments(raw, ReadArguments), caller)
+                return await self._read(arguments_of(raw, ReadArguments), caller)
             if name == RECALL:
-                return await self._recall(_arguments(raw, RecallArguments), caller)
-            return await self._read_result(_arguments(raw, ReadResultArguments), caller)
-        except _UnusableArgumentsError as error:
+                return await self._recall(arguments_of(raw, RecallArguments), caller)
+            return await self._read_result(arguments_of(raw, ReadResultArguments), caller)
+        except UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
 
     async def call_through(self, through: str, params: Members, caller: Caller) -> bytes:
@@ -169,11 +175,13 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             servers = frozenset(filter(caller.rights.reaches, self.fleet.clients))
             if large := len(raw) > envelope.TAKEN_APART_BYTES:  # those of the tool may be
                 await in_task()
-            wanted = await in_thread_if(large, _decoded, raw, CallArguments, servers)
+            wanted = await in_thread_if(large, decoded, raw, CallArguments, servers)
             arguments = wanted.arguments
-            if arguments is UNSET or _is_null(arguments):
+            if arguments is UNSET or is_null(arguments):
                 arguments = NO_ARGUMENTS
             sent = {**params, "arguments": arguments}
+            if wanted.name in CALLS:  # a call within a call
+                return await self.call_through(through, sent, caller)
             if wanted.name in RESERVED:
                 return await self._own_through(through, wanted.name, sent, caller)
             if wanted.context_id is not None:
@@ -182,10 +190,10 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 meta = eras.Meta({**caller.meta, eras.CONTEXT_KEY: envelope.raw(wanted.context_id)})
                 sent["_meta"], caller = envelope.raw(meta), replace(caller, meta=meta)
             if "://" in wanted.name:
-                page = _decoded(arguments, PageArguments).page
+                page = decoded(arguments, PageArguments).page
                 result = await self.resources.read_by_model(wanted.name, page, caller)
                 return eras.fit_result_to_client("tools/call", result, caller.era)
-        except _UnusableArgumentsError as error:
+        except UnusableArgumentsError as error:
             return eras.fit_result_to_client("tools/call", failure(f"{through}: {error}"), caller.era)
         try:
             tool = self.calls.known(wanted.name, caller) or await self.calls.resolve(
@@ -214,8 +222,6 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
 
     async def _own_through(self, through: str, name: str, params: Members, caller: Caller) -> bytes:
         """Return the result of a meta tool that is called through a call tool, fitted to the caller's era."""
-        if name in CALLS:
-            raise _UnusableArgumentsError(f"name must be that of the tool to call, not {name}. {CALLED_AS}")
         if through == CALL_READ_ONLY and name not in READ_ONLY:
             result = _not_read_only(name, "is none of them")
         else:
@@ -280,7 +286,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                     on_wait = partial(tell_waiting, params, notify)
                     return await self._overview(query, scope, caller, known, on_wait)
             if not query.strip():
-                raise _UnusableArgumentsError("query must not be empty")
+                raise UnusableArgumentsError("query must not be empty")
         else:
             handle = handle or self._new_handle(caller)
             query = query if wanted.intent is None else f"{query}\n{wanted.intent}"
@@ -303,7 +309,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 given=caller.given,
             )
         except UnknownFilterError as error:
-            raise _UnusableArgumentsError(str(error)) from None
+            raise UnusableArgumentsError(str(error)) from None
         if self.log is not None:
             self.log.searched(answer.context.query, eras.name_of(caller.client_info), caller.rights.owner)
         if caller.session is not None:
@@ -331,12 +337,13 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     def _notes(
         self, answer: SearchAnswer, noted: dict[str, frozenset[str]] | None, caller: Caller, best: bool
     ) -> list[Note]:
-        """Return the notes of an answer: its limits, pages, servers told late, and a refused `best` order."""
+        """Return the notes of an answer: limits, a refused order, pages, what is off, servers told late."""
         notes, rerank = search_notes(answer, self.fleet, noted, caller.name_of), answer.context.rerank
         if best and rerank is not None and not rerank.used:
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
         if eras.shows_apps(caller.capabilities):
-            notes += note_of_pages(answer, caller.name_of, self.tools.with_pages(caller.session))
+            notes += _note_of_pages(answer, caller.name_of, self.tools.with_pages(caller.session))
+        notes += _note_of_turned_off(answer)
         if (session := caller.session) is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             untold = dict.fromkeys(tool.server for tool in tools if tool.server not in session.introduced)
@@ -374,7 +381,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         try:
             answer = await self.contexts.select("", scope=scope, remember=False, on_wait=on_wait)
         except UnknownFilterError as error:
-            raise _UnusableArgumentsError(str(error)) from None
+            raise UnusableArgumentsError(str(error)) from None
         snapshot, count = answer.found.snapshot, self.contexts.costs.count
         told: dict[str, frozenset[str]] = {}
         notes = [
@@ -396,14 +403,14 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         session = self._handle(wanted.context_id, caller) or caller.session or self._new_handle(caller)
         if wanted.action != "list":
             if wanted.type is None or wanted.name is None:
-                raise _UnusableArgumentsError(f"to {wanted.action} an item, give its type and name")
+                raise UnusableArgumentsError(f"to {wanted.action} an item, give its type and name")
             change = self.contexts.add if wanted.action == "add" else self.contexts.remove
             watched = nullcontext() if caller.session is None else self.changes.watching(caller.session)
             try:
                 with watched:
                     change(session, Kind(wanted.type), wanted.name, wanted.server, by_model=True)
             except (UnknownItemError, NotForModelsError) as error:
-                raise _UnusableArgumentsError(str(error)) from error
+                raise UnusableArgumentsError(str(error)) from error
         items = await self.contexts.items(session)
         context_id = session.secret if isinstance(session, Handle) else None
         snapshot = self.calls.catalog.snapshot
@@ -475,20 +482,22 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         results = self.calls.results.kept
         kept = await results.get(caller.owner, wanted.id)
         if kept is None and results.is_elsewhere(wanted.id):
-            raise _UnusableArgumentsError(
+            raise UnusableArgumentsError(
                 "the replica of the proxy that kept this result has ended, and the result with it: it cannot "
                 "be read any more. Call the tool that gave it once more, with the same arguments"
             )
         if kept is None:
-            raise _UnusableArgumentsError(
+            # Without a session nothing but the id tells one caller from another.
+            known = "" if caller.session is None else results.told(caller.owner)
+            raise UnusableArgumentsError(
                 "there is no result with this id: it was another session's, or is no longer kept; "
-                "call its tool again"
+                + (f"those that are, the latest first: {known}" if known else "call its tool again")
             )
         asked = wanted.page, wanted.path, wanted.pattern, self.calls.results.page_bytes(caller.client_info)
         try:
             reading = await self.contexts.in_turn(partial(read, kept.text, *asked))
         except ReadError as error:
-            raise _UnusableArgumentsError(str(error)) from None
+            raise UnusableArgumentsError(str(error)) from None
         result = envelope.encode({"content": [{"type": "text", "text": reading.text.decode()}]})
         client = self.fleet.clients.get(kept.server)
         if client is None or client.config.spotlight:
@@ -501,8 +510,39 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             return handle_of(caller.meta, self.handles, caller.principal)
         handle = self.handles.get(context_id, caller.principal)
         if handle is None:
-            raise _UnusableArgumentsError(f"unknown or expired context_id; {SET_CONTEXT} gives one")
+            raise UnusableArgumentsError(f"unknown or expired context_id; {SET_CONTEXT} gives one")
         return handle
+
+
+def _note_of_pages(answer: SearchAnswer, name_of: NameOf, listed: Collection[str]) -> list[Note]:
+    """Return how to call the tools with a page, for a host that shows it if they are called by themselves.
+
+    A host shows none of a tool that is not `listed`, by exposed name.
+    """
+    found = (one.item for one in answer.found.results)
+    paged = (item for item in found if isinstance(item, Tool) and item.page)
+    names = [name_of(item) for item in paged if item.exposed_name in listed]
+    its, own = ("its page", "its own name") if len(names) == 1 else ("their pages", "their own names")
+    return [Note(f"To show {its}, call {some_of(names)} by {own}, and not through {CALL}.")] if names else []
+
+
+def _note_of_turned_off(answer: SearchAnswer) -> list[Note]:
+    """Return that a tool is turned off if its name has two words, and none but those of the query.
+
+    It is not found: its name and its setting are for the person, who need not have it known here.
+    """
+    found, only = answer.found, answer.found.wanted.server
+    off = [one for one in found.snapshot.turned_off.values() if only in (None, one.server)]
+    asked = frozenset(terms(answer.context.query)) if off else frozenset()
+    named = ((one.server, _terms_of(one.name)) for one in off)
+    servers = dict.fromkeys(server for server, words in named if len(words) > 1 and words <= asked)
+    said = f"What may fit is turned off at {some_of([*servers])}; only the user can turn it on."
+    return [Note(said, brief=said)] if servers else []
+
+
+@lru_cache(maxsize=1_000)
+def _terms_of(name: str) -> frozenset[str]:
+    return frozenset(terms(identifier_words(name)))
 
 
 def _not_read_only(name: str, why: str) -> bytes:
@@ -513,60 +553,13 @@ def _not_read_only(name: str, why: str) -> bytes:
     )
 
 
-class _UnusableArgumentsError(Exception):
-    """The arguments of a meta tool cannot be used; the message tells the model why."""
-
-
-def _arguments(raw: Raw, kind: type[Arguments]) -> Arguments:
-    if len(raw) > envelope.TAKEN_APART_BYTES:
-        text = f"its arguments have {len(raw):,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
-        raise _UnusableArgumentsError(text)
-    return _decoded(raw, kind)
-
-
-@cache
-def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, strict=False)  # models send numbers as texts
-
-
-def _decoded(raw: Raw, kind: type[Arguments], servers: Container[str] = ()) -> Arguments:
-    """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
-    decoder: msgspec.json.Decoder[Arguments] = _decoder(kind)
-    try:
-        return decoder.decode(raw)
-    except msgspec.DecodeError as error:
-        if (given := _without_nulls(raw)) is not None:
-            return _decoded(given, kind, servers)
-        if (written := envelope.text(raw)) is not None:
-            return _decoded(Raw(written.encode()), kind, servers)
-        if (ours := in_our_words(raw, kind, servers)) is not None:
-            return _decoded(ours, kind, servers)
-        raise _UnusableArgumentsError(in_words(error, kind)) from None
-
-
-def _without_nulls(raw: Raw) -> Raw | None:
-    """Return arguments without those that are null, as in their filters; None if that changes none."""
-    try:
-        given = envelope.members(raw)
-    except msgspec.DecodeError:
-        return None
-    kept = {name: value for name, value in given.items() if not _is_null(value)}
-    filters = _without_nulls(kept["filters"]) if "filters" in kept else None
-    kept |= {} if filters is None else {"filters": filters}
-    return None if filters is None and len(kept) == len(given) else envelope.raw(kept)
-
-
-def _is_null(raw: Raw) -> bool:
-    return len(raw) == len(b"null") and bytes(raw) == b"null"
-
-
 def _wants_data(caller: Caller) -> bool:
     """Return whether a program asks for data instead of the text that models read."""
     wanted = caller.meta.get(eras.FORMAT_KEY)
     if wanted is None:
         return False
     if envelope.text(wanted) != "json":
-        raise _UnusableArgumentsError(f'{eras.FORMAT_KEY} in _meta can only be "json"')
+        raise UnusableArgumentsError(f'{eras.FORMAT_KEY} in _meta can only be "json"')
     return True
 
 

@@ -30,6 +30,7 @@ from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
     MIN_CALLS,
     Document,
+    IncludeMode,
     Item,
     ItemKey,
     Kind,
@@ -289,6 +290,8 @@ def overview_text(
     filters, by_server = engine_filters(scope.filters, figures), dict[str, list[str]]()
     tools = snapshot.tools.values() if scope.kinds is None or Kind.TOOL in scope.kinds else ()
     for tool in filter(filters.allow, tools):
+        if tool.include is IncludeMode.MANUAL:
+            continue  # no search finds it
         names = by_server.setdefault(tool.server, [])
         # The first one shows how a full name begins, so that there is room for more of them.
         name = shown_name(tool, name_of)

@@ -24,7 +24,17 @@ from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet, error_line
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.errors import AwaitedServersError, UnknownFilterError, UnknownItemError, some_of
-from mcp_context_proxy.items import Document, Kind, NameOf, SearchFilters, Snapshot, Tool, ToolClass, key_of
+from mcp_context_proxy.items import (
+    Document,
+    IncludeMode,
+    Kind,
+    NameOf,
+    SearchFilters,
+    Snapshot,
+    Tool,
+    ToolClass,
+    key_of,
+)
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import bounded, one_line
 from mcp_context_proxy.results import failure
@@ -256,18 +266,6 @@ def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = E
     return f"Left out, because they do not fit into {room}: {', '.join(named)}"
 
 
-def note_of_pages(answer: SearchAnswer, name_of: NameOf, listed: Collection[str]) -> list[Note]:
-    """Return how to call the tools with a page, for a host that shows it if they are called by themselves.
-
-    A host shows none of a tool that is not `listed`, by exposed name.
-    """
-    found = (one.item for one in answer.found.results)
-    paged = (item for item in found if isinstance(item, Tool) and item.page)
-    names = [name_of(item) for item in paged if item.exposed_name in listed]
-    its, own = ("its page", "its own name") if len(names) == 1 else ("their pages", "their own names")
-    return [Note(f"To show {its}, call {some_of(names)} by {own}, and not through {CALL}.")] if names else []
-
-
 def search_text(
     answer: SearchAnswer,
     notes: Sequence[Note] = (),
@@ -337,7 +335,8 @@ def _others_of_server(answer: SearchAnswer, name_of: NameOf) -> list[str]:
     server = server_asked_for(answer.context.query, found.snapshot.servers)
     told = {result.item.key for result in found.results if isinstance(result.item, Tool)}
     tools = () if server is None else found.snapshot.tools.values()
-    names = [shown_name(one, name_of) for one in tools if one.server == server and one.key not in told]
+    others = (one for one in tools if one.server == server and one.include is not IncludeMode.MANUAL)
+    names = [shown_name(one, name_of) for one in others if one.key not in told]
     return [f"{len(names)} more of {server}: {some_of(names, NAMED_OF_ONE)}"] if names else []
 
 

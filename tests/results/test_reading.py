@@ -137,6 +137,9 @@ def test_each_of_several_values_is_one_line_however_its_server_has_written_it() 
         ("$.list[?@.t=='x' && @.id<9].id", "3"),
         ("list[?t != x].id", "4"),
         ("list[?id>9]", ""),
+        ("list[?id>9].t", ""),
+        ("list[?(@.id>9 || @.t == 'x')].id", "3"),
+        ("list[?t == 'y and z' or id >= 3 and id < 4].id", "3"),
     ],
 )
 def test_a_path_leads_to_a_part(path: str, value: str) -> None:
@@ -174,14 +177,35 @@ def test_the_fields_of_a_list_need_no_brackets() -> None:
 
 
 @each(
+    "text",
+    [
+        '{"id": 3, "to": "Graz, AT"}\n{"id": 4, "to": "b"}\n\n{"id": 5, "to": "b"}\n{"id": 5, "to": "b"}',
+        'id,to\r\n3,"Graz, AT"\r\n4,b\r\n5,b\r\n',
+        "id;to\n3;Graz, AT\n4;b\n5;b",
+        "id\tto\n3\tGraz, AT\n4\tb\n5\tb\n",
+        "| id | to |\n|:---|----|\n| 3 | Graz, AT |\n| 4 | b |\n| 5 | b |",
+    ],
+)
+def test_the_rows_of_a_table_and_json_lines_are_read_by_a_path(text: str) -> None:
+    assert read(text.encode(), 1, "[?to == 'Graz, AT'].id", None).text == b"3"
+    assert "sum " in read(text.encode(), 1, "[?id > 3].id", None).note
+
+
+@each("text", ["10:00:01,INFO,a\n10:00:02,INFO,b\n" * 9, "One, two\nthree\nfour, five\nsix", "a\nb\nc\nd"])
+def test_lines_that_are_no_table_have_no_path(text: str) -> None:
+    with pytest.raises(ReadError, match="no JSON or table"):
+        read(text.encode(), 1, "[0]", None)
+
+
+@each(
     ("path", "why"),
     [
         ("a.c", "no member 'c'; what there is: {b: number}"),
         ("list[9]", "no element 9; what there is: array of 1 number"),
         ("a[", "not closed"),
-        ("rows[?id>3||id<1]", "such as items[?size > 3 && state == 'open']"),
+        ("rows[?(id>3||id<1) && id!=2]", "such as items[?size > 3 && state == 'open']"),
+        ("rows[?state=='open']", "no member 'state'; what there is: {id: null}"),
         ("$.rows[?(@.id == 3 || @.id)]", "such as items[?size > 3 && state == 'open']"),
-        ("$.rows[?(@.id == 9)].id", "there is no member 'id'; what there is: nothing"),
         ("a..b", "empty step"),
         ("a. .b", "empty step"),
         ("rows[9]", "array of 2 {id: number}"),
@@ -226,6 +250,10 @@ def test_what_cannot_be_read_is_refused_in_words(
         ("[", "[0][0]", None),
         ('{"a":', "a.a.a", None),
         ("0,", "[*]", None),
+        ("a,b\n", "[*]", None),
+        ('a,"', "[*]", None),
+        ("| \n", "[*]", None),
+        ("{}\n", "[?a=='b' || c==d]", None),
     ],
 )
 def test_hostile_text_is_read_in_time_in_proportion_to_its_length(

@@ -33,6 +33,7 @@ async def github(workshop: Workshop) -> AsyncIterator[tuple[Proxy, Server]]:
         {"server_name": "github", "tool_name": "github__create_issue", "arguments": {"title": "x"}},
         {"server": None, "name": "github__create_issue", "arguments": {"title": "x"}},
         {"server": "github", "name": "create_issue", "title": "x"},
+        {"name": "call_read_only_tool", "args": {"name": "github__create_issue", "title": "x"}},
         {"server_name": "github", "tool": "github__create_issue", "title": "x"},
     ],
 )
@@ -108,10 +109,7 @@ async def test_what_stands_beside_the_name_is_what_the_tool_is_given(workshop: W
             "title is not known; known are name, arguments, goal",
         ),
         ({}, "name is missing"),
-        (
-            {"name": "call_tool", "arguments": {"name": "x"}},
-            "name must be that of the tool to call, not call_tool",
-        ),
+        ({"name": "call_tool", "arguments": {}}, "name is missing"),
     ],
 )
 async def test_unusable_arguments_of_a_call_tool_are_answered_with_its_form(
@@ -143,6 +141,7 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
             "day": {"type": "integer"},
             "unit": {"type": "string", "enum": ["h", "min"]},
             "also": {"type": "array", "items": {"type": "object", "properties": {"id": {"type": "integer"}}}},
+            "from": {"type": "object", "properties": {"city": {}, "of": {}}, "required": ["city"]},
         },
         "required": ["zone"],
     }
@@ -150,7 +149,7 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
     workshop.server("clock", tools=tools, calls={"tell": [refusal]})
     also = [[{"id": 1}, {"id": "x"}], [{"id": 1}]]
     calls = [
-        {"tz": "x", "unit": "s", "day": "monday", "also": also[0]},
+        {"tz": "x", "unit": "s", "day": "monday", "also": also[0], "from": {"town": "Lyon"}},
         {"zone": "UTC", "day": 1, "unit": "h", "also": also[1]},
     ]
     async with host_of(workshop.config(), era) as host:
@@ -161,8 +160,9 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
     said = wrong["content"][-1]["text"].splitlines()[-1]
     assert wrong["isError"]
     assert said == (
-        'It takes (zone: string, day?: integer, unit?: "h" | "min", also?: object[]). Missing: zone. '
-        "Not known: tz. Wrong type or value: unit, day, also. Search for clock__tell to see all about it."
+        'It takes (zone: string, day?: integer, unit?: "h" | "min", also?: object[], from?: object). '
+        "Missing: zone, from.city. Not known: tz, from.town. Wrong type or value: unit, day, also[1].id. "
+        "Search for clock__tell to see all about it."
     )
     # Nothing is wrong with these arguments that could be seen from outside.
     assert "It takes" not in json.dumps(right)
@@ -205,6 +205,10 @@ BOOKING = {
         "by": {"type": "string", "enum": ["MAIL", "sms"]},
         "free": {},
         "either": {"type": ["string", "array"]},
+        "to": {"type": "array", "items": {"type": "string", "format": "email"}},
+        "days": {"type": "array", "items": {"type": "string", "enum": ["Mon", "Tue"]}},
+        "slots": {"type": "array", "items": {"$ref": "#/$defs/Slot"}},
+        "sizes": {"type": "array", "items": {"type": "integer"}},
     },
     "$defs": {"Slot": SLOT},
 }
@@ -216,12 +220,16 @@ MEANT: list[tuple[dict[str, Any], str]] = [
     ({"number": "3", "share": "1.50", "paid": "True"}, '{"number":3,"share":1.50,"paid":true}'),
     ({"bookIds": "a b"}, '{"bookIds":["a b"]}'),
     ({"card": 12, "by": "mail"}, '{"card":"12","by":"MAIL"}'),
+    ({"to": "a@x.org, b@x.org", "days": "mon;Tue"}, '{"to":["a@x.org","b@x.org"],"days":["Mon","Tue"]}'),
+    ({"slots": {"from_hour": 9}, "sizes": "4"}, '{"slots":[{"fromHour":9}],"sizes":[4]}'),
 ]
 LEFT: list[dict[str, Any]] = [
     # They fit, or may be meant in another way, or in none.
     {"free": "[1]", "either": "[1]", "card": "[1]", "number": None},
     {"bookIds": "a, b", "slot": "[1]", "number": "3.5", "share": "1,5", "paid": "yes", "by": "post"},
     {"book_ids": ["a"], "bookIds": ["b"], "bookids": ["c"]},
+    {"to": "Ann, a@x.org", "days": "Mon, Sun", "slots": "Mon", "sizes": "1,2"},
+    {"slots": None, "sizes": "", "to": ""},
     {"share": "1e999", "bookIds": "[" * 40 + "]" * 40},
     {"card": {"a": 1}, "slot": True, "rows": "a"},
     {"slot": {"day": "sunday", "Day": "friday"}, "rows": [[None, ["x"]]]},

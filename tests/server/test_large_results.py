@@ -12,6 +12,7 @@ import anyio
 import pytest
 from support.host_models import model_sees
 from support.proxies import Host, host_of, inside
+from support.raw_client import text_of
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile
@@ -272,6 +273,20 @@ async def test_the_result_of_another_session_is_unknown(workshop: Workshop, era:
 
     assert refused["isError"]
     assert refused["content"] == invented["content"]
+
+
+async def test_a_model_that_has_forgotten_an_id_is_told_those_of_its_session_and_no_others(
+    workshop: Workshop, era: str
+) -> None:
+    results(workshop, log={"content": [text(LOG)]})
+    async with inside(workshop.config()) as proxy:
+        host, other = Host(proxy, era), Host(proxy, era)
+        ids = [id_in(await one.call("work__log")) for one in (host, host, other)]
+        told = text_of(await host.call("read_result", {"id": "the log"}))
+
+    # In the modern era nothing but the id tells the one from the other.
+    assert [one in told for one in ids] == [era == "handshake"] * 2 + [False]
+    assert (f"latest first: {ids[1]} ({len(LOG):,} bytes of work), {ids[0]}" in told) == (era == "handshake")
 
 
 async def test_results_are_forgotten_with_their_session(workshop: Workshop) -> None:

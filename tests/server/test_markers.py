@@ -9,6 +9,7 @@ from support.ledger import until
 from support.proxies import Host, host_of, inside
 from support.raw_client import text_of
 from support.servers import Workshop, tool
+from support.tables import each
 
 from mcp_context_proxy.app.proxy import Proxy
 
@@ -153,8 +154,11 @@ async def test_a_changed_length_of_kept_results_is_announced(workshop: Workshop)
     assert listed[CALL]["_meta"][RESULT_SIZE] == 90_000
 
 
-async def test_a_refusal_of_call_read_only_tool_names_the_tool_the_reason_and_the_way_on(host: Host) -> None:
-    refused = await host.call(CALL_READ_ONLY, {"name": "s__destructive"})
+@each("said", [{"name": "s__destructive"}, {"name": CALL, "arguments": {"name": "s__destructive"}}])
+async def test_a_refusal_of_call_read_only_tool_names_the_tool_the_reason_and_the_way_on(
+    host: Host, said: dict[str, Any]
+) -> None:
+    refused = await host.call(CALL_READ_ONLY, said)
 
     assert refused["isError"]
     assert text_of(refused) == (

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 from support.proxies import Host, host_of, inside
-from support.raw_client import OWN
+from support.raw_client import OWN, text_of
 from support.servers import Workshop, tool
 from support.tables import each
 
@@ -535,6 +535,18 @@ async def test_a_query_for_the_tools_of_a_server_has_every_name(host: Host, quer
     assert "The best match of 5 tools and documents:" in text
     assert "1 more of weather: weather__" in text
     assert ("weather__forecast" in text) and ("weather__tides" in text)
+
+
+async def test_tools_that_are_called_by_hand_alone_are_named_by_no_search(workshop: Workshop) -> None:
+    hidden = {"tools": {"reset": {"include": "manual"}}}
+    workshop.server("router", tools=[tool("reset"), tool("status")], settings=hidden)
+    workshop.server("web", tools=[tool("get")], settings={"include": "manual"})
+    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
+        host = Host(proxy, "modern")
+        told = [text_of(await host.call(SEARCH, {"query": one})) for one in ("*", "router", "web", "status")]
+
+    assert "1 tool of 1 server:" in told[0]
+    assert not any("reset" in one or "web__get" in one for one in told)
 
 
 async def test_an_overview_is_no_request_that_a_call_is_learned_for(proxy: Proxy, host: Host) -> None:

@@ -71,6 +71,19 @@ async def test_a_tool_that_is_turned_off_is_in_no_list_and_no_search(proxy: Prox
     assert "delete_repo" not in text_of(read) + json.dumps(answer["results"])
 
 
+async def test_a_search_for_it_says_that_something_is_off_and_neither_name_nor_setting(
+    proxy: Proxy, host: Host
+) -> None:
+    said = "What may fit is turned off at git; only the user can turn it on."
+    asked = text_of(await host.call(SEARCH, {"query": "please delete that repo"}))
+    other = text_of(await host.call(SEARCH, {"query": "please delete that file"}))
+
+    assert said in asked
+    assert "git__delete" not in asked
+    assert "deny" not in asked
+    assert "turned off" not in other
+
+
 async def test_mode_all_does_not_list_it_either(workshop: Workshop, git: Server, era: str) -> None:
     async with inside(workshop.config(expose={"mode": "all"})) as proxy:
         names = await Host(proxy, era).names()
