@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
@@ -264,7 +264,7 @@ class Flat(Generic[Element]):
         return chain.from_iterable(self._pieces)
 
 
-class Index(Struct, frozen=True, eq=False):
+class Index(Struct, frozen=True, eq=False, dict=True):
     """Everything that a search needs of one snapshot."""
 
     snapshot: Snapshot
@@ -310,8 +310,8 @@ class Index(Struct, frozen=True, eq=False):
     """Cached for `instructed`: by term, the sources whose instructions have it."""
     called: list[dict[str, dict[int, bool]]] = field(default_factory=list)
     """Cached for `addressed`: by word, the sources that are called so, and whether by the word itself."""
-    shared: list[dict[int, list[int]]] = field(default_factory=list)
-    """The cached result of `shared_names`."""
+    twins: dict[int, dict[int, Tool]] = field(default_factory=dict)
+    """Cached for tools with shared names: those with an equal definition, by position."""
     word_lists: list[WordList] = field(default_factory=list)
     """The cached result of `words`."""
     sketches: list[Sketches] = field(default_factory=list)
@@ -394,14 +394,13 @@ class Index(Struct, frozen=True, eq=False):
             self.sketches.append(None if guesses is None else (places[: len(guesses)], guesses))
         return self.sketches[0]
 
+    @cached_property
     def shared_names(self) -> dict[int, list[int]]:
-        """Return the items of each own name, as its hash, that several have."""
-        if not self.shared:
-            own = self.names[:, 0]
-            order = np.argsort(own, kind="stable")
-            parts = np.split(order, np.flatnonzero(np.diff(own[order])) + 1)
-            self.shared.append({int(own[one[0]]): one.tolist() for one in parts if one.size > 1})
-        return self.shared[0]
+        """The items of each own name, as its hash, that several have."""
+        own = self.names[:, 0]
+        order = np.argsort(own, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(own[order])) + 1)
+        return {int(own[one[0]]): one.tolist() for one in parts if one.size > 1}
 
     def named(self, keys: Iterable[str]) -> list[int]:
         """Return the items that have one of some names, given as `text.name_key` returns them."""

@@ -102,8 +102,9 @@ DOUBT_OF_SERVICE, NAMING_LOOKED_FOR = 1.1, 5
 SERVES_NEED = 0.15
 """Amount that is added for one of several needs to the scores of tools that serve its general purpose."""
 
-TWINS_LOOKED_FOR = 8
-"""Tools of one name among which equal ones are looked for: nobody chooses among more accounts by name."""
+TWINS_LOOKED_FOR, TWINS_KEPT = 8, 8_192
+"""Tools of one name among which equal ones are looked for: nobody chooses among more accounts by name. And
+tools whose equal ones the index keeps: to compare definitions was a tenth of a search."""
 
 CONTAINERS_LOOKED_FOR = 40
 """Tools among which those are looked for that create or delete what a thing is in."""
@@ -273,11 +274,9 @@ class QueryScores:
         """Return the cosine of each chunk of the item at a place with its nearest text of the query."""
         if self.dense is None or self.by_chunk is None:
             return None
-        start = int(self.dense.starts[place])
-        chunks: NDArray[np.float32] = self.by_chunk[:, start : start + int(self.dense.sizes[place])].max(
-            axis=0
-        )
-        return chunks
+        own = slice(start := int(self.dense.starts[place]), start + int(self.dense.sizes[place]))
+        nearest: NDArray[np.float32] = self.by_chunk[:, own].max(axis=0)
+        return nearest
 
     def ranked(self, options: SearchOptions) -> tuple[list[Result], list[Result]]:
         """Return the selected items and those that follow them down to the depth asked for, best first."""
@@ -314,7 +313,7 @@ class QueryScores:
             general=dots(calibration.requests, query.vectors[0]),
             rivals=query.rivals.cosines,
             counterparts=self.counterparts,
-            unaided=float((calibration.unaided @ query.vectors[0]).max()),
+            unaided=float(dots(calibration.unaided, query.vectors[0]).max()),
             coverage=np.minimum(scores[self.items] / (highest or 1.0), 1.0),
         )
         return told + (EVIDENCE_OF_ADDRESS if query.words.addressed else 0.0), unaided
@@ -373,8 +372,7 @@ class QueryScores:
         """Return the tools that serve the general purpose of the query, best first."""
         if (purpose := self.query.read.purpose) is None:
             return []
-        found = self._serving(purpose)
-        found.sort(key=lambda place: -self.fused[place])
+        found = sorted(self._serving(purpose), key=lambda place: -self.fused[place])
         return self._results(found[: purpose.shown])
 
     def _serving(self, purpose: Purpose) -> list[int]:
@@ -401,8 +399,7 @@ class QueryScores:
         candidates = np.flatnonzero(chosen)
         ordered: NDArray[np.intp] = candidates[np.argsort(-self.fused[candidates], kind="stable")]
         if self.exact:
-            is_exact = np.isin(ordered, list(self.exact))
-            ordered = np.concatenate([ordered[is_exact], ordered[~is_exact]])
+            ordered = ordered[np.argsort(~np.isin(ordered, list(self.exact)), kind="stable")]
         return self._older_first(ordered)
 
     def _older_first(self, ordered: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -412,6 +409,10 @@ class QueryScores:
         more words. Names of tools and servers that the query states, and past use, count as they are.
         """
         index, head = self.query.index, ordered[:COPIES_LOOKED_FOR]
+        servers = {index.keys[at] for at in index.sources[self.items[head]].tolist()}
+        seen = [index.snapshot.first_seen.get((server, ""), 0.0) for server in servers]
+        if not seen or max(seen) - min(seen) < YOUNGER_SECONDS:
+            return ordered
         items = [index.items[item] for item in self.items[head].tolist()]
         ages = ages_of(items, index)
         passing = younger(ages, ages)
@@ -447,20 +448,20 @@ class QueryScores:
         Only equal definitions count. With nearly equal ones a server could hide the tools of another one
         behind its own by repeating them with a word more.
         """
-        index, shared = self.query.index, self.query.index.shared_names()
-        names = index.names[self.items[ordered], 0].tolist()
+        index, shared = self.query.index, self.query.index.shared_names
+        items, names = self.items[ordered].tolist(), index.names[self.items[ordered], 0].tolist()
         # Nearly every tool has a name of its own, which the hashes of the names tell at once.
         if shared.keys().isdisjoint(names):
             return ordered, {}
         kept, twins = dict[int, None](), dict[int, tuple[Tool, ...]]()
         passed, shown = set[tuple[str, object]](), set[str]()
-        for place, name in zip(ordered.tolist(), names, strict=True):
-            found, first = index.items[int(self.items[place])], place
-            if name in shared and isinstance(found, Tool):
+        for place, item, name in zip(ordered.tolist(), items, names, strict=True):
+            first = place
+            if name in shared and isinstance(found := index.items[item], Tool):
                 if (definition := (found.name, found.written)) in passed:
                     continue
                 passed.add(definition)
-                same = {place: found, **self._same(found, shared[name][:TWINS_LOOKED_FOR])}
+                same = {place: found, **_by_place(_twins(index, found, item), self.items)}
                 if len(same) > 1:
                     # The one at the server of an earlier one: a task stays where it began.
                     first = next((at for at, tool in same.items() if tool.server in shown), place)
@@ -468,13 +469,6 @@ class QueryScores:
                     twins[first] = tuple(tool for at, tool in same.items() if at != first)
             kept[first] = None
         return np.array([*kept], np.intp), twins
-
-    def _same(self, tool: Tool, positions: Sequence[int]) -> dict[int, Tool]:
-        """Return the tools with the name and definition of one, by place, of those at some positions."""
-        tools, same = self.query.index.items, (tool.name, tool.written)
-        by_place = _by_place({at: tools[at] for at in positions}, self.items)
-        alike = {at: one for at, one in by_place.items() if isinstance(one, Tool)}
-        return {at: one for at, one in alike.items() if (one.name, one.written) == same}
 
     def _coverage(self) -> float:
         """Return the share of the query's idf that the lexically best item has."""
@@ -567,12 +561,26 @@ class QueryScores:
 
 def _by_place(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]:
     """Return values by position in the index as values by place among ``items``; others are left out."""
+    if not by_item:
+        return {}
     places = np.searchsorted(items, np.fromiter(by_item, np.intp, len(by_item))).tolist()
     return {
         place: value
         for place, (item, value) in zip(places, by_item.items(), strict=True)
         if place < items.size and items[place] == item
     }
+
+
+def _twins(index: Index, tool: Tool, item: int) -> dict[int, Tool]:
+    """Return the tools with the name and definition of the one at a position, by position."""
+    if (known := index.twins.get(item)) is None:
+        of_name = index.shared_names[int(index.names[item, 0])][:TWINS_LOOKED_FOR]
+        others = ((at, index.items[at]) for at in of_name if at != item)
+        alike = ((at, one) for at, one in others if isinstance(one, Tool) and one.name == tool.name)
+        known = {at: one for at, one in alike if one.written == tool.written}
+        if len(index.twins) < TWINS_KEPT:
+            index.twins[item] = known
+    return known
 
 
 def ages_of(items: Sequence[Item], index: Index) -> NDArray[np.float64]:

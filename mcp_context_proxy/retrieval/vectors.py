@@ -47,9 +47,9 @@ whole query."""
 CANDIDATES_OF_WORDS = 250
 """Items that are best by words alone, whatever the estimate says."""
 
-FIRST_SLAB, LARGEST_SLAB = 2_048, 16_384
-"""Rows that memory is reserved for at a time, doubling in between (multiples of `ROWS_A_TURN`); the system
-gives it only where rows are."""
+FIRST_SLAB, FURTHER_SLABS = 2_048, 16_384
+"""Rows that memory is reserved for at a time (multiples of `ROWS_A_TURN`); the system gives it only where
+rows are. Few slabs make searches of large catalogs faster, and a small one is enough for most catalogs."""
 
 ROWS_A_TURN = 256
 """Rows that meet all texts of a query in turn, while they are in the processor's cache. NumPy's library
@@ -239,8 +239,8 @@ class Vectors(Struct, frozen=True, eq=False):
     def stored(self, rows: NDArray[np.int32]) -> NDArray[np.int16]:
         """Return some of the vectors as they are stored, one below the other."""
         found = np.zeros((rows.size, self.slabs[0].rows.shape[1] if self.slabs else 0), np.int16)
-        if rows.size:
-            self._copy(rows, found)
+        for slab, places in self._slabs_of(rows):
+            found[places] = slab.rows.take(rows[places] - slab.first, axis=0)
         return found
 
     def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -260,10 +260,15 @@ class Vectors(Struct, frozen=True, eq=False):
         found = np.empty((len(queries), rows.size), np.float32)
         scaled = _scaled(queries)
         turn = np.zeros((ROWS_A_TURN, queries.shape[1]), np.float32)
-        for start in range(0, rows.size, ROWS_A_TURN):
-            place = slice(start, start + ROWS_A_TURN)
-            self._copy(rows[place], turn)
-            _multiply(turn, scaled, found[:, place])
+        products = np.empty((len(queries), ROWS_A_TURN), np.float32)
+        for slab, places in self._slabs_of(rows):
+            inside = rows[places] - slab.first
+            for start in range(0, places.size, ROWS_A_TURN):
+                of_turn = slice(start, start + ROWS_A_TURN)
+                some = slab.rows.take(inside[of_turn], axis=0)
+                turn[: len(some)] = some
+                _multiply(turn, scaled, products)
+                found[:, places[of_turn]] = products[:, : len(some)]
         return np.round(found, DECIMALS, out=found)
 
     def estimates(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -274,22 +279,16 @@ class Vectors(Struct, frozen=True, eq=False):
                 found[at, slab.first : slab.first + count] = slab.quantized.estimates(query, count)
         return found
 
-    def _copy(self, rows: NDArray[np.int32], into: NDArray[np.float32] | NDArray[np.int16]) -> None:
-        """Copy some rows to the beginning of an array, in units of 1 / `UNIT`."""
-        slabs = self._slabs_of(rows)
-        for at in np.unique(slabs).tolist():
-            slab, here = self.slabs[at], np.flatnonzero(slabs == at)
-            # A slice is written to several times as fast as places that are named one by one.
-            in_a_row = here[-1] - here[0] + 1 == here.size
-            place = slice(here[0], here[-1] + 1) if in_a_row else here
-            into[place] = slab.rows.take(rows[here] - slab.first, axis=0, mode="clip")
-
     def _used(self) -> Iterator[tuple[Slab, int]]:
         """Yield each slab with the number of its rows that are in use."""
         return ((slab, min(len(slab.rows), self.size - slab.first)) for slab in self.slabs)
 
-    def _slabs_of(self, rows: NDArray[np.int32]) -> NDArray[np.intp]:
-        return np.searchsorted([slab.first for slab in self.slabs], rows, side="right") - 1
+    def _slabs_of(self, rows: NDArray[np.int32]) -> Iterator[tuple[Slab, NDArray[np.intp]]]:
+        """Yield each slab that has any of some rows, with the places of those."""
+        slabs = np.searchsorted([slab.first for slab in self.slabs], rows, side="right") - 1
+        for at, slab in enumerate(self.slabs):
+            if (places := np.flatnonzero(slabs == at)).size:
+                yield slab, places
 
 
 class Pool:
@@ -315,7 +314,7 @@ class Pool:
         while len(vectors):
             slabs, size = self.vectors.slabs, self.vectors.size
             if not slabs or size == slabs[-1].first + len(slabs[-1].rows):
-                rows, dimensions = min(max(FIRST_SLAB, size), LARGEST_SLAB), vectors.shape[1]
+                rows, dimensions = FURTHER_SLABS if slabs else FIRST_SLAB, vectors.shape[1]
                 empty = np.zeros((rows, dimensions), np.int16)
                 slabs = (*slabs, Slab(size, empty, BinaryQuantization(rows, dimensions)))
             start = size - slabs[-1].first
