@@ -10,9 +10,9 @@ name, server and annotations, always in the same way. Annotations are hints that
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -237,8 +237,16 @@ MAX_DESCRIPTION = 1_000
 _WORDS: Final = pattern(r"\w+")
 
 _COMBINERS = ("anyOf", "oneOf", "allOf")
-_NESTING = frozenset({"properties", "items", *_COMBINERS})
+_NESTING = frozenset({"properties", "items", "$ref", *_COMBINERS})
 """Keys of a schema that contains others: most parameters have none."""
+
+ACTION_NAMES: Final = frozenset(("action", "command", "method", "mode", "op", "operation"))
+"""Names of parameters that choose what a tool does."""
+
+FEWEST_DONE, MOST_DONE = 4, 32
+"""Choices from which on each of them is embedded by itself, but for a mere verb, and how many at most. Of 62
+requests for one thing that such tools do, .89 have their tool among two, .73 by its description alone; with
+verbs, or with the choices of any required parameter, requests for other tools lose as many."""
 
 
 class Fields(Struct, frozen=True):
@@ -285,21 +293,25 @@ def item_text(item: Item, several_servers: bool) -> tuple[Fields, tuple[str, ...
         labels=encodable(" ".join((*item.tags, item.category or ""))),
         use_cases=encodable("\n".join(item.use_cases)),
     )
-    if not several_servers:
-        return fields, (*_headed_chunks(words, description), *_further_chunks(words, fields, item))
-    names = encodable(", ".join(identifier_words(parameter) for parameter in parameters.top))
-    body = f"{description} Parameters: {names}" if names else description
-    head = f"{fields.server} {words}"
-    return fields, (*_headed_chunks(head, body), *_further_chunks(head, fields, item))
+    head, body = words, description
+    if several_servers:
+        names = encodable(", ".join(identifier_words(parameter) for parameter in parameters.top))
+        head, body = (
+            f"{fields.server} {words}",
+            f"{description} Parameters: {names}" if names else description,
+        )
+    return fields, (*_headed_chunks(head, body), *_further_chunks(head, fields, item, parameters.does))
 
 
-def _further_chunks(head: str, fields: Fields, tool: Tool) -> Iterator[str]:
+def _further_chunks(head: str, fields: Fields, tool: Tool, does: Sequence[str]) -> Iterator[str]:
     """Yield chunks for what name and description do not say, which a request is compared with one by one.
 
     The instructions of the server are none of it: with them, a poisoner's five servers took three points of
     recall@5 from others, and people's requests gained nothing.
     """
-    for case in tool.use_cases:
+    done = dict.fromkeys(map(identifier_words, does[:MOST_DONE]))
+    telling = [one for one in done if one not in VERBS] if len(done) >= FEWEST_DONE else ()
+    for case in (*tool.use_cases, *telling):
         yield from _headed_chunks(head, encodable(case))
     says_little = len(fields.description) < SHORT_DESCRIPTION
     further = [fields.title, fields.labels.strip(), fields.values if says_little else ""]
@@ -415,6 +427,8 @@ class Parameters(Struct, frozen=True):
     descriptions: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
     """Texts among the values that they may have, and examples."""
+    does: list[str] = field(default_factory=list)
+    """Values of parameters that choose what the tool does; a sentence is none of them."""
 
 
 def read_parameters(definition: bytes) -> Parameters:
@@ -424,49 +438,57 @@ def read_parameters(definition: bytes) -> Parameters:
         decoded = msgspec.json.decode(definition)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return found
-    for depth, name, node in _walk(decoded.get("inputSchema") if isinstance(decoded, dict) else None):
-        if len(found.top) + len(found.nested) >= MAX_PARAMETERS:
-            break
-        (found.top if depth == 0 else found.nested).append(name[:MAX_NAME])
-        description = node.get("description") if isinstance(node, dict) else None
-        if isinstance(description, str) and description:
-            found.descriptions.append(description[:MAX_DESCRIPTION])
-        if isinstance(node, dict):
-            room = MAX_VALUES - len(found.values)
-            found.values.extend(islice(_values(node), room))
+    for depth, name, is_new, node in _walk(decoded.get("inputSchema") if isinstance(decoded, dict) else None):
+        if is_new:
+            if len(found.top) + len(found.nested) >= MAX_PARAMETERS:
+                break
+            (found.top if depth == 0 else found.nested).append(name[:MAX_NAME])
+            if isinstance(description := node.get("description"), str) and description:
+                found.descriptions.append(description[:MAX_DESCRIPTION])
+        values = [*_texts(node.get("enum")), *_texts([node.get("const")])]
+        if name in ACTION_NAMES and depth <= 1:
+            found.does.extend(value for value in values if " " not in value)
+        values += _texts(node.get("examples"))
+        found.values.extend(values[: MAX_VALUES - len(found.values)])
     return found
 
 
-def _values(node: Mapping[str, JSON]) -> Iterator[str]:
-    """Yield the texts that a parameter may be, or that are given as examples."""
-    for key in ("enum", "examples"):
-        values = node.get(key)
-        if isinstance(values, list):
-            yield from (
-                value for value in values[:MAX_VALUES] if isinstance(value, str) and len(value) <= MAX_NAME
-            )
+def _texts(values: JSON) -> Iterator[str]:
+    """Yield the texts among the values that a parameter may have."""
+    for value in values[:MAX_VALUES] if isinstance(values, list) else ():
+        if isinstance(value, str) and len(value) <= MAX_NAME:
+            yield value
 
 
-def _walk(schema: JSON) -> Iterator[tuple[int, str, JSON]]:
-    """Yield every property with its depth, breadth first, so that limits cut the innermost."""
-    queue: deque[tuple[int, JSON]] = deque([(0, schema)])
+def _walk(schema: JSON) -> Iterator[tuple[int, str, bool, Mapping[str, JSON]]]:
+    """Yield every property with its depth, breadth first, so that limits cut the innermost.
+
+    After a property come the forms that it may have, as those of its items, under the same name. A reference
+    is followed once.
+    """
+    queue: deque[tuple[int, str, bool, JSON]] = deque([(-1, "", False, schema)])
+    followed = set[str]()
     for _ in range(MAX_NODES):
         if not queue:
             return
-        depth, node = queue.popleft()
+        depth, name, is_new, node = queue.popleft()
         if not isinstance(node, dict):
+            node = {}
+        yield depth, name, is_new, node
+        if _NESTING.isdisjoint(node):
             continue
         properties = node.get("properties")
         if isinstance(properties, dict):
-            for name, child in list(properties.items())[:MAX_PARAMETERS]:
-                yield depth, name, child
-                if isinstance(child, dict) and not _NESTING.isdisjoint(child):
-                    queue.append((depth + 1, child))
-        queue.append((depth, node.get("items")))
+            some = list(properties.items())[:MAX_PARAMETERS]
+            queue.extend((depth + 1, key, True, child) for key, child in some)
+        forms = [node.get("items")]
+        if isinstance(reference := node.get("$ref"), str) and reference not in followed:
+            followed.add(reference)
+            forms.append(envelope.referred(reference, schema))
         for key in _COMBINERS:
-            options = node.get(key)
-            if isinstance(options, list):
-                queue.extend((depth, option) for option in options[:MAX_PARAMETERS])
+            if isinstance(options := node.get(key), list):
+                forms += options[:MAX_PARAMETERS]
+        queue.extend((depth, name, False, form) for form in forms if form)
 
 
 _LANGUAGES: Final = (

@@ -312,10 +312,28 @@ class ToolSignature:
             self.looks += len(given) + len(as_list(part, "required"))
             properties |= {name: given[name] for name in given if name not in properties}
         needed = {name for part in parts for name in as_list(part, "required") if isinstance(name, str)}
-        options = [
-            one for part in parts for key in ("anyOf", "oneOf") for one in as_list(part, key)[:OPTIONS]
-        ]
-        return properties, needed, options[:OPTIONS]
+        options = [one for part in parts for key in ("anyOf", "oneOf") for one in as_list(part, key)]
+        return properties, needed, self._fewer(options)[:OPTIONS]
+
+    def _fewer(self, options: list[Any]) -> list[Any]:
+        """Return alternatives, or a single one that has all of them if a word tells many of them apart.
+
+        A tool that does a dozen things has an object for each, whose action is a constant.
+        """
+        if len(options) <= OPTIONS:
+            return options
+        resolved = [as_dict(self._resolved(one)) for one in options[:ENUM_VALUES]]
+        parts = [as_dict(one.get("properties")) for one in resolved]
+        self.looks += len(resolved) + sum(map(len, parts))
+        if all("const" in one for one in resolved):
+            return [{"enum": [one["const"] for one in resolved]}]
+        for name in parts[0]:
+            values = [as_dict(part.get(name)).get("const") for part in parts]
+            if None not in values:
+                together = {key: one for part in parts for key, one in part.items()}
+                properties = {**together, name: {"enum": values}}
+                return [{"type": "object", "properties": properties, "required": [name]}]
+        return options
 
     def _type(self, schema: Any, depth: int, spelled: bool) -> str:
         text = self._any_type(self._resolved(schema), depth, spelled)
@@ -383,8 +401,10 @@ class ToolSignature:
         return f"({inner})[]" if _is_choice(inner) else f"{inner}[]"
 
     def _one_of(self, options: list[Any], depth: int, spelled: bool) -> str:
-        told = (self._type(option, depth, spelled) for option in options[:OPTIONS])
-        return " | ".join(dict.fromkeys(told)) or "any"
+        options = self._fewer(options)
+        told = dict.fromkeys(self._type(option, depth, spelled) for option in options[:OPTIONS])
+        more = [f"... {len(options) - OPTIONS} more"] if len(options) > OPTIONS else []
+        return " | ".join([*told, *more]) or "any"
 
 
 def _named(optional: Sequence[str], most: int) -> Sequence[str]:
@@ -413,7 +433,7 @@ def _without_null(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     kinds = {
-        key: found for key in ("anyOf", "oneOf", "type") if (found := as_list(schema, key)[: OPTIONS + 1])
+        key: found for key in ("anyOf", "oneOf", "type") if (found := as_list(schema, key)[: ENUM_VALUES + 1])
     }
     null = "null", {"type": "null"}
     return {**schema, **{key: [kind for kind in kinds[key] if kind not in null] for key in kinds}}

@@ -157,6 +157,36 @@ def test_values_and_examples_of_parameters_are_searched() -> None:
     assert len(values) == MAX_VALUES
 
 
+def test_values_are_read_in_each_form_that_a_parameter_may_have() -> None:
+    properties = {
+        "several": {"type": "array", "items": {"enum": ["a"]}},
+        "optional": {"anyOf": [{"enum": ["b"]}, {"type": "null"}]},
+        "referred": {"$ref": "#/$defs/Page"},
+        "one": {"oneOf": [{"const": "d"}, {"properties": {"size": {"const": "e"}}}]},
+    }
+    pages = {"Page": {"properties": {"color": {"enum": ["c"]}}}}
+    schema = {"type": "object", "properties": properties, "$defs": pages}
+    fields = fields_of(inputSchema=schema)[0]
+
+    assert fields.values == "a b d c e"
+    assert fields.parameters == "several optional referred one color size"
+
+
+def test_each_thing_that_a_tool_does_by_a_parameter_is_a_chunk_of_its_own() -> None:
+    names = ["delete", "step_into", "step_over", "list", "stack"]
+    acts = [{"properties": {"action": {"const": name}}} for name in names]
+    chunks = ("fetch it: step into", "fetch it: step over", "fetch it: stack")
+    for action in ({"enum": names}, {"anyOf": acts}, {"enum": [*names, "a whole sentence"]}):
+        schema = {"type": "object", "properties": {"action": action}}
+        assert fields_of(inputSchema=schema)[1][1:4] == chunks
+        assert all(
+            "sentence" not in chunk.partition("Fetch")[0] for chunk in fields_of(inputSchema=schema)[1]
+        )
+
+    few = {"type": "object", "properties": {"action": {"enum": names[:3]}}}
+    assert not any(chunk in fields_of(inputSchema=few)[1] for chunk in chunks)
+
+
 def test_configured_tags_and_category_are_searched() -> None:
     assert fields_of(tags=("paper",), category="office")[0].labels == "paper office"
 

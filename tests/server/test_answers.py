@@ -171,6 +171,13 @@ async def test_more_tools_than_there_is_room_for_are_named(workshop: Workshop) -
 
 ID = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 ROW = {"type": "object", "properties": {"cells": {"type": "array", "items": {"type": "string"}}}}
+STRING = {"type": "string"}
+NINE = " | ".join(map(json.dumps, "abcdefghi"))
+
+
+def act(name: str, **others: Any) -> dict[str, Any]:
+    """Return what a tool that does several things takes for one of them."""
+    return {"type": "object", "properties": {"act": {"const": name}, **others}, "required": ["act"]}
 
 
 @pytest.mark.parametrize(
@@ -224,6 +231,29 @@ ROW = {"type": "object", "properties": {"cells": {"type": "array", "items": {"ty
                 },
             },
             'since?: string(date-time), limit?: integer, tongue?: "a" | "b" | "c" | ... 7 more',
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"do": {"anyOf": [act(one) for one in [*"abcdefgh"]] + [act("i", id=STRING)]}},
+                "required": ["do"],
+            },
+            f"do: {{act: {NINE}, id?: string}}",
+        ),
+        (
+            {"type": "object", "oneOf": [act(one) for one in [*"abcdefghi"]]},
+            f"{{act: {NINE}}}",
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {
+                    "by": {"oneOf": [{"const": one} for one in "abcdefghi"]},
+                    "as": {"anyOf": [{"type": f"t{n}"} for n in range(10)]},
+                },
+                "required": ["by", "as"],
+            },
+            f"by: {NINE}, as: t0 | t1 | t2 | t3 | t4 | t5 | t6 | t7 | ... 2 more",
         ),
         ({"$schema": "http://json-schema.org/draft-07/schema#"}, "parameters not told by its server"),
         ({"type": "object"}, ""),
