@@ -31,7 +31,7 @@ from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions, Watches
-from mcp_context_proxy.server.resources import CONTEXT_PROMPT, Prompts, Resources
+from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tasks import Tasks
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
@@ -75,7 +75,7 @@ def build(config: Config, store: Store, logs: KeptLogs | None = None) -> Proxy:
         keep_line=None if logs is None else logs.note,
     )
     library = DocumentLibrary(config.documents, config.limits)
-    reserved = meta_definitions.RESERVED | {CONTEXT_PROMPT}
+    reserved = meta_definitions.RESERVED | {meta_definitions.CONTEXT_PROMPT}
     approvals = Approvals(store.approvals, config.approval.mode)
     approvals.observers.append(audit.observer())
     catalog = Catalog(

@@ -1,4 +1,4 @@
-"""Definitions of the meta tools: their names, their descriptions for models, and their arguments.
+"""Definitions of the meta tools, their arguments, and the proxy's own resources and prompt.
 
 Definitions depend on the configuration alone. They are the same for every client and for the life of the
 process, so that the prompt cache of a host stays valid. The instructions have words of servers beside it.
@@ -460,3 +460,39 @@ def _tool(name: str, text: str, schema: Mapping[str, Any], title: str | None = N
             **ALWAYS_LOAD,
         }
     )
+
+
+SCHEME: Final = "context://"
+CURRENT, REQUESTS = LIVE = (f"{SCHEME}current", f"{SCHEME}requests")
+"""URIs of the proxy's own resources, which change with the requests of a session."""
+
+CONTEXT_RESOURCES: Final[Sequence[dict[str, Any]]] = [
+    {
+        "uri": CURRENT,
+        "name": "current context",
+        "description": "The rules and references that are in force for what is being done now.",
+        "mimeType": "text/markdown",
+    },
+    {
+        "uri": REQUESTS,
+        "name": "request contexts",
+        "description": "What was chosen for the latest requests, how and why.",
+        "mimeType": "application/json",
+    },
+]
+
+CONTEXT_TEMPLATE: Final[Mapping[str, Any]] = {
+    "uriTemplate": f"{REQUESTS}/{{id}}",
+    "name": "request context",
+    "description": "What was chosen for one request, how and why; its id is in the answer to a search.",
+    "mimeType": "application/json",
+}
+
+CONTEXT_PROMPT: Final = "with_context"
+
+PROMPT: Final[Mapping[str, Any]] = {
+    "name": CONTEXT_PROMPT,
+    "title": "With context",
+    "description": "The rules and references that apply to a query, and the tools that fit it.",
+    "arguments": [{"name": "query", "description": "What you want to do", "required": True}],
+}

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -32,6 +31,7 @@ from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import containing
+from mcp_context_proxy.server.meta_definitions import LIVE
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.process import Bucket
 from mcp_context_proxy.system.threads import assigned, in_thread
@@ -320,10 +320,6 @@ class Watches:
         client = None if server is None else self._fleet.clients.get(server)
         if client is not None:
             client.subscriptions.unwatch(uri)
-
-
-LIVE: Final = ("context://current", "context://requests")
-"""Resources of the proxy itself that change with the requests of a session."""
 
 
 class ChangeNotifier:

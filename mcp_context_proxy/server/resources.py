@@ -35,7 +35,7 @@ from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session
 from mcp_context_proxy.downstream import Outgoing
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError, WithheldError
+from mcp_context_proxy.errors import UnknownItemError, WithheldError
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, IncludeMode, Prompt, Resource, SearchFilters
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
@@ -46,8 +46,18 @@ from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.server import Caller, rendering
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, tell_waiting
-from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
-from mcp_context_proxy.server.notifications import LIVE, Watches
+from mcp_context_proxy.server.meta_definitions import (
+    CALL_READ_ONLY,
+    CONTEXT_PROMPT,
+    CONTEXT_RESOURCES,
+    CONTEXT_TEMPLATE,
+    CURRENT,
+    LIVE,
+    PROMPT,
+    REQUESTS,
+    SCHEME,
+)
+from mcp_context_proxy.server.notifications import Watches
 from mcp_context_proxy.server.questions import check_prompt
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
@@ -57,9 +67,7 @@ from mcp_context_proxy.trust import reaches
 COMPLETIONS, COMPLETION_CHARACTERS = 100, 1_000
 """Values of a completion that pass, as many as the protocol allows, and the length of one."""
 
-SCHEME = "context://"
 DOCUMENT_SCHEMES = tuple(f"{kind}://" for kind in DOCUMENT_KINDS)
-CURRENT, REQUESTS = LIVE
 
 REQUESTS_LISTED = 50
 """Request contexts in the resource that lists them, the latest: as many as a person looks through."""
@@ -89,27 +97,14 @@ SHOWN_IMAGES = frozenset(f"image/{kind}" for kind in ("gif", "jpeg", "png", "web
 PRIORITY_SCALE = 999
 """Number of the last priority of a document, which is 0 in the protocol; the first is 1 there."""
 
-LISTED: list[dict[str, Any]] = [
-    {
-        "uri": CURRENT,
-        "name": "current context",
-        "description": "The rules and references that are in force for what is being done now.",
-        "mimeType": "text/markdown",
-    },
-    {
-        "uri": REQUESTS,
-        "name": "request contexts",
-        "description": "What was chosen for the latest requests, how and why.",
-        "mimeType": "application/json",
-    },
-]
 
-TEMPLATE: dict[str, Any] = {
-    "uriTemplate": REQUESTS + "/{id}",
-    "name": "request context",
-    "description": "What was chosen for one request, how and why; its id is in the answer to a search.",
-    "mimeType": "application/json",
-}
+@contextmanager
+def _unknown_as_invalid() -> Iterator[None]:
+    """Turn errors about what a request names into those of its parameters."""
+    try:
+        yield
+    except UnknownItemError as error:
+        raise RequestError(INVALID_PARAMS, str(error)) from None
 
 
 class Resources(Struct, frozen=True, kw_only=True, eq=False):
@@ -132,12 +127,12 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         hidden = self.skills.sources(snapshot)
         foreign = (one for uri, one in snapshot.resources.items() if (one.server, uri) not in hidden)
         items: list[Document | Resource | dict[str, Any]]
-        items = [*snapshot.documents.values(), *LISTED, *foreign]
+        items = [*snapshot.documents.values(), *CONTEXT_RESOURCES, *foreign]
         return {"resources": await encoded_list((), _definition, items)}
 
     async def templates(self, params: Members, caller: Caller) -> Members:
         foreign = self.catalog.snapshot.templates.values()
-        listed = await encoded_list((TEMPLATE,), definitions.resource_definition, foreign)
+        listed = await encoded_list((CONTEXT_TEMPLATE,), definitions.resource_definition, foreign)
         return {"resourceTemplates": listed}
 
     async def read(self, params: Members, caller: Caller) -> bytes:
@@ -300,6 +295,7 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         snapshot = self.catalog.snapshot
         return is_own(uri) or snapshot.document(uri) is not None or snapshot.owner_of(uri) is not None
 
+    @_unknown_as_invalid()
     def owner(self, uri: str, era: Era, reader: str | None = None) -> DownstreamClient:
         """Return the client of the server that has a resource, or has linked to it for its reader.
 
@@ -312,10 +308,8 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         if resource is not None and resource.withheld == OF_TWO:
             raise RequestError(INVALID_PARAMS, f"resource {uri!r} is withheld: {OF_TWO}")
         if resource is not None and resource.withheld:
-            error = WithheldError(
-                kind="resource template", name=resource.uri, server=resource.server, reason=resource.withheld
-            )
-            raise RequestError(INVALID_PARAMS, str(error))
+            kind, reason = "resource template", resource.withheld
+            raise WithheldError(kind=kind, name=resource.uri, server=resource.server, reason=reason)
         client = None if resource is None else self.watches.owner(uri)
         if resource is None and reader is not None and not is_own(uri):
             client = self._linking(uri, reader)
@@ -436,16 +430,6 @@ def _refusing(era: Era, uri: str) -> Iterator[None]:
         raise
 
 
-CONTEXT_PROMPT = "with_context"
-
-DEFINITION: dict[str, Any] = {
-    "name": CONTEXT_PROMPT,
-    "title": "With context",
-    "description": "The rules and references that apply to a query, and the tools that fit it.",
-    "arguments": [{"name": "query", "description": "What you want to do", "required": True}],
-}
-
-
 class Prompts(Struct, frozen=True, kw_only=True, eq=False):
     """Answers the ``prompts/*`` methods and ``completion/complete``."""
 
@@ -460,7 +444,7 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
 
     async def list(self, params: Members, caller: Caller) -> Members:
         prompts = self.catalog.snapshot.prompts.values()
-        return {"prompts": await encoded_list((), definitions.prompt_definition, prompts, (DEFINITION,))}
+        return {"prompts": await encoded_list((), definitions.prompt_definition, prompts, (PROMPT,))}
 
     async def get(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``prompts/get``, fitted to the caller's era."""
@@ -548,39 +532,31 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
             await self.catch_up()
             snapshot = self.catalog.snapshot
             prompt = names.by_full_name(snapshot.prompts, name, snapshot.servers)
-        if prompt is None:
-            with downstream_errors(caller.era):
-                self.fleet.raise_if_unavailable(names.owner(name, snapshot.servers))
-            self._raise_if_withheld(name)
-            near = await in_thread(
-                names.suggested, snapshot.prompts, name, snapshot.servers, names.COMPARED_IN_THREAD
-            )
-            raise RequestError(INVALID_PARAMS, str(UnknownItemError("prompt", name, near)))
-        if names.is_full(name):
-            return prompt
-        self._raise_if_withheld(name)
-        session = handle_of(caller.meta, self.handles, caller.principal) or caller.session
-        if session is not None:
-            try:
-                session.means("prompt", name, prompt.server)
-            except ChangedMeaningError as error:
-                raise RequestError(INVALID_PARAMS, str(error)) from None
+        with _unknown_as_invalid():
+            if prompt is None:
+                with downstream_errors(caller.era):
+                    self.fleet.raise_if_unavailable(names.owner(name, snapshot.servers))
+                self._raise_if_withheld(name)
+                compared = names.COMPARED_IN_THREAD
+                near = await in_thread(names.suggested, snapshot.prompts, name, snapshot.servers, compared)
+                raise UnknownItemError("prompt", name, near)
+            if not names.is_full(name):
+                self._raise_if_withheld(name)
+                if session := handle_of(caller.meta, self.handles, caller.principal) or caller.session:
+                    session.means("prompt", name, prompt.server)
         return prompt
 
     def _raise_if_withheld(self, name: str) -> None:
         snapshot = self.catalog.snapshot
-        try:
-            names.raise_if_withheld("prompt", snapshot.withheld_prompts, name, snapshot.servers)
-        except WithheldError as error:
-            raise RequestError(INVALID_PARAMS, str(error)) from None
+        names.raise_if_withheld("prompt", snapshot.withheld_prompts, name, snapshot.servers)
 
+    @_unknown_as_invalid()
     def _raise_if_other(self, prompt: Prompt) -> None:
         now = self.catalog.snapshot.prompts.get(prompt.exposed_name)
         if now is None or now.definition != prompt.definition:
             self._raise_if_withheld(prompt.exposed_name)
-            raise RequestError(
-                INVALID_PARAMS, f"prompt {prompt.exposed_name!r} changed while the request waited"
-            )
+            said = f"prompt {prompt.exposed_name!r} changed while the request waited"
+            raise RequestError(INVALID_PARAMS, said)
 
 
 def shown_completions(result: bytes, redact: Callable[[bytes], bytes]) -> bytes:
