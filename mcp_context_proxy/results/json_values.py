@@ -46,8 +46,8 @@ PATH_CHARACTERS: Final = 1_000
 PATH_STEPS: Final = 32
 """Longest path and most steps in it; no honest one has as many."""
 
-LEAST_ROWS: Final = 4
-"""Lines from which a text may be a table."""
+LEAST_ROWS: Final = 3
+"""Lines from which a text may be a table, without the line under the names in markdown."""
 
 WALKED_BYTES: Final = 128 * 1024 * 1024
 """Bytes that the steps of a path go through together: the largest result eight times, which is a second."""
@@ -118,23 +118,26 @@ def parsed(text: bytes) -> Raw | None:
         return None
 
 
-def parsed_rows(text: bytes, most: int = ENTRIES) -> Raw | None:
-    """Return the rows of a text as an array of objects, up to `most`; None if it is no table.
+def parsed_rows(text: bytes) -> Raw | None:
+    """Return the rows of a text as an array of objects; None if it is no table, or one of too many rows.
 
     It is one if it is JSON lines, or if its first line names the columns of the next ones, which commas,
     semicolons, tabs or the bars of markdown divide. A number among the cells is a number.
     """
     lines = [line for line in text.decode().split("\n") if line.strip()]
-    if len(lines) < LEAST_ROWS or len(lines) > most:
+    barred = [line.strip().strip("|") for line in lines if line.startswith("|") and not _RULE.fullmatch(line)]
+    if 2 * len(barred) > len(lines):  # others may stand around the table
+        lines = barred
+    if not LEAST_ROWS <= len(lines) <= ENTRIES:
         return None
     if lines[0].startswith("{"):
         return parsed(f"[{','.join(lines)}]".encode())
     mark = next((mark for mark in "|\t;," if mark in lines[0]), ",")
-    if mark == "|":
-        lines = [line.strip().strip(mark) for line in lines if not _RULE.fullmatch(line)]
+    # With those two nobody writes quotes around a cell, and a single one would take in all that follows.
+    divided = (line.split(mark) for line in lines) if mark in "|\t" else csv.reader(lines, delimiter=mark)
     try:
-        names, *rows = ([cell.strip() for cell in row] for row in csv.reader(lines, delimiter=mark))
-    except (csv.Error, ValueError):  # of nothing but lines of a table there are no names
+        names, *rows = ([cell.strip() for cell in row] for row in divided)
+    except csv.Error:
         return None
     is_table = len(names) > 1 and all(len(row) == len(names) for row in rows[:SHAPE_SAMPLES])
     if not is_table or not all(map(_COLUMN.fullmatch, names)):

@@ -183,7 +183,8 @@ def test_the_fields_of_a_list_need_no_brackets() -> None:
         'id,to\r\n3,"Graz, AT"\r\n4,b\r\n5,b\r\n',
         "id;to\n3;Graz, AT\n4;b\n5;b",
         "id\tto\n3\tGraz, AT\n4\tb\n5\tb\n",
-        "| id | to |\n|:---|----|\n| 3 | Graz, AT |\n| 4 | b |\n| 5 | b |",
+        "3 rows:\n\n| id | to |\n|:---|----|\n| 3 | Graz, AT |\n| 4 | b |\n|5|b|\nThat is all.",
+        'id\tto\tsaid\n3\tGraz, AT\t"so\n4\tb\tc\n5\tb\tc',
     ],
 )
 def test_the_rows_of_a_table_and_json_lines_are_read_by_a_path(text: str) -> None:
