@@ -59,16 +59,15 @@ _SAID = pattern(r"\b(?:use|using|call|calling|run|via|with)\s+(?:the\s+)?$", re.
 _SAID_AFTER = pattern(r"\s+(?:tool|server)\b", re.IGNORECASE)
 _FORBIDDEN = pattern(
     r"(?:\b(?:never|not|cannot|avoid|instead of|rather than|without|no longer|no one|nobody|stop|refrain"
-    r"|no circumstances|(?:forbidden|banned|prohibited)(?=:| to\b| tools\b))\b|n't\b|\bno(?=\W*$))"
+    r"|no circumstances|(?:forbidden|banned|prohibited)(?=:| to\b| tools\b))\b|n['’]t\b|\bno(?=\W*$))"
     r"(?!\s(?:forget|hesitate|only)\b)(?:(?!,\s+(?:and|but|then|use|call|run|instead|prefer)\b)[^.;:!?\n]){0,40}"
     r"(?:$|(?<=ever|call| not| use| run|void|hese|wing|ools|dden|nned|ited):?[\s`*+-]*$)",
     re.IGNORECASE,
 )
 _FORBIDDEN_AFTER = pattern(
     r"(?:[`*\"']*(?:,|\s(?:and|or))\s[`*]*[\w./:-]+){0,20}[`*\"']*(?:\s+tools?)?(?:\s+(?:is|are)|:)?\s+"
-    r"(?:(?:now|strictly)\s+)?(?:forbidden|banned|prohibited|deprecated|disallowed|off[ -]limits"
-    r"|(?:do not|don't|never) (?:use|call)\b|(?:not|never) (?:allowed|permitted|to be (?:used|called))"
-    r"|(?:(?:must|may|should|can)(?: not| never|n't)|cannot) be (?:used|called|run)\b)",
+    r"(?:forbidden|banned|prohibited|deprecated|off[ -]limits|(?:do not|don't|never) (?:use|call)\b|not "
+    r"(?:allowed|to be used)|(?:(?:must|may|should|can)(?: not| never|n't)|cannot) be (?:used|called|run)\b)",
     re.IGNORECASE,
 )
 _NEXT_NAME = pattern(r"(?:[`*\"']*,?\s*(?:and|or|nor)?\s*|[^\n]*\n\s*[-*+]\s+)[`*\"']*$", re.IGNORECASE)
@@ -140,7 +139,7 @@ def mentions(text: str) -> list[Mention]:
     """Return the words of a text that are written like names of tools."""
     spans = _CODE.finditer(text)
     code_from = code_to = last = 0
-    prohibited, found = None, []
+    found, prohibited = list[Mention](), None
     for match in _NAME.finditer(text):
         start, end = match.span()
         compound = _COMPOUND.search(match[0]) is not None
@@ -152,7 +151,7 @@ def mentions(text: str) -> list[Mention]:
             if not (marked or said):
                 continue
         # A list of names is forbidden as a whole; one of lines, by the line before it.
-        listed = "\n" in prohibited[0] if prohibited and "\n" in text[last:start] else prohibited
+        listed = prohibited and ("\n" in prohibited[0] or "\n" not in text[last:start])
         if not (listed and _NEXT_NAME.match(text, last, start)):
             prohibited = _FORBIDDEN.search(text[max(0, start - 60) : start])
         last = end
