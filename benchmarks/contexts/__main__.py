@@ -23,7 +23,8 @@ import numpy as np
 
 from benchmarks.contexts import sets
 from mcp_context_proxy.catalog.document_reading import headings as headings_of
-from mcp_context_proxy.config import Config
+from mcp_context_proxy.catalog.documents import load_documents
+from mcp_context_proxy.config import Config, DocumentsConfig, Limits
 from mcp_context_proxy.context import Mode, RequestContext
 from mcp_context_proxy.context.delivery import section_meant
 from mcp_context_proxy.context.session import ResultReading
@@ -238,6 +239,19 @@ async def handbooks(tools: Sequence[Tool], documents: Sequence[sets.Written], ti
         )
 
 
+def team_documents() -> tuple[Document, ...]:
+    """Documents as a team has them, read from files, because they have front matter."""
+    with tempfile.TemporaryDirectory() as name:
+        folders = [Path(name, kind) for kind in ("rule", "reference")]
+        for folder in folders:
+            folder.mkdir()
+        for one in sets.teams():
+            Path(name, one.kind, f"{one.name}.md").write_text(one.text, encoding="utf-8")
+        return load_documents(
+            [DocumentsConfig(path=one, kind=one.name) for one in folders], Limits()
+        ).documents
+
+
 async def long_documents(tools: Sequence[Tool], requests: Iterable[str], title: str) -> None:
     """The documentation of this project: pages shown for questions about it, and for requests for tools."""
     pages = [reference(path.stem, path.read_text(encoding="utf-8")) for path in sorted(DOCS.glob("*.md"))]
@@ -360,6 +374,8 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
                 if not number:
                     await repeated(engine, present, title)
         if not number:
+            with ContextEngine(Catalog([*tools, *team_documents()]), store=STORE) as engine:
+                await meant(engine, sets.teams(), sets.teams_requests(), f"{title}, documents of a team")
             await handbooks(tools, documents, title)
             await long_documents(tools, requests, title)
             await sections(tools)

@@ -16,6 +16,9 @@ STEPS = HERE / "steps.txt"
 QUESTIONS = HERE / "questions.txt"
 SECTIONS = HERE / "sections.txt"
 
+TEAMS = HERE / "teams.txt"
+TEAMS_REQUESTS = HERE / "teams-requests.txt"
+
 REQUESTS = ("requests.txt", "requests-later.txt")
 """The later ones, and `documents-later.txt`, were written after the others were measured, in other styles."""
 
@@ -128,6 +131,17 @@ def steps() -> list[Recorded]:
     return found
 
 
+def teams() -> list[Written]:
+    """The documents of `TEAMS`, once for each request that means one; none is used to choose numbers."""
+    found = []
+    for head, lines in entries(TEAMS):
+        name, kind = head.split(" | ")
+        asked = [line.removeprefix("request: ") for line in lines if line.startswith("request: ")]
+        text = "\n".join(lines[len(asked) :])
+        found += [Written(name, kind, request, (), text, True) for request in asked]
+    return found
+
+
 def questions() -> dict[str, frozenset[str]]:
     """Questions about this project, each with the pages of its documentation that answer it."""
     lines = (line.split(" | ") for line in QUESTIONS.read_text(encoding="utf-8").splitlines())
@@ -138,6 +152,12 @@ def sections() -> list[tuple[str, str, frozenset[str]]]:
     """Questions that one section of a page answers: question, page, and headings that are right."""
     lines = (line.split(" | ") for line in SECTIONS.read_text(encoding="utf-8").splitlines())
     return [(asked, page, frozenset(headings.split("; "))) for asked, page, headings in lines]
+
+
+def teams_requests() -> dict[str, frozenset[str]]:
+    """Requests for tools in the field of the documents of `TEAMS`; none of these is taken to apply."""
+    lines = TEAMS_REQUESTS.read_text(encoding="utf-8").splitlines()
+    return dict.fromkeys(lines, frozenset[str]())
 
 
 def requests() -> dict[str, frozenset[str]]:

@@ -368,10 +368,9 @@ class Searcher:
         explore: bool = False,
     ) -> Found:
         documents = DOCUMENT_KINDS & (filters.kinds or DOCUMENT_KINDS)
-        with_documents = (
-            bool(snapshot.documents)
-            and bool(documents)
-            and search_filters.may_have_documents(snapshot, filters)
+        # Of a server, only its skills are documents.
+        with_documents = bool(snapshot.documents and documents) and (
+            filters.servers is None or any(one.owner in filters.servers for one in snapshot.skills.values())
         )
         tools = TOOL_ONLY & (filters.kinds or TOOL_ONLY)
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config import ServerConfig, ToolConfig
 from mcp_context_proxy.errors import UnknownFilterError, nearest_names
-from mcp_context_proxy.items import Document, Item, SearchFilters, Snapshot, Tool
+from mcp_context_proxy.items import Document, SearchFilters, Snapshot, Tool
 from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.item_metadata import (
@@ -75,11 +75,6 @@ def _meets(wanted: SearchFilters, figures: ToolFigures) -> bool | None:
     return figures.success_rate >= wanted.min_success_rate
 
 
-def failed_by(item: Item, wanted: SearchFilters, figures: Figures) -> list[str]:
-    """Return the names of the filters that an item does not meet."""
-    return [name for name, one in wanted.each() if not engine_filters(one, figures).allow(item)]
-
-
 def filter_text(value: object) -> str:
     if isinstance(value, list):
         return "+".join(map(str, value))
@@ -106,16 +101,9 @@ class Excluded(Struct, frozen=True):
 
 def excluded(results: Iterable[Result], wanted: SearchFilters, figures: Figures) -> tuple[Excluded, ...]:
     """Return the best of the results that filters leave out."""
-    failed = ((result, failed_by(result.item, wanted, figures)) for result in results)
-    return tuple(
-        islice((Excluded(result, tuple(names)) for result, names in failed if names), EXCLUDED_NAMED)
-    )
-
-
-def may_have_documents(snapshot: Snapshot, filters: Filters) -> bool:
-    """Return whether documents may meet a filter by server: only the skills of that server do."""
-    servers = filters.servers
-    return servers is None or any(skill.owner in servers for skill in snapshot.skills.values())
+    each = [(name, engine_filters(one, figures)) for name, one in wanted.each()]
+    failed = ((one, tuple(name for name, filters in each if not filters.allow(one.item))) for one in results)
+    return tuple(islice((Excluded(one, names) for one, names in failed if names), EXCLUDED_NAMED))
 
 
 NAME_CHARACTERS: Final = 100

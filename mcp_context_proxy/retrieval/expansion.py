@@ -384,7 +384,10 @@ class NeighbourGraph:
         dense, found = self.index.dense, dict[int, Neighbours]()
         new = [item for item in items if item not in self._known and self.index.ready[item]]
         if dense is not None and new:
-            chosen = [_chosen(dense.vectors_of(item), query) for item in new]
+            chosen = [dense.vectors_of(item) for item in new]
+            if query is not None:
+                chosen = [own[np.argsort(-(own @ query), kind="stable")] for own in chosen]
+            chosen = [own[:CHUNKS_COMPARED] for own in chosen]
             near, cosines = self._cosines(dense, np.concatenate(chosen))
             row = 0
             for item, vectors in zip(new, chosen, strict=True):
@@ -409,13 +412,6 @@ class NeighbourGraph:
         items = dense.candidates(vectors, np.zeros(len(self.index.items), np.float32))
         compared = dense.of(items)
         return items, compared.by_item(compared.cosines(vectors))
-
-
-def _chosen(vectors: NDArray[np.float32], query: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    """Return the vectors of those chunks that stand for an item."""
-    if len(vectors) > CHUNKS_COMPARED and query is not None:
-        vectors = vectors[np.argsort(-(vectors @ query), kind="stable")]
-    return vectors[:CHUNKS_COMPARED]
 
 
 def _nearest(items: NDArray[np.intp], cosines: NDArray[np.float32], without: int = -1) -> Neighbours:
@@ -469,10 +465,9 @@ class DocumentsMeant:
 
     def meant(self, query: str, snapshot: Snapshot, documents: Ranking, tools: Ranking) -> Ranking:
         """Return the documents that a request means, rather than a tool; the others are near misses."""
-        candidates = documents.results or documents.near_misses
-        against = self.judge(query, snapshot, documents, tools)
-        if against is None:
+        if (against := self.judge(query, snapshot, documents, tools)) is None:
             return documents
+        candidates = documents.results or documents.near_misses
         results = tuple(one for one in candidates if against(one) is None)
         return replace(
             documents, results=results, fits=bool(results), near_misses=() if results else candidates

@@ -58,8 +58,19 @@ _COMPOUND = pattern(r"[A-Za-z0-9][_:/.-]+[A-Za-z0-9]|[a-z][A-Z]")
 _SAID = pattern(r"\b(?:use|using|call|calling|run|via|with)\s+(?:the\s+)?$", re.IGNORECASE)
 _SAID_AFTER = pattern(r"\s+(?:tool|server)\b", re.IGNORECASE)
 _FORBIDDEN = pattern(
-    r"\b(?:never|not|don't|avoid|instead of|rather than|without|no longer)\b[^.;:!?\n]{0,40}$", re.IGNORECASE
+    r"(?:\b(?:never|not|cannot|avoid|instead of|rather than|without|no longer|no one|nobody|stop|refrain"
+    r"|no circumstances|(?:forbidden|banned|prohibited)(?=:| to\b| tools\b))\b|n['’]t\b|\bno(?=\W*$))"
+    r"(?!\s(?:forget|hesitate|only)\b)(?:(?!,\s+(?:and|but|then|use|call|run|instead|prefer)\b)[^.;:!?\n]){0,40}"
+    r"(?:$|(?<=ever|call| not| use| run|void|hese|wing|ools|dden|nned|ited):?[\s`*+-]*$)",
+    re.IGNORECASE,
 )
+_FORBIDDEN_AFTER = pattern(
+    r"(?:[`*\"']*(?:,|\s(?:and|or))\s[`*]*[\w./:-]+){0,20}[`*\"']*(?:\s+tools?)?(?:\s+(?:is|are)|:)?\s+"
+    r"(?:forbidden|banned|prohibited|deprecated|off[ -]limits|(?:do not|don't|never) (?:use|call)\b|not "
+    r"(?:allowed|to be used)|(?:(?:must|may|should|can)(?: not| never|n't)|cannot) be (?:used|called|run)\b)",
+    re.IGNORECASE,
+)
+_NEXT_NAME = pattern(r"(?:[`*\"']*,?\s*(?:and|or|nor)?\s*|[^\n]*\n\s*[-*+]\s+)[`*\"']*$", re.IGNORECASE)
 _ONLY_FIRST = pattern(r"[^.;!?\n]{0,60}\b(?:before|until|unless|without|first)\b", re.IGNORECASE)
 _PROHIBITS = pattern(
     r"(?:\A|:\s+)\W*(?:please\s+)?(?:never|do not|don't|avoid|(?:you|we) (?:must not|may not|cannot|never))\b"
@@ -127,8 +138,8 @@ class Mention(Struct, frozen=True):
 def mentions(text: str) -> list[Mention]:
     """Return the words of a text that are written like names of tools."""
     spans = _CODE.finditer(text)
-    code_from = code_to = 0
-    found = []
+    code_from = code_to = last = 0
+    found, prohibited = list[Mention](), None
     for match in _NAME.finditer(text):
         start, end = match.span()
         compound = _COMPOUND.search(match[0]) is not None
@@ -139,9 +150,13 @@ def mentions(text: str) -> list[Mention]:
             said = _SAID.search(text, max(0, start - 16), start) or _SAID_AFTER.match(text, end)
             if not (marked or said):
                 continue
-        before = _FORBIDDEN.search(text[max(0, start - 60) : start])
-        forbidden = before is not None and _ONLY_FIRST.match(text, end) is None
-        found.append(Mention(match[0], forbidden, not compound))
+        # A list of names is forbidden as a whole; one of lines, by the line before it.
+        listed = prohibited and ("\n" in prohibited[0] or "\n" not in text[last:start])
+        if not (listed and _NEXT_NAME.match(text, last, start)):
+            prohibited = _FORBIDDEN.search(text[max(0, start - 60) : start])
+        last = end
+        forbidden = prohibited or _FORBIDDEN_AFTER.match(text, end)
+        found.append(Mention(match[0], bool(forbidden and not _ONLY_FIRST.match(text, end)), not compound))
     return found
 
 

@@ -571,13 +571,31 @@ async def test_a_program_notes_the_calls_of_its_session_itself(engine: ContextEn
     }
 
 
-def test_names_are_words_that_are_written_like_names() -> None:
-    text = "Use fetch for pages, `count` first. Never call drop_table. Do not run a_b before c_d; see read."
-
+@each(
+    "text, allowed, forbidden",
+    [
+        ("Use fetch for pages, `count` first. Never call drop_table.", "fetch count", "drop_table"),
+        ("Do not run a_b before c_d; see read.", "a_b", "c_d"),
+        ("Never use `a_b`, `c_d`, `e_f`, `g_h_with_a_long_name` or `i_j_with_one`. Use k_l.", "k_l",
+         "a_b c_d e_f g_h_with_a_long_name i_j_with_one"),
+        ("Never use a_b, use c_d. Don't forget to call e_f.", "c_d e_f", "a_b"),
+        ("`a_b` and `c_d` are forbidden, `e_f` is not.", "e_f", "a_b c_d"),
+        ("a_b must not be used: call c_d", "c_d", "a_b"),
+        ("`a_b` must not be empty, and `c_d` is not slow", "a_b c_d", ""),
+        ("Tools you must not call:\n- `a_b`: loses history\n- c_d\n\nUse e_f.", "e_f", "a_b c_d"),
+        ("# Forbidden tools\n\n* a_b\n* c_d", "", "a_b c_d"),
+        ("- never `a_b`\n- `c_d` for all else", "c_d", "a_b"),
+        ("Use a_b, not c_d, and then e_f.", "a_b e_f", "c_d"),
+        ("a_b is off limits; nobody runs c_d", "", "a_b c_d"),
+        ("a_b should not be used unless asked. No `c_d`.", "a_b", "c_d"),
+        ("Do not guess: a_b knows", "a_b", ""),
+    ],
+)  # fmt: skip
+def test_names_are_words_that_are_written_like_names(text: str, allowed: str, forbidden: str) -> None:
     said = {one.word: one.forbidden for one in mentions(text)}
 
-    assert said.keys() == {"fetch", "count", "drop_table", "a_b", "c_d"}
-    assert [word for word, forbidden in said.items() if forbidden and word != "c_d"] == ["drop_table"]
+    assert {word for word, never in said.items() if not never} == set(allowed.split())
+    assert {word for word, never in said.items() if never} == set(forbidden.split())
 
 
 async def test_of_very_many_rules_those_nearest_to_the_request_come_and_bring_their_tools(
