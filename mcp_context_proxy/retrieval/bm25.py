@@ -187,7 +187,7 @@ class LexicalIndex(Struct, frozen=True, eq=False, dict=True):
         number = hash(term)
         for group in self.groups:
             known = group.whole.vocabulary
-            at = int(np.searchsorted(known, number))
+            at = int(known.searchsorted(number))
             if at < known.size and int(known[at]) == number:
                 return True
         return False

@@ -188,7 +188,7 @@ class Engine:
             rivals = rivals_of(vectors[0], self._calibration)
         prepared = PreparedQuery(understood, index, words, vectors, rivals, options.method, supports, novel)
         found = _rank(prepared, allowed, self._calibration, options)
-        considered = int(allowed.sum())
+        considered = int(np.count_nonzero(allowed))
         spare = spare_evidence(found.evidence, considered)
         retold = [understood.alone] if spare < DOUBT_OF_TOLD else []
         if not found.fits and (found.evidence or 0.0) >= WORTH_OTHER_WORDS:

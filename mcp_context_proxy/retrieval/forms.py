@@ -393,17 +393,17 @@ def reworded(order: str) -> tuple[int, str] | None:
     The order begins with its opening word.
     """
     beginning = order[: LONGEST_PHRASE + 1].lower()
-    if beginning.startswith(tuple(LONGEST_FIRST)):
+    if beginning.startswith(LONGEST_FIRST):
         for phrase in LONGEST_FIRST:
             after = beginning[len(phrase) : len(phrase) + 1]
             if beginning.startswith(phrase) and not (after.isalnum() or after == "_"):
                 return len(phrase), PHRASES[phrase]
-    verb, *following = (match.group() for match in islice(_LETTERS.finditer(order), OBJECT_WORDS + 1))
-    objects = {word.lower() for word in following}
-    objects |= {word for value, word in _VALUES if value.search(order, 0, FIRST_OF_ORDER)}
-    for meant, verbs, named in _BY_OBJECT:
-        if verb.lower() in verbs and not named.isdisjoint(objects):
-            return len(verb), meant
+    verb, *following = (match.group().lower() for match in islice(_LETTERS.finditer(order), OBJECT_WORDS + 1))
+    if meanings := [(meant, named) for meant, verbs, named in _BY_OBJECT if verb in verbs]:
+        objects = {*following, *(word for value, word in _VALUES if value.search(order, 0, FIRST_OF_ORDER))}
+        for meant, named in meanings:
+            if not named.isdisjoint(objects):
+                return len(verb), meant
     for form, meant in _WITH_OTHER_WORDS:
         if (said := form.match(order)) is not None:
             return said.end(), meant

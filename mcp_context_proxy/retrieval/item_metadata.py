@@ -72,7 +72,7 @@ PHRASES: Final[Mapping[str, str]] = _PHRASES | {
 """Phrases with which an order opens, each with the words that tools have for it, and the same with an object
 within them: "call it off"."""
 
-LONGEST_FIRST: Final = sorted(PHRASES, key=len, reverse=True)
+LONGEST_FIRST: Final = tuple(sorted(PHRASES, key=len, reverse=True))
 LONGEST_PHRASE: Final = len(LONGEST_FIRST[0])
 
 ORDERS: Final = frozenset({*VERBS, *listed("orders"), *(phrase.split()[0] for phrase in PHRASES)})

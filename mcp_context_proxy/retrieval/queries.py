@@ -519,10 +519,11 @@ def _openings(query: str, needs: Sequence[Span]) -> Iterator[Span]:
 
 def _meaning_as_verb(word: str, query: str) -> str | None:
     """Return the meaning of a word that is a noun as well, where the words after it say that it is a verb."""
+    if word not in ("book", "file", "log", "open"):
+        return None
     following = [one.strip(EDGES + ".").lower() for one in query.split(maxsplit=5)[1:5]]
     if not following or following[0] not in _AFTER_VERBS:
         return None
     if word == "book":
         return "book" if _MEETINGS.isdisjoint(following) else "schedule"
-    opens = word == "open" and not _TRACKED.isdisjoint(following)
-    return "create" if opens or word in ("file", "log") else None
+    return None if word == "open" and _TRACKED.isdisjoint(following) else "create"

@@ -137,7 +137,7 @@ class QueryScores:
     def __init__(self, query: PreparedQuery, allowed: NDArray[np.bool_]) -> None:
         """Score the items of the index that are marked as allowed; without vectors by words only."""
         index = query.index
-        self.query, self.allowed = query, int(allowed.sum())
+        self.query, self.allowed = query, int(np.count_nonzero(allowed))
         purposes = {one for one in (query.read.purpose, *query.read.purposes) if one is not None}
         self.serves = {one: index.serving(one, allowed) for one in purposes}
         """Items that serve each general purpose of the query, chosen among all: no estimate takes part."""
@@ -251,7 +251,7 @@ class QueryScores:
         next bound, no other document comes before them.
         """
         index, is_tool = self.query.index, KINDS.index(Kind.TOOL)
-        if self.query.method not in ("hybrid", "lexical"):
+        if self.query.method not in ("hybrid", "lexical") or not index.snapshot.documents:
             return {}
         places = np.flatnonzero((index.kinds[self.items] != is_tool) & (self.lexical > 0))
         places = places[index.sizes[self.items[places]] > 1]

@@ -456,7 +456,8 @@ def evidence(
     best = float(cosines.max())
     near = np.round(general.astype(np.float64), DECIMALS)
     # Of the items without a word only the nearest counts.
-    some = np.append(coverage.nonzero()[0], cosines.argmax())
+    some = coverage > 0
+    some[cosines.argmax()] = True
     own = cosines[some]
     meaning = (
         EVIDENCE_OF_COSINE * own

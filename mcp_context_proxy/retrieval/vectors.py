@@ -139,7 +139,7 @@ class DenseIndex(Struct, frozen=True, eq=False, dict=True):
             certain: Items that must be included unless a filter excludes them.
         """
         allowed = np.isfinite(words)
-        if self.rows.size <= EXACT_CHUNKS or int(allowed.sum()) <= CANDIDATES:
+        if self.rows.size <= EXACT_CHUNKS or np.count_nonzero(allowed) <= CANDIDATES:
             return np.flatnonzero(allowed)
         chosen = np.zeros(words.size, bool)
         chosen[list(certain)] = True

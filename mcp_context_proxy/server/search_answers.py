@@ -397,7 +397,7 @@ def _has_a_word(result: Result) -> bool:
 
 
 def _is_in_other_script(query: str) -> bool:
-    letters = [one for one in query if one.isalpha()]
+    letters = [one for one in query if one.isalpha()] if not query.isascii() else []
     return 2 * sum(one > LAST_LATIN for one in letters) > len(letters)
 
 

@@ -343,6 +343,17 @@ def test_of_the_same_tool_at_two_servers_one_is_shown_and_names_the_other(engine
     assert [result.item.exposed_name for result in ranking.others] == ["work__create_issue"]
 
 
+def test_another_search_of_the_catalog_names_only_the_twins_that_its_filters_leave(engine: Engine) -> None:
+    same = [tool("create_issue", "Opens a ticket.", server=server, marked=False) for server in "abc"]
+    catalog, query = snapshot(*same, tool("list_labels", "Lists labels.", server="a")), "opens a ticket"
+
+    def twins(*servers: str) -> list[str]:
+        results = engine.search(query, catalog, Filters(servers=frozenset(servers))).results
+        return [twin.server for twin in results[0].twins]
+
+    assert [twins(*"abc"), twins(*"ac"), twins("b"), twins(*"abc")] == [["b", "c"], ["c"], [], ["b", "c"]]
+
+
 def test_what_one_task_needs_of_two_like_servers_is_of_one_and_always_names_the_other(engine: Engine) -> None:
     said = {
         "list_parcels": "List parcels by weight.",
