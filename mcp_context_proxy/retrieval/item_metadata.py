@@ -237,8 +237,6 @@ MAX_DESCRIPTION = 1_000
 _WORDS: Final = pattern(r"\w+")
 
 _COMBINERS = ("anyOf", "oneOf", "allOf")
-_NESTING = frozenset({"properties", "items", "$ref", *_COMBINERS})
-"""Keys of a schema that contains others: most parameters have none."""
 
 ACTION_NAMES: Final = frozenset(("action", "command", "method", "mode", "op", "operation"))
 """Names of parameters that choose what a tool does."""
@@ -313,17 +311,13 @@ def _further_chunks(head: str, fields: Fields, tool: Tool, does: Sequence[str]) 
     telling = [one for one in done if one not in VERBS] if len(done) >= FEWEST_DONE else ()
     for case in (*tool.use_cases, *telling):
         yield from _headed_chunks(head, encodable(case))
-    says_little = len(fields.description) < SHORT_DESCRIPTION
-    further = [fields.title, fields.labels.strip(), fields.values if says_little else ""]
-    if not any(further):
+    values = fields.values if len(fields.description) < SHORT_DESCRIPTION else ""
+    if not (fields.title or fields.labels.strip() or values):
         return
     said = {*terms(f"{fields.name} {fields.description}")}
-    title, labels, values = (
-        text[:NAME_LIMIT] if text and not said.issuperset(terms(text)) else "" for text in further
-    )
-    for text in (title, labels, values and f"{fields.description} {values}"):
-        if text:
-            yield from _headed_chunks(head, text)
+    for before, text in (("", fields.title), ("", fields.labels.strip()), (f"{fields.description} ", values)):
+        if text and not said.issuperset(terms(text)):
+            yield from _headed_chunks(head, before + text[:NAME_LIMIT])
 
 
 def in_english(text: str) -> str:
@@ -475,8 +469,6 @@ def _walk(schema: JSON) -> Iterator[tuple[int, str, bool, Mapping[str, JSON]]]:
         if not isinstance(node, dict):
             node = {}
         yield depth, name, is_new, node
-        if _NESTING.isdisjoint(node):
-            continue
         properties = node.get("properties")
         if isinstance(properties, dict):
             some = list(properties.items())[:MAX_PARAMETERS]

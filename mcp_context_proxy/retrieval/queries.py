@@ -202,6 +202,7 @@ def read_query(
     idiom = idiom_of(written)
     divided = _Divided.of(written, None if idiom is None else idiom.end)
     reader = _Reader(written, divided, has_term, catalog, stands_for=stands_for, translates=translates)
+    service = service_of(without(written, divided.carried))
     whole = reader.read(idiom)
     if whole != written:
         divided = _Divided.of(whole, None if idiom is None else idiom.start + len(idiom.meant))
@@ -237,7 +238,7 @@ def read_query(
         purpose=purpose,
         purposes=tuple(parts[need][1] for need in texts[1:]),
         inside=contained(written) if len(divided.needs) == 1 else None,
-        service=None if (service := service_of(written)) is None else stem(service),
+        service=None if service is None else stem(service),
         cores=tuple(asked_in_story(meant) or (cores(meant) if written == meant else ())),
         alone=asked_alone(meant),
     )

@@ -141,6 +141,8 @@ def test_what_is_for_a_service_that_no_tool_names_fits_nothing(engine: Engine) -
     assert engine.search("read the naming rules of s3", snapshot(attach, read)).fits
     assert engine.search("upload this to s3", snapshot(attach, put)).results[0].item.name == "put_object"
     assert engine.search("upload this to the page", snapshot(attach)).fits
+    keep = tool("remember", "Keep a fact in the memory for later.", server="memory")
+    assert engine.search("remember that we upload the backups to S3", snapshot(keep)).fits
 
 
 @each(
