@@ -255,7 +255,9 @@ class Guard:
                 if token is None:
                     await self._app(scope, receive, send)
                 elif self._under_way[principal_of(scope)] >= self._most_of_one:
-                    await _too_many_under_way(self._most_of_one)(scope, receive, send)
+                    text = f"You have {self._most_of_one:,} requests under way; the others are for others.\n"
+                    refusal = PlainTextResponse(text, 503, {"Retry-After": RETRY_SECONDS})
+                    await refusal(scope, receive, send)
                 else:
                     await self._serve_while_accepted(token, scope, receive, send)
             return
@@ -324,7 +326,9 @@ class Guard:
             return PlainTextResponse(f"This Host is not served here{named}; see http.allowed_hosts.\n", 421)
         page, public = scope["path"] in self._pages, self._is_public(scope)
         why = objection(headers, scope["method"], hosts[0] if known else "", page=page, public=public)
-        if why is None and self._policy.drain.stopping and not (public or _takes_messages(scope)):
+        # Only the content of a message tells whether it begins anything.
+        takes = scope["method"] == "POST" and scope["path"].startswith(MESSAGE_PATHS)
+        if why is None and self._policy.drain.stopping and not (public or takes):
             text = "The proxy was told to stop; the request did not run.\n"
             return PlainTextResponse(text, 503, {"Retry-After": RETRY_SECONDS})
         return None if why is None else PlainTextResponse(why, 403)
@@ -429,12 +433,6 @@ def _is_browser(headers: HeaderFields) -> bool:
     return named or "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
 
 
-def _takes_messages(scope: Scope) -> bool:
-    """Return whether the request may carry a message: only its content tells whether it begins anything."""
-    path: str = scope["path"]
-    return scope["method"] == "POST" and path.startswith(MESSAGE_PATHS)
-
-
 def _closing(send: Send) -> Send:
     """Return a `Send` that has the connection closed after the response, so that clients open another one."""
 
@@ -450,11 +448,6 @@ def _closing(send: Send) -> Send:
 def _too_many() -> PlainTextResponse:
     text = "Too many wrong tokens came; wait a second.\n"
     return PlainTextResponse(text, 429, {"Retry-After": "1"})
-
-
-def _too_many_under_way(most: int) -> PlainTextResponse:
-    text = f"You have {most:,} requests under way, streams among them; the others are for others.\n"
-    return PlainTextResponse(text, 503, {"Retry-After": RETRY_SECONDS})
 
 
 # A page of another origin can have a browser send many kinds of requests here: fetch, images, scripts, links,

@@ -437,7 +437,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         most, snapshot = self.document_bytes(), self.calls.catalog.snapshot
         read = partial(read_part, snapshot, wanted.name, wanted.section, wanted.page, most)
         try:
-            part = await in_thread(read, self.contexts.costs.count, abandon_on_cancel=True)
+            part = await self.contexts.in_turn(partial(read, self.contexts.costs.count))
         except UnknownItemError as error:
             return failure(f"{READ_DOCUMENT}: {error}\n{SEARCH} finds documents by what they are about.")
         except UnreadableDocumentError as error:
@@ -471,7 +471,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 wanted.interaction_type,
                 None if rights.sees_all else rights.owner,
             )
-            found = await in_thread(search, abandon_on_cancel=True)
+            found = await self.contexts.in_turn(search)
             if _wants_data(caller):
                 return _data({"query": wanted.query, **recall_data(found)})
             return _text(recall_text(found))

@@ -270,17 +270,14 @@ def is_secret(name: str, value: str) -> bool:
     such as the name of a team, count only if the name says that they are a secret and they are long.
     """
     text = value.strip()
-    if len(text) < SHORTEST or "://" in text or _is_path(text):
+    path = _PATH.fullmatch(text)
+    # The first folder tells a path from a key that begins with a slash.
+    if len(text) < SHORTEST or "://" in text or (path is not None and _is_plain(path[1])):
         return False
     if not all(map(_is_plain, _SEPARATORS.split(text))):
         return True
     told = names_secret(_AUTHOR.sub("", name)) or name.startswith(_EXACT)
     return told and len(text) >= PHRASE_CHARACTERS
-
-
-def _is_path(text: str) -> bool:
-    # The first folder tells a path from a key that begins with a slash.
-    return (found := _PATH.fullmatch(text)) is not None and _is_plain(found[1])
 
 
 def _is_plain(word: str) -> bool:

@@ -77,9 +77,10 @@ CLIENTS = (
         "opened them, and `context://requests` has only the queries of the principal that reads it. "
         "No principal ends the sessions of another by opening many, or takes all the connections, all the "
         "room for large requests, or all that a server has for the requests, questions, sessions and kept "
-        "results of everybody, or keeps the searches of others waiting behind many; whoever has clients of "
-        "several profiles is one person in all of these bounds.",
+        "results of everybody, or keeps the searches and reads of others waiting behind many; whoever has "
+        "clients of several profiles is one person in all of these bounds.",
         "server/test_bounds.py::test_the_searches_of_one_person_leave_a_thread_for_those_of_others",
+        "server/test_bounds.py::test_the_reads_of_one_person_wait_for_one_another_as_searches_do",
         "server/test_bounds.py::test_the_requests_of_one_person_leave_room_at_a_server_for_those_of_others",
         "server/test_bounds.py::"
         "test_the_calls_of_one_person_that_wait_for_an_answer_leave_room_for_those_of_others",

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from contextlib import aclosing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from support.shop import TOKEN, environment
 from support.wires import http, stdio
 
 from mcp_context_proxy.config import Config, load
-from mcp_context_proxy.config.reload import Reloader, connection_key
+from mcp_context_proxy.config.reload import Reloader, changes, connection_key
 from mcp_context_proxy.config.settings import OAuthConfig, ServerConfig, TlsConfig
 
 CHANGED = "notifications/tools/list_changed"
@@ -470,6 +471,15 @@ async def test_a_mounted_secret_that_is_renewed_restarts_the_servers_that_get_it
         await until(lambda: starts(two) == 2)
 
     assert starts(one) == 1
+
+
+async def test_a_file_that_is_missing_for_a_moment_beside_others_is_waited_for() -> None:
+    """A program deletes the file of a secret before it writes the next one."""
+    looks = iter([("settings", "secret"), *[("settings", None)] * 5])
+    async with aclosing(changes(lambda: next(looks, ("settings", "next secret")))) as found:
+        await anext(found)
+
+    assert next(looks, None) is None
 
 
 async def test_a_hangup_signal_reloads_the_file(workshop: Workshop) -> None:

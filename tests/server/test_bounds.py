@@ -4,6 +4,7 @@ import dataclasses
 import re
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -317,42 +318,47 @@ async def test_the_searches_of_one_person_leave_a_thread_for_those_of_others(wor
             over.set()
 
 
-async def test_the_reads_of_one_person_in_large_results_wait_for_one_another_as_searches_do(
-    workshop: Workshop,
-) -> None:
-    """Each may take a second: sixty at a time kept everybody else waiting for minutes."""
+async def test_the_reads_of_one_person_wait_for_one_another_as_searches_do(workshop: Workshop) -> None:
+    """Of a large result or document each takes up to a second: others waited for minutes behind sixty."""
     workshop.server("work", tools=[tool("log")], calls={"log": [{"large": 200_000}]})
+    (workshop.folder / "guide.md").write_text("# Guide\n\nHow to work.")
+    documents = [{"kind": "reference", "path": str(workshop.folder / "guide.md")}]
     anna, ben = (Principal(name, Role.USE) for name in ("anna", "ben"))
     over = threading.Event()
-    async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:
+    async with inside(workshop.config(documents=documents)) as proxy, anyio.create_task_group() as group:
         hosts = {one.name: Host(proxy, "handshake", rights=one) for one in (anna, ben)}
-        read = dict[str | None, str]()
+        read = list[tuple[str | None, str]]()
+
+        async def ask(person: Principal, name: str, /, **wanted: Any) -> str:
+            with assigned(ACTING, person):
+                told = str(await hosts[person.name].call(name, wanted))
+            read.append((person.name, name))
+            return told
 
         async def kept(person: Principal) -> str:
-            with assigned(ACTING, person):
-                told = str(await hosts[person.name].call("work__log"))
-            return str(re.findall(r'id=\\?"([\w-]+)', told)[0])
+            return str(re.findall(r'id=\\?"([\w-]+)', await ask(person, "work__log"))[0])
 
-        async def read_again(person: Principal, result_id: str) -> None:
-            with assigned(ACTING, person):
-                wanted = {"id": result_id, "page": 1}
-                read[person.name] = str(await hosts[person.name].call("read_result", wanted))
+        async def read_both(person: Principal, result: str) -> None:
+            async with anyio.create_task_group() as both:
+                both.start_soon(partial(ask, person, "read_result", id=result, page=1))
+                both.start_soon(partial(ask, person, "read_document", name="guide"))
 
         of_anna = await kept(anna)
         with assigned(ACTING, anna):
             for _ in range(SEARCHES_AT_ONCE):
                 group.start_soon(proxy.searcher.off_loop, over.wait)
         await anyio.wait_all_tasks_blocked()
-        group.start_soon(read_again, anna, of_anna)
+        group.start_soon(read_both, anna, of_anna)
         try:
             with anyio.fail_after(PATIENCE):
-                await read_again(ben, await kept(ben))
+                await read_both(ben, await kept(ben))
             before = {*read}
         finally:
             over.set()
 
-    assert before == {"ben"}
-    assert "xxxxxxxx" in read["anna"]
+    reads = {"read_result", "read_document"}
+    assert before == {("anna", "work__log"), ("ben", "work__log"), *(("ben", name) for name in reads)}
+    assert {name for person, name in read if person == "anna"} == {"work__log", *reads}
 
 
 def within(principal: Principal) -> Principal:
