@@ -62,11 +62,20 @@ async def test_an_authority_that_is_renewed_in_its_file_is_trusted_once_a_server
     assert await threads.trusted_certificates() is context
 
 
-async def test_a_peer_without_a_trusted_certificate_is_refused() -> None:
-    context = await threads.trusted_certificates()
-
-    assert context.verify_mode is ssl.CERT_REQUIRED
-    assert context.check_hostname is True
+async def test_a_peer_without_a_trusted_certificate_is_refused(tmp_path: Path) -> None:
+    authority, context = Authority(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.write(tmp_path / "server.pem", "localhost"))
+    plain = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    listener = anyio.streams.tls.TLSListener(plain, context, standard_compatible=False)
+    url = f"https://localhost:{plain.extra(anyio.abc.SocketAttribute.local_port)}/"
+    authorities = [None, TlsConfig(), TlsConfig(ca=Authority().trusted(tmp_path / "another.pem"))]
+    async with plain, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, anyio.aclose_forcefully)
+        for tls in authorities:
+            async with await client_with(tls) as client:
+                with pytest.raises(httpx2.ConnectError, match="certificate verify failed"):
+                    await client.get(url)
+        group.cancel_scope.cancel()
 
 
 @asynccontextmanager
