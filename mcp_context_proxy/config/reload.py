@@ -165,9 +165,10 @@ def connection_key(server: ServerConfig, *, of_0_1_0: bool = False) -> str:
     """Return a digest of all settings that a server's connection depends on, or that of version 0.1.0."""
     # The values of secrets show in the keys that they were expanded into.
     facts = {name: value for name, value in asdict(server).items() if name not in _LIVE}
-    # In 0.1.0 there was no `inherit`; what was stored then still counts.
-    if not facts["inherit"]:
-        del facts["inherit"]
+    # In 0.1.0 there were no such keys; what was stored then still counts.
+    for name in ("inherit", "tls"):
+        if not facts[name]:
+            del facts[name]
     if server.cwd is None:
         facts["cwd"] = "~"
     elif server.cwd == LAUNCH:
