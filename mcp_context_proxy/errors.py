@@ -199,16 +199,18 @@ class TurnedOffError(UnknownItemError):
         self.args = (f"tool {name!r} is turned off {reason}; only the user can turn it on, in that file",)
 
 
+UNREAD: Final = "the database that has the decisions about it cannot be reached; it is tried again"
+"""Reason why a definition is withheld until its record can be read."""
+
+
 class WithheldError(UnknownItemError):
-    """The definition waits for a person's approval."""
+    """The definition waits for a person's approval, or for the record of it."""
 
     def __init__(self, *, kind: str, name: str, server: str, reason: str, other: str = "") -> None:
         super().__init__(kind, name)
         instead = f"; {other} is another server's, and needs that name" if other else ""
-        self.args = (
-            f"{kind} {name!r} of {server} is withheld: {reason}; a person has to look "
-            f"(mcp-context-proxy changes {server}){instead}",
-        )
+        look = "" if reason == UNREAD else f"; a person has to look (mcp-context-proxy changes {server})"
+        self.args = (f"{kind} {name!r} of {server} is withheld: {reason}{look}{instead}",)
 
 
 class AwaitedServersError(UnknownItemError):

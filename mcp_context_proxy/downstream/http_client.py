@@ -40,7 +40,6 @@ from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members, RequestId
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import EventFramer, Oversized, ServerSentEvent, gate
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line
-from mcp_context_proxy.system import threads
 from mcp_context_proxy.system.threads import in_task
 
 logger = logging.getLogger(__name__)
@@ -147,8 +146,6 @@ def refusal(error: httpx2.HTTPError, server: str, url: str) -> ServerUnavailable
     if isinstance(error, httpx2.PoolTimeout):
         return ServerUnavailableError(server, "busy", "all connections to it are in use; try again")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        if "certificate verify failed" in str(error):
-            threads.trusted_now()  # for the next attempt
         cause = f"{without_credentials(url)}: {in_words(str(error)) or 'no answer'}"
         return ServerUnavailableError(server, "unreachable", cause)
     return None

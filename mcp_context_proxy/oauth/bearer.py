@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import suppress
 from functools import cache
 from math import inf
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import anyio
@@ -31,7 +32,7 @@ from mcp_context_proxy.errors import AuthorizationError, Fault, LoginRequiredErr
 from mcp_context_proxy.oauth import CredentialFile, Login, OAuthCredentials
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_thread, load, trusted_certificates
+from mcp_context_proxy.system.threads import in_thread, load
 
 logger = logging.getLogger(__name__)
 
@@ -287,9 +288,9 @@ async def client_with(tls: TlsConfig | None, **options: Any) -> httpx2.AsyncClie
 
     Raises `StartError` if a certificate cannot be used.
     """
-    certificates = None if tls is None else await in_thread(_Certificates.of, tls)
-    verify = await trusted_certificates() if certificates is None else certificates.context
-    client = httpx2.AsyncClient(verify=verify, **options)
+    certificates = _certificates_of(tls or TlsConfig())
+    await in_thread(certificates.read)
+    client = httpx2.AsyncClient(verify=certificates.given, **options)
     # The library has no parameter for it that keeps the proxies of the environment.
     for transport in (client._transport, *client._mounts.values()):
         if isinstance(transport, httpx2.AsyncHTTPTransport):
@@ -298,41 +299,45 @@ async def client_with(tls: TlsConfig | None, **options: Any) -> httpx2.AsyncClie
 
 
 class _Certificates:
-    """The certificates of one server, read again when their files have changed: many are short-lived."""
+    """Certificates of connections, read again when their files have changed: many are short-lived.
+
+    A client that read those of the system by itself would hold the event loop for 30 ms or more.
+    """
 
     def __init__(self, tls: TlsConfig) -> None:
-        self._tls, self._read = tls, list[Mark]()
-        self.context = httpx2.create_ssl_context() if tls.ca is None else _no_context()
-
-    @classmethod
-    def of(cls, tls: TlsConfig) -> _Certificates:
-        (found := _kept(tls)).read()
-        return found
+        self._tls = tls
+        self._read: list[Mark] | None = None
+        self.given = self.context = _no_context()
+        """The context that clients have, and the one used in its place: none that is in use is changed."""
 
     def read(self) -> None:
-        """Read what has changed; raises `StartError` if it cannot be used. Blocks."""
-        tls, path = self._tls, None
-        given = [one for one in (tls.ca, tls.certificate, tls.key) if one is not None]
+        """Read what has changed; raises `StartError` if it could never be used. Blocks."""
+        tls, of_all = self._tls, os.environ.get("SSL_CERT_FILE")
+        authorities = tls.ca or (Path(of_all) if of_all else None)
+        path, given = None, [one for one in (authorities, tls.certificate, tls.key) if one is not None]
         if (marks := [mark_of(path) for path in given]) == self._read:
             return
         try:
             for path in given:
                 path.read_bytes()  # the errors of the library name no file
-            # A pair of which only one half is new would leave the context without any.
-            for context in (_no_context(), self.context):
-                if (path := tls.ca) is not None:
-                    context.load_verify_locations(path)
-                if (path := tls.certificate) is not None:
-                    context.load_cert_chain(path, tls.key, lambda: tls.password or "")
+            context = _no_context() if tls.ca else httpx2.create_ssl_context()
+            if (path := authorities) is not None:
+                context.load_verify_locations(path)
+            if (path := tls.certificate) is not None:
+                context.load_cert_chain(path, tls.key, lambda: tls.password or "")
         except OSError as error:
+            if self._read is not None:
+                return  # half written, most likely: those before are used until then
             reason = error.strerror or str(error)
             if isinstance(error, ssl.SSLError):
                 reason = _UNUSABLE.get(error.reason, reason)
-            raise StartError(Fault.NO_START, f"{path} cannot be used for tls: {reason}") from None
-        self._read = marks
+            place = path if path != authorities or tls.ca else f"SSL_CERT_FILE={path}"
+            raise StartError(Fault.NO_START, f"{place} cannot be used for TLS: {reason}") from None
+        context.set_alpn_protocols(["http/1.1"])
+        self.context, self._read = context, marks
 
 
-_kept: Final = cache(_Certificates)
+_certificates_of: Final = cache(_Certificates)
 
 _UNUSABLE: Final = {
     None: "it has no certificate in PEM, or there is no key that tls.password opens",
@@ -350,15 +355,13 @@ def _no_context() -> ssl.SSLContext:
 class _Network(httpcore2.AnyIOBackend):
     """The network, over which no request gets interim responses without end."""
 
-    def __init__(self, certificates: _Certificates | None) -> None:
+    def __init__(self, certificates: _Certificates) -> None:
         super().__init__()
         self._certificates = certificates
 
     async def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
-        if self._certificates is not None:
-            with suppress(StartError):  # half written: those before are used until they expire
-                await in_thread(self._certificates.read)
-        return _Connection(await super().connect_tcp(*arguments, **options))
+        await in_thread(self._certificates.read)
+        return _Connection(await super().connect_tcp(*arguments, **options), self._certificates)
 
 
 _STATUS_LINE: Final = pattern(rb"(?<=\n)HTTP/\d\.\d ([1-5])[^\n]*\n")
@@ -372,8 +375,8 @@ class _Connection(httpcore2.AsyncNetworkStream):
     The library parses and drops them without a pause, so that a server could keep the event loop busy.
     """
 
-    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: httpcore2.AsyncNetworkStream, certificates: _Certificates) -> None:
+        self._stream, self._certificates = stream, certificates
         self._interim = 0
         self._line: bytes | None = None
         """The part read of an unfinished line; None once the response has begun."""
@@ -404,8 +407,14 @@ class _Connection(httpcore2.AsyncNetworkStream):
     async def aclose(self) -> None:
         await self._stream.aclose()
 
-    async def start_tls(self, *arguments: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
-        return _Connection(await self._stream.start_tls(*arguments, **options))
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, *arguments: Any, **options: Any
+    ) -> httpcore2.AsyncNetworkStream:
+        # Not that of a network proxy, which is spoken to before.
+        if ssl_context is self._certificates.given:
+            ssl_context = self._certificates.context
+        secured = await self._stream.start_tls(ssl_context, *arguments, **options)
+        return _Connection(secured, self._certificates)
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)

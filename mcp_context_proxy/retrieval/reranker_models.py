@@ -28,6 +28,7 @@ from mcp_context_proxy.embedding.embeddings import (
 )
 from mcp_context_proxy.embedding.endpoint import OpenAIService, ServiceError
 from mcp_context_proxy.errors import ModelError, RerankError
+from mcp_context_proxy.oauth.bearer import client_with
 from mcp_context_proxy.retrieval.reranker import (
     ANSWER_TOKENS,
     SYSTEM,
@@ -99,11 +100,10 @@ class ChatRerankerModel:
             await self._client.aclose()
 
     async def _post(self, question: Question) -> tuple[httpx2.Response, bytes]:
-        verify = await threads.trusted_certificates()
-        # Checked after the wait: another search may have opened the client meanwhile.
-        if self._client is None:
-            headers = {**self._service.headers, "accept-encoding": "identity"}
-            self._client = httpx2.AsyncClient(headers=headers, timeout=self._seconds, verify=verify)
+        headers = {**self._service.headers, "accept-encoding": "identity"}
+        made = self._client or await client_with(None, headers=headers, timeout=self._seconds)
+        # Another search may have opened the client meanwhile.
+        client = self._client = self._client or made
         body = {
             "model": self._service.model,
             "messages": [
@@ -115,7 +115,7 @@ class ChatRerankerModel:
         }
         content = bytearray()
         with self._service.failures(self._seconds):
-            async with self._client.stream("POST", self._service.url, json=body) as response:
+            async with client.stream("POST", self._service.url, json=body) as response:
                 # Unpacking what was compressed several times could hold up the event loop.
                 async for part in response.aiter_raw():
                     content += part

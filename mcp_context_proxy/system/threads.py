@@ -6,8 +6,7 @@ The system may have no thread left: a limit on processes, for a user or a contai
 servers that start may take the last of them. The work then waits and is tried again; an error would end the
 owner of the work, at worst the proxy, although a thread may be free a moment later.
 
-Two slow, process-wide loads are here as well, each done once and in a thread: the import of large modules
-and the trusted certificates.
+The import of large modules is here as well, each once and in a thread.
 
 A task is started and resumed by the event loop, each time in a step of its own, and every scope within it is
 kept in tables of the loop: for a call that is passed on, that costs more than all else. A `Flight` runs its
@@ -23,18 +22,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import importlib
 import logging
 import os
-import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
-from pathlib import Path
 from types import TracebackType, coroutine
 from typing import Any, Final, Generic, Self, TypeVar, TypeVarTuple
 from weakref import WeakSet
@@ -172,43 +168,6 @@ async def load(name: str) -> None:
             importlib.import_module(name)
 
     await in_thread(imported)
-
-
-async def trusted_certificates() -> ssl.SSLContext:
-    """Return the TLS context that every HTTP client of the proxy verifies its peers with.
-
-    A client without one would read all certificates by itself, and hold the event loop for 30 ms or more.
-    """
-    return await in_thread(trusted_now)
-
-
-def trusted_now() -> ssl.SSLContext:
-    """Return that context, with the authorities that ``SSL_CERT_FILE`` has by now. Blocks.
-
-    They may be renewed. It stays the same, so that connections that were opened before know them as well.
-    """
-    file = os.environ.get("SSL_CERT_FILE")
-    with _lock:
-        try:
-            context = _read_certificates()
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, f"SSL_CERT_FILE={file}") from error
-        with contextlib.suppress(OSError):  # one that is being written is read later
-            if file and _read_at.get(file) != (written := Path(file).stat().st_mtime_ns):
-                context.load_verify_locations(file)
-                _read_at[file] = written
-        return context
-
-
-_read_at: Final[dict[str, int]] = {}
-"""Time at which the file was changed that was read last."""
-
-
-@functools.cache
-def _read_certificates() -> ssl.SSLContext:
-    import httpx2  # noqa: PLC0415 - a proxy of local programs does not need it
-
-    return httpx2.create_ssl_context()
 
 
 _running: Flight | None = None

@@ -23,7 +23,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import ApprovalMode
-from mcp_context_proxy.errors import NOTICE, StoreError
+from mcp_context_proxy.errors import NOTICE, UNREAD, StoreError
 from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.store.tables import Additions, ApprovalRecord, ApprovalRow, ApprovalStore, VersionRow
@@ -34,7 +34,6 @@ from mcp_context_proxy.trust.fingerprints import (
     TAKEN,
     TOLD,
     UNDECIDED,
-    UNREAD,
     Approvable,
     Candidate,
     Event,

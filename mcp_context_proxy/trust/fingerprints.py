@@ -31,6 +31,7 @@ import msgspec
 from msgspec import Struct
 
 from mcp_context_proxy.config.settings import ApprovalMode
+from mcp_context_proxy.errors import UNREAD
 from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.protocol.strangers import clean, in_plain_letters
 from mcp_context_proxy.store.tables import ApprovalRow
@@ -477,8 +478,6 @@ TOLD: Final = {Event.UPDATED: "changed with a new version", Event.NEW: "new", Ev
 
 _WHY: Final = {Event.FIRST: "it has not been approved yet", Event.NEW: "it is new"}
 REJECTED: Final = "a person has rejected it"
-UNREAD: Final = "the database that has the decisions about it cannot be reached; it is tried again"
-"""Reason why a definition is withheld until its record can be read."""
 
 _WHY_SEVERAL: Final = {
     "it has not been approved yet": "they have not been approved yet",

@@ -212,9 +212,9 @@ def test_a_certificate_that_is_not_trusted_is_no_wrong_url(run: Run, workshop: W
 
     assert "certificate verify failed" in told
     assert "-> have its certificate renewed" in told
-    assert f"{workshop.folder}/nowhere.pem cannot be used for tls: No such file or directory" in unnamed
+    assert f"{workshop.folder}/nowhere.pem cannot be used for TLS: No such file or directory" in unnamed
     assert "-> correct tls under servers.old" in unnamed
-    assert "No such file or directory: SSL_CERT_FILE=/nowhere.pem" in flat(unread)
+    assert "SSL_CERT_FILE=/nowhere.pem cannot be used for TLS: No such file or directory" in flat(unread)
     assert "0 of 1 server works" in unread
 
 

@@ -212,7 +212,9 @@ async def test_nothing_is_served_whose_decision_cannot_be_read_until_the_databas
 
     assert {"plain__echo", "desk__send_mail"} <= {*kept}
     assert [name for name in names if "__" in name] == []
-    assert "the database that has the decisions about it cannot be reached" in called["content"][0]["text"]
+    told = called["content"][0]["text"]
+    assert "the database that has the decisions about it cannot be reached; it is tried again" in told
+    assert "a person has to look" not in told
     assert [name for name in after if name.startswith("desk__")] == ["desk__send_mail"]
     assert "a person has rejected it" in refused["content"][0]["text"]
 

@@ -1,6 +1,5 @@
 """Certificates: those that are trusted, and those by which a server knows its clients (mutual TLS)."""
 
-import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -14,59 +13,55 @@ import anyio.streams.tls
 import anyio.to_thread
 import httpx2
 import pytest
-from cryptography.hazmat.primitives.serialization import Encoding
 from support.certificates import Authority
 from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.config import TlsConfig
-from mcp_context_proxy.downstream.http_client import described, refusal
+from mcp_context_proxy.downstream.http_client import described
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.errors import StartError
 from mcp_context_proxy.oauth.bearer import client_with
-from mcp_context_proxy.system import threads
 
 
-async def test_all_clients_share_certificates_that_are_read_once() -> None:
-    given: list[ssl.SSLContext] = []
+@asynccontextmanager
+async def certified(authority: Authority, file: Path) -> AsyncIterator[str]:
+    """Serve nothing but handshakes at a URL, with a certificate of an authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.write(file, "localhost"))
+    plain = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    listener = anyio.streams.tls.TLSListener(plain, context, standard_compatible=False)
+    async with plain, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, anyio.aclose_forcefully)
+        yield f"https://localhost:{plain.extra(anyio.abc.SocketAttribute.local_port)}/"
+        group.cancel_scope.cancel()
 
-    async def ask() -> None:
-        given.append(await threads.trusted_certificates())
 
-    async with anyio.create_task_group() as group:
-        for _ in range(8):
-            group.start_soon(ask)
+async def test_a_peer_without_a_trusted_certificate_is_refused(tmp_path: Path) -> None:
+    another = TlsConfig(ca=Authority().trusted(tmp_path / "another.pem"))
+    async with certified(Authority(), tmp_path / "server.pem") as url:
+        for tls in (None, TlsConfig(), another):
+            async with await client_with(tls) as client:
+                with pytest.raises(httpx2.ConnectError, match="certificate verify failed"):
+                    await client.get(url)
 
-    assert all(one is given[0] for one in given)
 
-
-async def test_an_authority_that_is_renewed_in_its_file_is_trusted_once_a_server_was_refused(
+async def test_an_authority_that_is_renewed_in_its_file_is_trusted_from_the_next_connection_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections go on with the context that they were made with, so nobody has to be restarted."""
-    first, renewed = Authority().certificate, Authority().certificate
-    file = tmp_path / "ca.pem"
+    """Clients that were made before know it as well, so nobody has to be restarted."""
+    file, renewed = Authority().trusted(tmp_path / "ca.pem"), Authority("renewed")
     monkeypatch.setenv("SSL_CERT_FILE", str(file))
-    file.write_bytes(first.public_bytes(Encoding.PEM))
-    os.utime(file, (1, 1))
-    context = await threads.trusted_certificates()
-    file.write_bytes(renewed.public_bytes(Encoding.PEM))
-    os.utime(file, (2, 2))
-    assert renewed.public_bytes(Encoding.DER) not in context.get_ca_certs(binary_form=True)
-
-    refused = refusal(httpx2.ConnectError("certificate verify failed"), "far", "https://far.example/mcp")
-
-    assert "certificate verify failed" in str(refused)
-    assert renewed.public_bytes(Encoding.DER) in context.get_ca_certs(binary_form=True)
-    assert await threads.trusted_certificates() is context
-
-
-async def test_a_peer_without_a_trusted_certificate_is_refused() -> None:
-    context = await threads.trusted_certificates()
-
-    assert context.verify_mode is ssl.CERT_REQUIRED
-    assert context.check_hostname is True
+    async with certified(renewed, tmp_path / "server.pem") as url, await client_with(None) as client:
+        with pytest.raises(httpx2.ConnectError, match="certificate verify failed"):
+            await client.get(url)
+        renewed.trusted(file)
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await client.get(url)
+        file.write_text("half of")
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await client.get(url)
 
 
 @asynccontextmanager

@@ -17,15 +17,15 @@ from cryptography.hazmat.primitives.serialization import (
 class Authority:
     """Signs certificates, each of which is written into a file together with its key."""
 
-    def __init__(self) -> None:
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.certificate = self.signed("authority", self.key)
+    def __init__(self, name: str = "authority") -> None:
+        self.name, self.key = name, ec.generate_private_key(ec.SECP256R1())
+        self.certificate = self.signed(name, self.key)
 
     def signed(self, name: str, key: ec.EllipticCurvePrivateKey, days: int = 9) -> x509.Certificate:
         subject, issuer = (
-            x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in (name, "authority")
+            x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in (name, self.name)
         )
-        number, now, of_ca = x509.random_serial_number(), datetime.now(UTC), name == "authority"
+        number, now, of_ca = x509.random_serial_number(), datetime.now(UTC), name == self.name
         made = x509.CertificateBuilder(
             issuer, subject, key.public_key(), number, now - timedelta(9), now + timedelta(days)
         )

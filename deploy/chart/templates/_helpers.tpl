@@ -44,6 +44,9 @@ volumeMounts:
   - {name: config, mountPath: /config, readOnly: true}
   - {name: data, mountPath: /data}
   - {name: tmp, mountPath: /tmp}
+{{- with .Values.volumeMounts }}
+{{ toYaml . | indent 2 }}
+{{- end }}
 {{- end }}
 
 {{- define "proxy.podSecurity" -}}
@@ -64,6 +67,9 @@ volumes:
     emptyDir: {}
   - name: tmp
     emptyDir: {}
+{{- with .Values.volumes }}
+{{ toYaml . | indent 2 }}
+{{- end }}
 {{- end }}
 
 {{- define "proxy.env" -}}

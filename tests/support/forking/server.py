@@ -174,8 +174,8 @@ def prepare() -> OnnxModel:
     """
     import mcp_context_proxy
     from mcp_context_proxy.embedding.embeddings import load_model
+    from mcp_context_proxy.oauth.bearer import client_with
     from mcp_context_proxy.server.meta_definitions import Setup, definitions
-    from mcp_context_proxy.system.threads import trusted_certificates
 
     for module in pkgutil.walk_packages(mcp_context_proxy.__path__, "mcp_context_proxy."):
         if not module.name.startswith(NOT_OF_THE_PROXY):
@@ -185,7 +185,7 @@ def prepare() -> OnnxModel:
     for whole in (False, True):
         for chosen in (False, True):
             definitions(Setup((), whole, set_context=chosen, manage=chosen, recall=True))
-    anyio.run(trusted_certificates)
+    anyio.run(client_with, None)
     anyio.run(run_once)
     # The model's threads end with it, once a thread that was abandoned in the middle has let go of it.
     while others := [each for each in threading.enumerate() if each is not threading.main_thread()]:
