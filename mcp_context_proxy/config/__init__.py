@@ -1,6 +1,6 @@
 """Configuration: loaded from one file, validated as a whole, frozen afterwards."""
 
-from mcp_context_proxy.config.load import find, load
+from mcp_context_proxy.config.load import load
 from mcp_context_proxy.config.settings import (
     PACKAGED_MODELS,
     Config,
@@ -45,6 +45,5 @@ __all__ = [
     "TlsConfig",
     "ToolConfig",
     "default_path",
-    "find",
     "load",
 ]

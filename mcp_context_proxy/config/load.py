@@ -45,7 +45,7 @@ from mcp_context_proxy.config.source import (
     read,
     read_value,
 )
-from mcp_context_proxy.config.tables import ASKED, CONFIRM, with_classes
+from mcp_context_proxy.config.tables import ASKED, CONFIRM
 from mcp_context_proxy.config.texts import KeyPath
 from mcp_context_proxy.config.variables import REFERENCE, SecretSource, expand, sources, with_unknown
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
@@ -102,7 +102,7 @@ def load(
     Raises:
         ConfigError: nothing can be started with the configuration; it holds every mistake, in file order.
     """
-    source = read(_file(path, environ))
+    source = read(find(path, environ))
     refused = changeable_by_others(source.file, environ) if unknown is None else ()
     found: list[Mistake] = []
     if source.of_host:
@@ -112,28 +112,18 @@ def load(
     return draft.config(refused)
 
 
-def _file(path: Path | None, environ: Mapping[str, str]) -> Path:
-    found = expand_home(str(path), environ) if path is not None else find(environ)
-    if found is None:
-        default = default_path(environ)
-        message = f"there is no configuration: {CONFIG_VARIABLE} is not set, and {default} does not exist"
-        remedy = f"{TO_BEGIN}; or give a host's own JSON with --config"
-        raise ConfigError([ConfigProblem(None, None, "", message, remedy)])
-    if _unreadable(found) == _NO_FILE:
+def find(path: Path | None, environ: Mapping[str, str]) -> Path:
+    """Return the file that is named, or else the user's own; raises `ConfigError` if it does not exist."""
+    named = environ.get(CONFIG_VARIABLE) if path is None else str(path)
+    found = expand_home(named, environ) if named else default_path(environ)
+    if _unreadable(found) != _NO_FILE:
+        return found.absolute()
+    if named:
         message = "the file does not exist; correct the path, or create it: a table [servers.NAME] is enough"
         raise ConfigError([ConfigProblem(found, None, "", message)])
-    return found.absolute()
-
-
-def find(environ: Mapping[str, str]) -> Path | None:
-    """Return the file to load, or None. A file named by the variable is returned even if it is missing."""
-    if named := environ.get(CONFIG_VARIABLE):
-        return expand_home(named, environ)
-    default = default_path(environ)
-    try:
-        return default if default.is_file() else None
-    except OSError:
-        return default  # reading it says why it cannot be used
+    message = f"there is no configuration: {CONFIG_VARIABLE} is not set, and {found} does not exist"
+    remedy = f"{TO_BEGIN}; or give a host's own JSON with --config"
+    raise ConfigError([ConfigProblem(None, None, "", message, remedy)])
 
 
 def expand_home(text: str, environ: Mapping[str, str]) -> Path:
@@ -254,9 +244,7 @@ class _Draft(Struct, dict=True):
             return [self._expanded((*path, index), item) for index, item in enumerate(value)]
         if isinstance(value, dict):
             return {key: self._expanded((*path, key), item) for key, item in value.items()}
-        if not isinstance(value, str):
-            return value
-        if REFERENCE not in value:
+        if not isinstance(value, str) or REFERENCE not in value:
             return value
         if self.unknown is None:
             result = expand(value, self.environ, self.sources)
@@ -342,7 +330,7 @@ class _Draft(Struct, dict=True):
             # Nearly all HTTP+SSE servers are at this path, and no known server of streamable HTTP is.
             of_sse = url.partition("?")[0].rstrip("/").endswith("/sse")
             derived["transport"] = "sse" if of_sse else "http"
-        return derived | with_classes(server)
+        return derived | _with_classes(server)
 
     def _with_general(self, name: str, config: Config) -> ServerConfig:
         """Return a server with derived settings, and with the general ones where it has none of its own."""
@@ -592,3 +580,17 @@ _CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[KeyPath
     "store": _check_store,
 }
 """Tables of their own in which keys may contradict each other."""
+
+
+def _with_classes(table: Any, key: str = "classes") -> Any:
+    """Return the settings of a server with ``confirm`` written as ``classes``, and as ``allow`` of a tool."""
+    if not isinstance(table, dict):
+        return table
+    written = {name: given for name, given in table.items() if name != CONFIRM}
+    if key == "classes" and isinstance(tools := table.get("tools"), dict):
+        written["tools"] = {name: _with_classes(tool, "allow") for name, tool in tools.items()}
+    if CONFIRM not in table:
+        return written
+    asked = ASKED.get(str(table[CONFIRM]), ())
+    value = dict.fromkeys(map(str, asked), "ask") if key == "classes" else "ask" if asked else "always"
+    return {key: value, **written}

@@ -358,8 +358,10 @@ class Reloader:
             if keys and keys != self.standing.needs_restart:
                 logger.warning("%s: these changes need a restart: %s", config.path, ", ".join(keys))
             self.standing = replace(self.standing, needs_restart=keys)
-        is_first = config == self._started
-        problems = tuple(config.complaints() if is_first else config.complaints("stays as it was"))
+        problems = tuple[str, ...]()
+        if config.off or config.mistakes:
+            is_first = config == self._started
+            problems = tuple(config.complaints() if is_first else config.complaints("stays as it was"))
         if self.standing.problems and not problems:
             logger.log(NOTICE, "%s has no mistakes any more", config.path)
         for problem in problems:

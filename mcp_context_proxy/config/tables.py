@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from msgspec import field
@@ -128,24 +128,6 @@ ASKED: Final[Mapping[str, tuple[ToolClass, ...]]] = {
     "never": (),
 }
 """Values of that key, with the classes that a person is asked about."""
-
-
-def with_classes(server: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a server with ``confirm`` written as ``classes``, and as ``allow`` of a tool."""
-    tools = server.get("tools")
-    if isinstance(tools, dict):
-        allowed = {name: _without_confirm(tool, "allow") for name, tool in tools.items()}
-        server = server | {"tools": allowed}
-    understood: dict[str, Any] = _without_confirm(server, "classes")
-    return understood
-
-
-def _without_confirm(table: Any, key: str) -> Any:
-    if not isinstance(table, dict) or CONFIRM not in table:
-        return table
-    asked = ASKED.get(str(table[CONFIRM]), ())
-    value = dict.fromkeys(map(str, asked), "ask") if key == "classes" else "ask" if asked else "always"
-    return {key: value} | {name: given for name, given in table.items() if name != CONFIRM}
 
 
 def matches(glob: str, name: str) -> bool:

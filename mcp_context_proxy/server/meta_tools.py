@@ -536,8 +536,10 @@ def _note_of_turned_off(answer: SearchAnswer) -> list[Note]:
     asked = frozenset(terms(answer.context.query)) if off else frozenset()
     named = ((one.server, _terms_of(one.name)) for one in off)
     servers = dict.fromkeys(server for server, words in named if len(words) > 1 and words <= asked)
+    if not servers:
+        return []
     said = f"What may fit is turned off at {some_of([*servers])}; only the user can turn it on."
-    return [Note(said, brief=said)] if servers else []
+    return [Note(said, brief=said)]
 
 
 @lru_cache(maxsize=1_000)

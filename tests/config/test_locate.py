@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.bridge import configuration_file
-from mcp_context_proxy.config import default_path, find
+from mcp_context_proxy.config import default_path
+from mcp_context_proxy.config.load import find
+from mcp_context_proxy.errors import ConfigError
 
 
 @pytest.fixture
@@ -18,25 +20,31 @@ def users_file(tmp_path: Path) -> Path:
 
 
 def test_the_environment_variable_is_looked_at_first(tmp_path, users_file):
-    environ = {"MCP_CONTEXT_PROXY_CONFIG": "/some/file.json", "XDG_CONFIG_HOME": str(tmp_path)}
+    named = tmp_path / "servers.json"
+    named.touch()
+    environ = {"MCP_CONTEXT_PROXY_CONFIG": str(named), "XDG_CONFIG_HOME": str(tmp_path)}
 
-    assert find(environ) == Path("/some/file.json")
+    assert find(None, environ) == named
 
 
-def test_a_tilde_in_the_variable_is_the_home_folder():
-    assert find({"MCP_CONTEXT_PROXY_CONFIG": "~/c.toml", "HOME": "/home/ada"}) == Path("/home/ada/c.toml")
+def test_a_tilde_in_the_variable_is_the_home_folder(tmp_path):
+    (tmp_path / "c.toml").touch()
+
+    environ = {"MCP_CONTEXT_PROXY_CONFIG": "~/c.toml", "HOME": str(tmp_path)}
+    assert find(None, environ) == tmp_path / "c.toml"
 
 
 def test_an_empty_variable_names_no_file_for_a_proxy_of_its_own_nor_for_one_to_join(tmp_path: Path) -> None:
     environ = {"MCP_CONTEXT_PROXY_CONFIG": "", "XDG_CONFIG_HOME": str(tmp_path)}
 
-    assert find(environ) is None
+    with pytest.raises(ConfigError, match="there is no configuration"):
+        find(None, environ)
     assert configuration_file(None, environ) == str(default_path(environ))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="XDG folders")
 def test_the_users_configuration_folder_is_looked_at_second(tmp_path, users_file):
-    assert find({"XDG_CONFIG_HOME": str(tmp_path)}) == users_file
+    assert find(None, {"XDG_CONFIG_HOME": str(tmp_path)}) == users_file
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="XDG folders")
@@ -46,4 +54,5 @@ def test_the_working_directory_is_never_looked_at(tmp_path, monkeypatch):
         (tmp_path / name).write_text("{}", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
-    assert find({"XDG_CONFIG_HOME": str(tmp_path / "empty")}) is None
+    with pytest.raises(ConfigError, match="there is no configuration"):
+        find(None, {"XDG_CONFIG_HOME": str(tmp_path / "empty")})
