@@ -5,8 +5,9 @@ from typing import Any
 
 from support.tables import each
 
-from mcp_context_proxy.context.search_filters import engine_filters, failed_by
+from mcp_context_proxy.context.search_filters import engine_filters, excluded
 from mcp_context_proxy.items import Document, Kind, SearchFilters, Tool
+from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.statistics import ToolFigures
 
 TOOLS = tuple(Tool("s", name, f"s__{name}", b"{}", name) for name in ("new", "good", "slow", "bad", "few"))
@@ -74,7 +75,6 @@ def test_only_the_given_filters_are_reported() -> None:
 def test_exactly_the_unmet_filters_are_named() -> None:
     asked = SearchFilters(server="s", read_only=True, open_world=True, max_latency_ms=100.0)
 
-    assert sorted(failed_by(TOOLS[2], asked, KNOWN)) == [
-        "max_latency_ms",
-        "read_only",
-    ]
+    (one,) = excluded([Result(TOOLS[2], 1.0, None, 0.0, 0.0, "", (), "")], asked, KNOWN)
+
+    assert sorted(one.failed) == ["max_latency_ms", "read_only"]
