@@ -282,22 +282,16 @@ class SharedTokens(NamedTokens):
         try:
             self._shared.look(now=True)
             there = self._shared.all_known(TOKEN)
-            before = list(self._tokens())
-            tokens = list(before)
             # One that cannot be read has its name nevertheless, and can be revoked.
-            unreadable = [
-                NamedToken(name=name, sha256="", created=0.0, servers=())
-                for name, found in there.items()
-                if not found.readable
-            ]
-            tokens += unreadable
-            yield tokens
+            unreadable = (name for name, found in there.items() if not found.readable)
+            nobody = (NamedToken(name=name, sha256="", created=0.0, servers=()) for name in unreadable)
+            before = [*self._tokens(), *nobody]
+            yield (tokens := list(before))
             after = {token.name: token for token in tokens}
-            for token in (*before, *unreadable):
-                if token.name not in after:
-                    self._write(token.name, None, there)
+            for name in {token.name for token in before} - after.keys():
+                self._write(name, None, there)
             for name, token in after.items():
-                if token not in before and token not in unreadable:
+                if token not in before:
                     self._write(name, token, there)
         except StoreError as error:
             raise TokenError(f"{error}; nothing was changed") from error
