@@ -242,14 +242,13 @@ async def handbooks(tools: Sequence[Tool], documents: Sequence[sets.Written], ti
 def team_documents() -> tuple[Document, ...]:
     """Documents as a team has them, read from files, because they have front matter."""
     with tempfile.TemporaryDirectory() as name:
-        folders = [Path(name, kind) for kind in ("rule", "reference")]
-        for folder in folders:
-            folder.mkdir()
+        rules = DocumentsConfig(path=Path(name, "rule"), kind="rule")
+        references = DocumentsConfig(path=Path(name, "reference"), kind="reference")
+        for folder in (rules, references):
+            folder.path.mkdir()
         for one in sets.teams():
             Path(name, one.kind, f"{one.name}.md").write_text(one.text, encoding="utf-8")
-        return load_documents(
-            [DocumentsConfig(path=one, kind=one.name) for one in folders], Limits()
-        ).documents
+        return load_documents([rules, references], Limits()).documents
 
 
 async def long_documents(tools: Sequence[Tool], requests: Iterable[str], title: str) -> None:
