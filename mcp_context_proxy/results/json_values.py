@@ -141,10 +141,10 @@ def parsed_rows(text: bytes) -> Raw | None:
         return parsed(f"[{','.join(lines)}]".encode())
     mark = next((mark for mark in "|\t;," if mark in lines[0]), ",")
     # With those two nobody writes quotes around a cell, and a single one would take in all that follows.
-    rows = (line.split(mark) for line in lines)
+    rows: Iterator[list[str]] = (line.split(mark) for line in lines)
     if mark in ";,":
         ended = (f"{line}\n" for line in lines)
-        rows = iter(csv.reader(ended, delimiter=mark, skipinitialspace=True, strict=True))
+        rows = csv.reader(ended, delimiter=mark, skipinitialspace=True, strict=True)
     try:
         names = [name.strip() for name in next(rows)]
         is_large = max(len(names), len(lines[0].encode()) // COLUMN_BYTES) * len(lines) > CELLS
