@@ -7,6 +7,7 @@ success rate let tools through that were hardly ever called, unless the search i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from typing import Final, TypeAlias
 
@@ -28,6 +29,7 @@ from mcp_context_proxy.retrieval.item_metadata import (
     metadata_of,
     tag_label,
 )
+from mcp_context_proxy.retrieval.text import identifier_words, terms
 from mcp_context_proxy.statistics import ToolFigures
 
 Figures: TypeAlias = Mapping[tuple[str, str], ToolFigures]
@@ -164,3 +166,23 @@ def _settings(servers: Mapping[str, ServerConfig]) -> Iterator[ServerConfig | To
     for server in servers.values():
         yield server
         yield from server.tools.values()
+
+
+OFF_LOOKED_AT: Final = 1_000
+"""Tools that are turned off whose names a search looks at, which takes a millisecond."""
+
+
+def servers_with_off(query: str, snapshot: Snapshot, server: str | None) -> list[str]:
+    """Return the servers with a tool that is off and whose name has two words, and none but those of a query.
+
+    With a ``server``, only that one counts.
+    """
+    asked = frozenset(terms(query))
+    some = islice(snapshot.turned_off.values(), OFF_LOOKED_AT)
+    named = ((one.server, _terms_of(one.name)) for one in some if server in (None, one.server))
+    return [*dict.fromkeys(owner for owner, words in named if len(words) > 1 and words <= asked)]
+
+
+@lru_cache(OFF_LOOKED_AT)
+def _terms_of(name: str) -> frozenset[str]:
+    return frozenset(terms(identifier_words(name)))

@@ -11,7 +11,8 @@ import re
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Annotated, Any, Final, TypeAlias
+from functools import cache
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -42,6 +43,8 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 
 NO_PARAMS: Members = {}
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 DECIDED_BY: Final = frozenset(
     {"name", "arguments", "uri", "ref", "argument", "cursor", "level", "requestState", "inputResponses"}
@@ -353,6 +356,22 @@ def value_or_none(raw: bytes | Raw) -> Any:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+@cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, strict=False)  # models send numbers as texts
+
+
+def decoded(raw: Raw, kind: type[T], otherwise: Callable[[Raw], Raw | None]) -> T:
+    """Decode JSON to a struct, or the form that `otherwise` returns of it. Raises `msgspec.DecodeError`."""
+    decoder: msgspec.json.Decoder[T] = _decoder(kind)
+    try:
+        return decoder.decode(raw)
+    except msgspec.DecodeError:
+        if (meant := otherwise(raw)) is None:
+            raise
+    return decoded(meant, kind, otherwise)
 
 
 def object_of(raw: bytes | Raw | None) -> dict[str, Any]:

@@ -47,7 +47,11 @@ PATH_STEPS: Final = 32
 """Longest path and most steps in it; no honest one has as many."""
 
 LEAST_ROWS: Final = 3
-"""Lines from which a text may be a table, without the line under the names in markdown."""
+"""Lines from which a text may be a table, without the line under the names."""
+
+CELLS: Final = 2_000_000
+COLUMN_BYTES: Final = 16
+"""Cells of a table, which are read in a second, and bytes for the name of its column beside each of them."""
 
 WALKED_BYTES: Final = 128 * 1024 * 1024
 """Bytes that the steps of a path go through together: the largest result eight times, which is a second."""
@@ -63,8 +67,8 @@ _SLICE: Final = pattern(r"(-?\d{1,9})? ?: ?(-?\d{1,9})?", re.ASCII)
 _STEP: Final = pattern(r"""\[((?:[^]'"]|'[^']*'|"[^"]*")*)\]|\.?([^.\[]+)|\.(?=\[)""")
 """A bracket, in which a quoted name may have any characters but its own quote; or a name after a dot."""
 
-_RULE: Final = pattern(r"[\s|:-]+")
-"""The line under the names of a table of markdown."""
+_NO_ROW: Final = pattern(r"\s*|[ \r|:+-]+")
+"""An empty line of a table, or that under the names."""
 
 _COLUMN: Final = pattern(r"[^\W\d][^:=<>{}]{0,59}")
 """A name of a column: no time and no sentence of a log, which a table's first line would else be."""
@@ -119,13 +123,16 @@ def parsed(text: bytes) -> Raw | None:
 
 
 def parsed_rows(text: bytes) -> Raw | None:
-    """Return the rows of a text as an array of objects; None if it is no table, or one of too many rows.
+    """Return the rows of a text as an array of objects; None if it is no table, or one that is too large.
 
-    It is one if it is JSON lines, or if its first line names the columns of the next ones, which commas,
+    It is one if it is JSON lines, or if its first line names the columns of all others, which commas,
     semicolons, tabs or the bars of markdown divide. A number among the cells is a number.
     """
-    lines = [line for line in text.decode().split("\n") if line.strip()]
-    barred = [line.strip().strip("|") for line in lines if line.startswith("|") and not _RULE.fullmatch(line)]
+    if text.count(b"\n") > 2 * ENTRIES:
+        return None
+    # Some programs begin a file with a byte order mark.
+    lines = [line for line in text.decode("utf-8-sig").split("\n") if not _NO_ROW.fullmatch(line)]
+    barred = [line.strip().removeprefix("|").removesuffix("|") for line in lines if line.startswith("|")]
     if 2 * len(barred) > len(lines):  # others may stand around the table
         lines = barred
     if not LEAST_ROWS <= len(lines) <= ENTRIES:
@@ -134,16 +141,24 @@ def parsed_rows(text: bytes) -> Raw | None:
         return parsed(f"[{','.join(lines)}]".encode())
     mark = next((mark for mark in "|\t;," if mark in lines[0]), ",")
     # With those two nobody writes quotes around a cell, and a single one would take in all that follows.
-    divided = (line.split(mark) for line in lines) if mark in "|\t" else csv.reader(lines, delimiter=mark)
+    rows: Iterator[list[str]] = (line.split(mark) for line in lines)
+    if mark in ";,":
+        ended = (f"{line}\n" for line in lines)
+        rows = csv.reader(ended, delimiter=mark, skipinitialspace=True, strict=True)
     try:
-        names, *rows = ([cell.strip() for cell in row] for row in divided)
-    except csv.Error:
+        names = [name.strip() for name in next(rows)]
+        is_large = max(len(names), len(lines[0].encode()) // COLUMN_BYTES) * len(lines) > CELLS
+        if is_large or not 1 < len(set(names)) == len(names) or not all(map(_COLUMN.fullmatch, names)):
+            return None
+        # One by one, as texts: all cells together would take several times as much.
+        return envelope.raw([envelope.raw(dict(zip(names, map(_cell, row), strict=True))) for row in rows])
+    except (csv.Error, ValueError):  # a row has fewer cells, or more
         return None
-    is_table = len(names) > 1 and all(len(row) == len(names) for row in rows[:SHAPE_SAMPLES])
-    if not is_table or not all(map(_COLUMN.fullmatch, names)):
-        return None
-    cells = ([Raw(one.encode()) if _NUMBER.fullmatch(one) else one for one in row] for row in rows)
-    return envelope.raw([dict(zip(names, row, strict=False)) for row in cells])
+
+
+def _cell(text: str) -> Raw | str:
+    text = text.strip()
+    return Raw(text.encode()) if _NUMBER.fullmatch(text) else text
 
 
 def members_of(value: bytes | Raw) -> Members | None:
@@ -393,6 +408,7 @@ def summed(values: list[Raw]) -> str:
 
 def _all_elements(values: list[Raw], step: _Elements) -> list[Raw]:
     found: list[Raw] = []
+    looked_at: list[Raw] = []
     left, asked = LOOKED_AT, {test.names[0] for group in step.tests for test in group}
     for value in values:
         elements = elements_of(value)
@@ -401,14 +417,12 @@ def _all_elements(values: list[Raw], step: _Elements) -> list[Raw]:
         chosen = (elements or [])[step.which]
         if (left := left - len(chosen) * step.looks) < 0:
             raise PathError(_TOO_MANY)
-        if not asked:
-            found += chosen
-        elif met := [each for each in chosen if step.takes(each)]:
-            found += met
-        elif chosen and not any(asked & (members_of(each) or {}).keys() for each in chosen):
-            raise PathError(_nowhere(_Fields(tuple(sorted(asked))), chosen))
+        looked_at += chosen if asked else ()
+        found += filter(step.takes, chosen) if asked else chosen
         if len(found) > ENTRIES:
             raise PathError(f"it leads to more than {ENTRIES:,} values; take a part, such as [0:1000]")
+    if looked_at and not found and not any(asked & (members_of(each) or {}).keys() for each in looked_at):
+        raise PathError(_nowhere(_Fields(tuple(sorted(asked))), looked_at))
     return found
 
 

@@ -60,7 +60,8 @@ _SAID_AFTER = pattern(r"\s+(?:tool|server)\b", re.IGNORECASE)
 _FORBIDDEN = pattern(
     r"(?:\b(?:never|not|cannot|avoid|instead of|rather than|without|no longer|no one|nobody|stop|refrain"
     r"|no circumstances|(?:forbidden|banned|prohibited)(?=:| to\b| tools\b))\b|n['’]t\b|\bno(?=\W*$))"
-    r"(?!\s(?:forget|hesitate|only)\b)(?:(?!,\s+(?:and|but|then|use|call|run|instead|prefer)\b)[^.;:!?\n]){0,40}"
+    # A comma ends it, but for those of a list or around something that stands between.
+    r"(?!\s(?:forget|hesitate|only)\b)(?:,[^,.;:!?\n]{1,40},)?(?:[^,.;:!?\n]|,(?=[^.;:!?\n]*\bn?or\b)){0,40}"
     r"(?:$|(?<=ever|call| not| use| run|void|hese|wing|ools|dden|nned|ited):?[\s`*+-]*$)",
     re.IGNORECASE,
 )
@@ -70,7 +71,9 @@ _FORBIDDEN_AFTER = pattern(
     r"(?:allowed|to be used)|(?:(?:must|may|should|can)(?: not| never|n't)|cannot) be (?:used|called|run)\b)",
     re.IGNORECASE,
 )
-_NEXT_NAME = pattern(r"(?:[`*\"']*,?\s*(?:and|or|nor)?\s*|[^\n]*\n\s*[-*+]\s+)[`*\"']*$", re.IGNORECASE)
+_NEXT_NAME = pattern(
+    r"(?:[`*\"']*(?:,?\s*(?:and|or|nor)\s+|,?\s*)|[^\n]*\n\s*[-*+]\s+)[`*\"']*$", re.IGNORECASE
+)
 _ONLY_FIRST = pattern(r"[^.;!?\n]{0,60}\b(?:before|until|unless|without|first)\b", re.IGNORECASE)
 _PROHIBITS = pattern(
     r"(?:\A|:\s+)\W*(?:please\s+)?(?:never|do not|don't|avoid|(?:you|we) (?:must not|may not|cannot|never))\b"

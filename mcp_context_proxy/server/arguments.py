@@ -10,9 +10,9 @@ call lacks.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -30,8 +30,6 @@ from mcp_context_proxy.server.meta_definitions import (
 )
 from mcp_context_proxy.server.signatures import LOOKS, Detail, ToolSignature, as_dict, as_list, as_word
 from mcp_context_proxy.system.later import pattern
-
-Arguments = TypeVar("Arguments", bound=Struct)
 
 OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "name": ("tool", "tool_name", "toolName"),
@@ -146,7 +144,7 @@ _NAMED: Final[Mapping[type[Struct], Mapping[str, Sequence[str]]]] = {
 """Arguments that an error about an unknown one names: those that every definition has."""
 
 
-def _in_words(error: Exception, kind: type[Struct]) -> str:
+def in_words(error: Exception, kind: type[Struct]) -> str:
     """Return why arguments cannot be used, for the model that sent them."""
     said = strangers.in_words(error, kind, "the arguments", _NAMED.get(kind))
     return f"{said}{'' if said.endswith('?') else '.'} {CALLED_AS}" if kind is CallArguments else said
@@ -156,31 +154,15 @@ class UnusableArgumentsError(Exception):
     """The arguments of a meta tool cannot be used; the message tells the model why."""
 
 
-def arguments_of(raw: Raw, kind: type[Arguments]) -> Arguments:
-    if len(raw) > envelope.TAKEN_APART_BYTES:
-        text = f"its arguments have {len(raw):,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
-        raise UnusableArgumentsError(text)
-    return decoded(raw, kind)
+def otherwise(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw | None:
+    """Return arguments that cannot be decoded in the form that is meant; None if there is no other one.
 
-
-@cache
-def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, strict=False)  # models send numbers as texts
-
-
-def decoded(raw: Raw, kind: type[Arguments], servers: Container[str] = ()) -> Arguments:
-    """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
-    decoder: msgspec.json.Decoder[Arguments] = _decoder(kind)
-    try:
-        return decoder.decode(raw)
-    except msgspec.DecodeError as error:
-        if (given := _without_nulls(raw)) is not None:
-            return decoded(given, kind, servers)
-        if (written := envelope.text(raw)) is not None:
-            return decoded(Raw(written.encode()), kind, servers)
-        if (ours := _in_our_words(raw, kind, servers)) is not None:
-            return decoded(ours, kind, servers)
-        raise UnusableArgumentsError(_in_words(error, kind)) from None
+    Models send null for missing values, JSON as a text, and other words.
+    """
+    if (given := _without_nulls(raw)) is not None:
+        return given
+    text = envelope.text(raw)
+    return _in_our_words(raw, kind, servers) if text is None else Raw(text.encode())
 
 
 def _without_nulls(raw: Raw) -> Raw | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Container, Mapping
 from contextlib import nullcontext
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, DecodeError, Raw, Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
@@ -23,7 +23,7 @@ from mcp_context_proxy.context.search import (
     may_mean,
     overviewed,
 )
-from mcp_context_proxy.context.search_filters import Figures
+from mcp_context_proxy.context.search_filters import Figures, servers_with_off
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
 from mcp_context_proxy.downstream import Ask, Notify
@@ -47,16 +47,15 @@ from mcp_context_proxy.results import FAILED, failure, mark_untrusted, outcome_o
 from mcp_context_proxy.results.result_store import ReadError, read
 from mcp_context_proxy.results.shortening import with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
-from mcp_context_proxy.retrieval.text import identifier_words, terms
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.arguments import (
     UnusableArgumentsError,
-    arguments_of,
     as_meant,
-    decoded,
     details,
+    in_words,
     is_null,
     misfit,
+    otherwise,
 )
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import NotAnObjectError, request_error, tell_waiting
@@ -108,6 +107,8 @@ from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if
 from mcp_context_proxy.trust import Role, reaches
 
+T = TypeVar("T", bound=Struct)
+
 Search = Callable[[RerankerModel | None, Notify], Awaitable[bytes]]
 """A search; takes the client's model, if it may be asked, and the channel for notifications."""
 
@@ -145,22 +146,25 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     async def call(self, name: str, params: Members, caller: Caller) -> bytes:
         """Return the result of a meta tool that calls no other one, not yet fitted to an era."""
         raw = params.get("arguments", NO_ARGUMENTS)
+        if len(raw) > envelope.TAKEN_APART_BYTES:
+            most = envelope.TAKEN_APART_BYTES
+            return failure(f"{name}: its arguments have {len(raw):,} bytes; {most:,} are allowed")
         try:
             _wants_data(caller)  # before anything is done
             if name in (SEARCH, SET_CONTEXT):
                 kind: type[SearchArguments | ContextArguments]
                 kind = SearchArguments if name == SEARCH else ContextArguments
-                wanted = arguments_of(raw, kind)
+                wanted = _decoded(raw, kind)
                 search = partial(self._search, wanted, params, caller)
                 return await self._with_sampling(params, caller, search)
             await in_task()
             if name == MANAGE:
-                return await self._manage(arguments_of(raw, ManageArguments), caller)
+                return await self._manage(_decoded(raw, ManageArguments), caller)
             if name == READ_DOCUMENT:
-                return await self._read(arguments_of(raw, ReadArguments), caller)
+                return await self._read(_decoded(raw, ReadArguments), caller)
             if name == RECALL:
-                return await self._recall(arguments_of(raw, RecallArguments), caller)
-            return await self._read_result(arguments_of(raw, ReadResultArguments), caller)
+                return await self._recall(_decoded(raw, RecallArguments), caller)
+            return await self._read_result(_decoded(raw, ReadResultArguments), caller)
         except UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
 
@@ -175,13 +179,13 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             servers = frozenset(filter(caller.rights.reaches, self.fleet.clients))
             if large := len(raw) > envelope.TAKEN_APART_BYTES:  # those of the tool may be
                 await in_task()
-            wanted = await in_thread_if(large, decoded, raw, CallArguments, servers)
+            wanted = await in_thread_if(large, _decoded, raw, CallArguments, servers)
             arguments = wanted.arguments
             if arguments is UNSET or is_null(arguments):
                 arguments = NO_ARGUMENTS
             sent = {**params, "arguments": arguments}
-            if wanted.name in CALLS:  # a call within a call
-                return await self.call_through(through, sent, caller)
+            if wanted.name in CALLS:  # a call within a call: if either may only read, so may both
+                return await self.call_through(through if wanted.name == CALL else wanted.name, sent, caller)
             if wanted.name in RESERVED:
                 return await self._own_through(through, wanted.name, sent, caller)
             if wanted.context_id is not None:
@@ -190,7 +194,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 meta = eras.Meta({**caller.meta, eras.CONTEXT_KEY: envelope.raw(wanted.context_id)})
                 sent["_meta"], caller = envelope.raw(meta), replace(caller, meta=meta)
             if "://" in wanted.name:
-                page = decoded(arguments, PageArguments).page
+                page = _decoded(arguments, PageArguments).page
                 result = await self.resources.read_by_model(wanted.name, page, caller)
                 return eras.fit_result_to_client("tools/call", result, caller.era)
         except UnusableArgumentsError as error:
@@ -343,7 +347,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
         if eras.shows_apps(caller.capabilities):
             notes += _note_of_pages(answer, caller.name_of, self.tools.with_pages(caller.session))
-        notes += _note_of_turned_off(answer)
+        if answer.found.snapshot.turned_off:
+            notes += _note_of_turned_off(answer)
         if (session := caller.session) is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             untold = dict.fromkeys(tool.server for tool in tools if tool.server not in session.introduced)
@@ -514,6 +519,13 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         return handle
 
 
+def _decoded(raw: Raw, kind: type[T], servers: Container[str] = ()) -> T:
+    try:
+        return envelope.decoded(raw, kind, partial(otherwise, kind=kind, servers=servers))
+    except DecodeError as error:
+        raise UnusableArgumentsError(in_words(error, kind)) from None
+
+
 def _note_of_pages(answer: SearchAnswer, name_of: NameOf, listed: Collection[str]) -> list[Note]:
     """Return how to call the tools with a page, for a host that shows it if they are called by themselves.
 
@@ -527,24 +539,12 @@ def _note_of_pages(answer: SearchAnswer, name_of: NameOf, listed: Collection[str
 
 
 def _note_of_turned_off(answer: SearchAnswer) -> list[Note]:
-    """Return that a tool is turned off if its name has two words, and none but those of the query.
-
-    It is not found: its name and its setting are for the person, who need not have it known here.
-    """
-    found, only = answer.found, answer.found.wanted.server
-    off = [one for one in found.snapshot.turned_off.values() if only in (None, one.server)]
-    asked = frozenset(terms(answer.context.query)) if off else frozenset()
-    named = ((one.server, _terms_of(one.name)) for one in off)
-    servers = dict.fromkeys(server for server, words in named if len(words) > 1 and words <= asked)
-    if not servers:
+    """Return that something is turned off; its name and its setting are for the person alone."""
+    found = answer.found
+    if not (servers := servers_with_off(answer.context.query, found.snapshot, found.wanted.server)):
         return []
-    said = f"What may fit is turned off at {some_of([*servers])}; only the user can turn it on."
+    said = f"What may fit is turned off at {some_of(servers)}; only the user can turn it on."
     return [Note(said, brief=said)]
-
-
-@lru_cache(maxsize=1_000)
-def _terms_of(name: str) -> frozenset[str]:
-    return frozenset(terms(identifier_words(name)))
 
 
 def _not_read_only(name: str, why: str) -> bytes:

@@ -589,6 +589,9 @@ async def test_a_program_notes_the_calls_of_its_session_itself(engine: ContextEn
         ("a_b is off limits; nobody runs c_d", "", "a_b c_d"),
         ("a_b should not be used unless asked. No `c_d`.", "a_b", "c_d"),
         ("Do not guess: a_b knows", "a_b", ""),
+        ("If a page doesn't load, check it with a_b. Do not invent ids, get them from c_d.", "a_b c_d", ""),
+        ("Never, under no pressure, call a_b. Do not delete, drop or e_f.", "", "a_b e_f"),
+        (f"Never use a_b{' ' * 100_000}. c_d", "c_d", "a_b"),
     ],
 )  # fmt: skip
 def test_names_are_words_that_are_written_like_names(text: str, allowed: str, forbidden: str) -> None:

@@ -138,12 +138,14 @@ def test_each_of_several_values_is_one_line_however_its_server_has_written_it() 
         ("list[?t != x].id", "4"),
         ("list[?id>9]", ""),
         ("list[?id>9].t", ""),
+        ("sets[*][?late==1].id", "2"),
         ("list[?(@.id>9 || @.t == 'x')].id", "3"),
         ("list[?t == 'y and z' or id >= 3 and id < 4].id", "3"),
     ],
 )
 def test_a_path_leads_to_a_part(path: str, value: str) -> None:
-    data = b'{"a":{"b":1},"odd.name":[2],"list":[{"id":3,"t":"x"},{"id":4}],"empty":[]}'
+    data = b"""{"a":{"b":1},"odd.name":[2],"list":[{"id":3,"t":"x"},{"id":4}],"empty":[],
+    "sets":[[{"id":1}],[{"id":2,"late":1}]]}"""
 
     assert read(data, 1, path, None).text.decode() == value
 
@@ -185,6 +187,9 @@ def test_the_fields_of_a_list_need_no_brackets() -> None:
         "id\tto\n3\tGraz, AT\n4\tb\n5\tb\n",
         "3 rows:\n\n| id | to |\n|:---|----|\n| 3 | Graz, AT |\n| 4 | b |\n|5|b|\nThat is all.",
         'id\tto\tsaid\n3\tGraz, AT\t"so\n4\tb\tc\n5\tb\tc',
+        '\ufeffid, to, said\n3, "Graz, AT", "two\nlines"\n4, b, c\n5, b, c',
+        " id | to\n--- | ---\n3 | Graz, AT\n4 | b\n5 | b",
+        "+----+----------+\n| id | to |\n+----+--+\n| 3 | Graz, AT |\n| 4 ||\n| 5 ||\n+----+----------+",
     ],
 )
 def test_the_rows_of_a_table_and_json_lines_are_read_by_a_path(text: str) -> None:
@@ -192,7 +197,20 @@ def test_the_rows_of_a_table_and_json_lines_are_read_by_a_path(text: str) -> Non
     assert "sum " in read(text.encode(), 1, "[?id > 3].id", None).note
 
 
-@each("text", ["10:00:01,INFO,a\n10:00:02,INFO,b\n" * 9, "One, two\nthree\nfour, five\nsix", "a\nb\nc\nd"])
+@each(
+    "text",
+    [
+        "10:00:01,INFO,a\n10:00:02,INFO,b\n" * 9,
+        "One, two\nthree\nfour, five\nsix",
+        "a\nb\nc\nd",
+        # A path would lead to other cells than are meant.
+        "id,sum\n" + "1,2\n" * 50 + "1,2,3\n",
+        "id,sum,sum\n1,2,3\n4,5,6",
+        'id,sum\n1,2\n3,"4\n5,6',
+        # Each cell would have the name of its column beside it.
+        ",".join(f"{'x' * 50}{number}" for number in range(400)) + f"\n{',' * 399}" * 2_000,
+    ],
+)
 def test_lines_that_are_no_table_have_no_path(text: str) -> None:
     with pytest.raises(ReadError, match="no JSON or table"):
         read(text.encode(), 1, "[0]", None)

@@ -33,7 +33,7 @@ async def github(workshop: Workshop) -> AsyncIterator[tuple[Proxy, Server]]:
         {"server_name": "github", "tool_name": "github__create_issue", "arguments": {"title": "x"}},
         {"server": None, "name": "github__create_issue", "arguments": {"title": "x"}},
         {"server": "github", "name": "create_issue", "title": "x"},
-        {"name": "call_read_only_tool", "args": {"name": "github__create_issue", "title": "x"}},
+        {"name": "call_tool", "args": {"name": "github__create_issue", "title": "x"}},
         {"server_name": "github", "tool": "github__create_issue", "title": "x"},
     ],
 )

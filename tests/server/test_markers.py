@@ -154,11 +154,21 @@ async def test_a_changed_length_of_kept_results_is_announced(workshop: Workshop)
     assert listed[CALL]["_meta"][RESULT_SIZE] == 90_000
 
 
-@each("said", [{"name": "s__destructive"}, {"name": CALL, "arguments": {"name": "s__destructive"}}])
+DESTRUCTIVE = {"name": "s__destructive"}
+
+
+@each(
+    ("through", "said"),
+    [
+        (CALL_READ_ONLY, DESTRUCTIVE),
+        (CALL_READ_ONLY, {"name": CALL, "arguments": DESTRUCTIVE}),
+        (CALL, {"name": CALL_READ_ONLY, "arguments": DESTRUCTIVE}),
+    ],
+)
 async def test_a_refusal_of_call_read_only_tool_names_the_tool_the_reason_and_the_way_on(
-    host: Host, said: dict[str, Any]
+    host: Host, through: str, said: dict[str, Any]
 ) -> None:
-    refused = await host.call(CALL_READ_ONLY, said)
+    refused = await host.call(through, said)
 
     assert refused["isError"]
     assert text_of(refused) == (
