@@ -138,19 +138,21 @@ def check_command(
     except ConfigError as error:
         verdicts = [Verdict(Level.PROBLEM, "config", str(one), problem=one) for one in error.problems]
     else:
-        verdicts = [*_configuration(config), *_values(unknown), *_folders(config), *_dollars(config)]
+        verdicts = [*_configuration(config), *_values(unknown), *_dollars(config)]
         verdicts += (
             Verdict(Level.OK if note.endswith("is skipped") else Level.WARNING, "config", note)
             for note in skipped
         )
         if not offline:
-            verdicts += (_model(config), _store(config), _audit(config), *_disk(config))
+            verdicts += (_model(config), _store(config), _audit(config), *_disk(config), *_folders(config))
     show(console, verdicts)
     found: list[Verdict] = []
     if config is not None:
         versions: Versions = {}
         if offline:
-            found += _documents(config, load_documents(config.documents, config.limits))
+            # Others are those whose place is not known here.
+            there = replace(config, documents=tuple(one for one in config.documents if one.path.exists()))
+            found += _documents(there, load_documents(there.documents, config.limits))
         else:
             found += run(_check_proxy, config, profile, versions)
         found += _pins(console, config, versions, writing=pin, host_file=host_file)
