@@ -13,7 +13,6 @@ with.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -78,7 +77,7 @@ _CAUTIOUS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Tables of which nothing is used if there is a mistake in them, with their replacements. The mistake may be
 in a key that keeps data from being stored or given away, or without which the others name another model.
 Keys of the other tables have their defaults one by one."""
-_NO_FILE: Final = os.strerror(errno.ENOENT).lower()
+_NO_FILE: Final = "no such file or directory"
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -118,7 +117,7 @@ def find(path: Path | None, environ: Mapping[str, str]) -> Path:
     named = environ.get(CONFIG_VARIABLE) if path is None else str(path)
     found = expand_home(named, environ) if named else default_path(environ)
     if _unreadable(found) != _NO_FILE:
-        return found.absolute()
+        return found.absolute()  # reading it says why it cannot be used
     if named:
         message = "the file does not exist; correct the path, or create it: a table [servers.NAME] is enough"
         raise ConfigError([ConfigProblem(found, None, "", message)])
@@ -401,6 +400,8 @@ def _refusing(server: Mapping[str, Any]) -> Iterator[KeyPath]:
 def _unreadable(path: Path) -> str | None:
     try:
         path.stat()
+    except FileNotFoundError:
+        return _NO_FILE  # which each system says in its own words
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", error)).lower()
     return None
