@@ -50,7 +50,7 @@ from mcp_context_proxy.config.programs import differs_from_shell
 from mcp_context_proxy.config.secrets import names_secret
 from mcp_context_proxy.config.source import Mistake, read
 from mcp_context_proxy.downstream.fleet import failure, last_output, strays, working_folder
-from mcp_context_proxy.errors import ConfigError, ConfigProblem, Fault, ModelError, some_of
+from mcp_context_proxy.errors import ConfigError, ConfigProblem, Fault, ModelError, StoreError, some_of
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
@@ -130,31 +130,30 @@ def check_command(
     if offline and (pin or host):
         raise click.UsageError("--offline starts no server, so that there is nothing for --pin and --host")
     console, profile = Terminal(io.StringIO()) if as_json else results(), _profile(host, server_name)
-    skipped: list[str] = []
+    skipped, verdicts, found = list[str](), list[Verdict](), list[Verdict]()
     unknown = dict[str, None]() if offline else None
     config: Config | None = None
+    versions: Versions = {}
     try:
         config = load_config(ctx, config_path, complain=False, skipped=skipped, unknown=unknown)
-    except ConfigError as error:
-        verdicts = [Verdict(Level.PROBLEM, "config", str(one), problem=one) for one in error.problems]
-    else:
-        verdicts = [*_configuration(config), *_values(unknown), *_folders(config), *_dollars(config)]
+        verdicts += (*_configuration(config), *_values(unknown), *_dollars(config))
         verdicts += (
             Verdict(Level.OK if note.endswith("is skipped") else Level.WARNING, "config", note)
             for note in skipped
         )
         if not offline:
-            verdicts += (_model(config), _store(config), _audit(config), *_disk(config))
-    show(console, verdicts)
-    found: list[Verdict] = []
-    if config is not None:
-        versions: Versions = {}
+            verdicts += (_model(config), _store(config), _audit(config), *_disk(config), *_folders(config))
+        show(console, verdicts)
         if offline:
-            found += _documents(config, load_documents(config.documents, config.limits))
+            # Others are those whose place is not known here.
+            there = replace(config, documents=tuple(one for one in config.documents if one.path.exists()))
+            found += _documents(there, load_documents(there.documents, config.limits))
         else:
             found += run(_check_proxy, config, profile, versions)
         found += _pins(console, config, versions, writing=pin, host_file=host_file)
-        show(console, found)
+    except (ConfigError, StoreError) as error:
+        config, found = None, _failure(error)
+    show(console, found)
     verdicts += found
     status = _summary(console, verdicts, None if offline else config, strict)
     if as_json:
@@ -162,11 +161,19 @@ def check_command(
     ctx.exit(status)
 
 
+def _failure(error: ConfigError | StoreError) -> list[Verdict]:
+    """Return the reasons why there can be no proxy."""
+    if isinstance(error, StoreError):
+        return [Verdict(Level.PROBLEM, "store", str(error))]
+    return [Verdict(Level.PROBLEM, "config", str(one), problem=one) for one in error.problems]
+
+
 def _data(verdicts: Sequence[Verdict], config: Config | None, status: int) -> dict[str, Any]:
     """Return the outcome as data, with file and line of each finding that has some."""
-    source = None if config is None or config.path is None else read(config.path)
-    source = from_host(source, lambda _: None)[0] if source is not None and source.of_host else source
-    findings = []
+    source, findings = None, []
+    with suppress(ConfigError):  # it may have been changed meanwhile
+        source = None if config is None or config.path is None else read(config.path)
+        source = from_host(source, lambda _: None)[0] if source is not None and source.of_host else source
     for one in verdicts:
         place = one.problem
         if place is None and source is not None and config is not None and one.subject in config.servers:
@@ -362,7 +369,8 @@ async def _check_proxy(config: Config, host: HostProfile | None, versions: Versi
 
         for name, message in remarks_together(proxy):
             verdicts.append(Verdict(Level.WARNING, name or "catalog", message))
-        verdicts += await in_thread(lambda: [*_taken_lately(proxy)])
+        with suppress(StoreError):  # the verdict about the store tells of it
+            verdicts += await in_thread(lambda: [*_taken_lately(proxy)])
         verdicts += await _copies(proxy)
         verdicts += await pins.issuer(config)
         verdicts += _suspected(proxy)

@@ -13,7 +13,6 @@ with.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from mcp_context_proxy.config.settings import (
 from mcp_context_proxy.config.source import (
     ConfigSource,
     Mistake,
+    Unknown,
     any_means,
     changeable_by_others,
     dotted,
@@ -77,7 +77,7 @@ _CAUTIOUS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Tables of which nothing is used if there is a mistake in them, with their replacements. The mistake may be
 in a key that keeps data from being stored or given away, or without which the others name another model.
 Keys of the other tables have their defaults one by one."""
-_NO_FILE: Final = os.strerror(errno.ENOENT).lower()
+_NO_FILE: Final = "no such file or directory"
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -117,7 +117,7 @@ def find(path: Path | None, environ: Mapping[str, str]) -> Path:
     named = environ.get(CONFIG_VARIABLE) if path is None else str(path)
     found = expand_home(named, environ) if named else default_path(environ)
     if _unreadable(found) != _NO_FILE:
-        return found.absolute()
+        return found.absolute()  # reading it says why it cannot be used
     if named:
         message = "the file does not exist; correct the path, or create it: a table [servers.NAME] is enough"
         raise ConfigError([ConfigProblem(found, None, "", message)])
@@ -142,8 +142,6 @@ class _Draft(Struct, dict=True):
     tables: dict[str, Any]
     found: list[Mistake] = field(default_factory=list)
     unknown: dict[str, None] | None = None
-    forgiven: set[KeyPath] = field(default_factory=set)
-    """Keys with a value that may be unknown, in place of which anything stands."""
     overridden: set[KeyPath] = field(default_factory=set)
     secrets: dict[KeyPath, dict[str, str]] = field(default_factory=dict)
     """Variables that may be secrets, by the table that has them."""
@@ -158,6 +156,7 @@ class _Draft(Struct, dict=True):
         return sources(
             commands=isinstance(secrets, Mapping) and secrets.get("commands") is True,
             is_host_file=self.source.of_host,
+            fetching=self.unknown is None,
             folder=self.source.file.parent,
             environ=self.environ,
             files=self.files,
@@ -173,8 +172,6 @@ class _Draft(Struct, dict=True):
         self._resolve_documents()
         unexpanded = {mistake.path for mistake in self.found if mistake.variable}
         config, found = self._validated()
-        while self._drop(one for one in found if one.path in self.forgiven):
-            config, found = self._validated()
         # An unknown value has no other mistakes.
         self.found += [one for one in found if not any(one.path[: len(p)] == p for p in unexpanded)]
         problems = [(mistake.path, self._problem(mistake)) for mistake in self.found]
@@ -249,14 +246,13 @@ class _Draft(Struct, dict=True):
         if self.unknown is None:
             result = expand(value, self.environ, self.sources)
         else:
-            self.forgiven.add(path)
-            result = with_unknown(value, self.environ, self.unknown)
+            result = with_unknown(value, self.environ, self.sources, self.unknown)
         self.found += [Mistake(path, one.message, one.remedy, one.variable) for one in result.problems]
         if path[0] == "env":
             self.secrets.setdefault(("env",), {}).update(result.variables)
         elif path[0] == "servers" and path[2] in _MAY_BE_SECRET:
             self.secrets.setdefault(path[:2], {}).update(result.variables)
-        return result.text
+        return result.text if self.unknown is None else Unknown(result.text)
 
     def _resolve_paths(self) -> None:
         for section, key in _PATHS:
@@ -293,8 +289,9 @@ class _Draft(Struct, dict=True):
                 # Where a project has no such file, it has no such documents.
                 document["path"] = str(Path.cwd() / expand_home(document["path"], self.environ))
                 continue
+            known = isinstance(document.get("path"), Unknown) or any(one.path == path for one in self.found)
             self._resolve(path, document, "path")
-            text, known = document.get("path"), any(mistake.path == path for mistake in self.found)
+            text = document.get("path")
             if isinstance(text, str) and not known and (reason := _unreadable(Path(text))):
                 self.found.append(Mistake(path, f"{text}: {reason}"))
 
@@ -403,6 +400,8 @@ def _refusing(server: Mapping[str, Any]) -> Iterator[KeyPath]:
 def _unreadable(path: Path) -> str | None:
     try:
         path.stat()
+    except FileNotFoundError:
+        return _NO_FILE  # which each system says in its own words
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", error)).lower()
     return None

@@ -55,6 +55,10 @@ _POSITION: Final = pattern(
 _BARE_KEY: Final = pattern(r"[A-Za-z0-9_-]+")
 
 
+class Unknown(str):
+    """A value that is not known here: it may be one that fits, so that its form alone is looked at."""
+
+
 class Mistake(Struct, frozen=True):
     """A mistake at a path; the texts are those of `ConfigProblem`."""
 
@@ -432,13 +436,13 @@ def read_value(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> An
         lists = isinstance(value, list) and [part for part in parts if get_origin(part) is tuple]
         return read_value(lists[0] if lists else parts[0], value, path, found)
     if origin is Annotated:
-        before, value = len(found), read_value(parts[0], value, path, found)
-        for check in filter(callable, parts[1:]):
+        before, read = len(found), read_value(parts[0], value, path, found)
+        for check in filter(callable, () if isinstance(value, Unknown) else parts[1:]):
             try:
-                value = check(value) if len(found) == before else value
+                read = check(read) if len(found) == before else read
             except ValueError as error:
                 found.append(Mistake(path, str(error)))
-        return value
+        return read
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(read_value(parts[0], item, (*path, at), found) for at, item in enumerate(value))
     if origin is dict and isinstance(value, Mapping):
@@ -458,6 +462,8 @@ def read_value(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> An
         found.append(Mistake(path, "must be a finite number"))
         return value
     words: Sequence[str] = [*form] if isinstance(form, EnumMeta) else parts if origin is Literal else ()
+    if words and isinstance(value, Unknown):
+        value = words[0]
     if value in words:
         return form(value) if isinstance(form, EnumMeta) else value
     if origin is None and isinstance(value, form) and (form is bool or not isinstance(value, bool)):
@@ -494,6 +500,7 @@ _WANTED: Final[Mapping[Any, str]] = {
 }
 _GIVEN: Final[Mapping[type, str]] = {
     str: "text",
+    Unknown: "text",
     int: "a whole number",
     float: "a number",
     list: "a list",

@@ -20,7 +20,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -165,42 +165,49 @@ UNKNOWN: Final = f"https://unknown.invalid/{'0' * 32}"
 """A value that nobody knows, in the form in which most are taken: of a URL, a path, a key, a word."""
 
 
-PREFIXES: Final = ("keyring", "cmd", "file")
+def with_unknown(
+    text: str, environ: Mapping[str, str], sources: Mapping[str, SecretSource], unknown: dict[str, None]
+) -> ExpandedValue:
+    """Expand a text with something in place of each value that is not there; `unknown` gets their names."""
+    # A text that begins with a value may be a URL, and one within a text may be a port.
+    stand_in = UNKNOWN if text.startswith(REFERENCE) else "1"
 
+    def lacking(prefix: str, rest: str) -> str:
+        if not (value := sources[prefix](rest)):
+            unknown[f"{prefix}:{rest}"] = None
+        return value or stand_in
 
-def with_unknown(text: str, environ: Mapping[str, str], unknown: dict[str, None]) -> ExpandedValue:
-    """Expand a text with something in place of each value that is not there; `unknown` gets their names.
-
-    Nothing is fetched for it, from a keyring, a file or a command.
-    """
-    stand_in = "1" if _REFERENCE.sub("", text) else UNKNOWN  # within a text it may be a port
-    problems = expand(text, environ, dict.fromkeys(PREFIXES, _not_fetched)).problems
-    names = dict.fromkeys(one.variable for one in problems if one.variable)
-    unknown |= names
-    given = {**environ, **dict.fromkeys(names, stand_in)}
-    return expand(text, given, dict.fromkeys(PREFIXES, lambda _: stand_in))
-
-
-def _not_fetched(_text: str) -> str:
-    raise SecretSourceError("is not fetched")
+    given = {prefix: partial(lacking, prefix) for prefix in sources}
+    problems = expand(text, environ, given).problems
+    unset = dict.fromkeys(one.variable for one in problems if one.variable and ":" not in one.variable)
+    unknown |= unset
+    return expand(text, {**environ, **dict.fromkeys(unset, stand_in)}, given)
 
 
 def sources(
-    *, commands: bool, is_host_file: bool, folder: Path, environ: Mapping[str, str], files: list[Path]
+    *,
+    commands: bool,
+    is_host_file: bool,
+    folder: Path,
+    environ: Mapping[str, str],
+    files: list[Path],
+    fetching: bool = True,
 ) -> dict[str, SecretSource]:
     """Return the sources of one configuration by prefix; each value is fetched once.
 
     `is_host_file` is true for a host's file, which may come with a repository. Paths begin in `folder`; the
-    `files` get those that are read.
+    `files` get those that are read. Without `fetching`, each value is empty that would be fetched.
     """
 
     def run(text: str) -> str:
         if not commands:
             raise SecretSourceError("${cmd:...} is off", "commands = true under [secrets] allows it")
-        return output_of(text, folder, environ)
+        return output_of(text, folder, environ) if fetching else ""
 
     def read(text: str) -> str:
         path = folder / text
+        if not fetching:
+            return ""
         try:
             path = folder / Path(text).expanduser()
             files.append(path)
@@ -212,7 +219,8 @@ def sources(
     def refuse(_text: str) -> str:
         raise SecretSourceError("nothing is read or run for the file of a host; use a config.toml")
 
-    by_prefix = dict(zip(PREFIXES, (read_secret, run, read), strict=True))
+    stored = read_secret if fetching else lambda _name: ""
+    by_prefix = {"keyring": stored, "cmd": run, "file": read}
     return {prefix: _once(refuse if is_host_file else source) for prefix, source in by_prefix.items()}
 
 

@@ -66,6 +66,39 @@ args = ["{ran}", "$${{literal}}", "${{keyring:token}}"]
     assert run("check", "--offline", "--pin", "--config", path).returncode == 2
 
 
+def test_offline_a_value_that_is_not_known_hides_no_mistake_beside_it(run: Run, workshop: Workshop) -> None:
+    path = workshop.folder / "config.toml"
+    good = """[auth]
+mode = "jwt"
+issuer = "${LOGIN}/issuer"
+[[documents]]
+path = "${RULES}/team"
+kind = "rule"
+[embedding]
+pooling = "${POOLING}"
+model = "${MODEL}"
+[servers.desk]
+url = "${BASE}/mcp"
+oauth = { grant = "${GRANT}", client_id = "a" }
+[servers.tool]
+command = "tool"
+cwd = "${FOLDER}"
+args = ["${cmd:date}"]
+"""
+    path.write_text(good + "[secrets]\ncommands = true\n")
+    passed = run("check", "--offline", "--strict", "--config", path)
+    path.write_text(good.replace("client_id", "client_idd") + '[http]\nport = "${PORT}"\n')
+    failed = run("check", "--offline", "--json", "--config", path)
+
+    assert passed.returncode == 0, passed.stdout
+    problems = [one for one in json.loads(failed.stdout)["findings"] if one["level"] == "problem"]
+    assert [(one["key"], one["message"]) for one in problems] == [
+        ("servers.desk.oauth.client_idd", "unknown key; did you mean client_id?"),
+        ("servers.tool.args[0]", "${cmd:...} is off"),
+        ("http.port", "must be a whole number, not text"),
+    ]
+
+
 def test_the_outcome_as_json_has_what_is_shown_with_the_line_of_each_server(
     run: Run, workshop: Workshop
 ) -> None:

@@ -1,5 +1,6 @@
 """Each failure of a server, as ``check`` tells it: its cause, what it wrote, and a remedy."""
 
+import json
 import os
 import re
 import ssl
@@ -10,7 +11,7 @@ from http.server import ThreadingHTTPServer
 import pytest
 from support.certificates import Authority
 from support.commands import real_command
-from support.servers import Workshop
+from support.servers import Workshop, tool
 from support.services import QuietHandler, serving
 
 from .conftest import Run, flat
@@ -31,6 +32,25 @@ class Forbidding(QuietHandler):
 def forbidding_url() -> Iterator[str]:
     with serving(Forbidding) as root:
         yield f"{root}/mcp"
+
+
+def test_data_comes_also_where_the_database_is_away_or_no_proxy_can_be_made(
+    run: Run, workshop: Workshop
+) -> None:
+    pytest.importorskip("psycopg")
+    workshop.server("plain", tools=[tool("a")])
+    store = {"url": "postgresql://127.0.0.1:1/none", "timeout_seconds": 1}
+    away = run("check", "--json", "--config", workshop.config(store=store))
+    nothing = run(
+        "check", "--json", "--config", workshop.config(cluster={"enabled": True, "key_file": "none"})
+    )
+
+    assert (away.returncode, nothing.returncode) == (0, 1)
+    told = {(one["level"], one["subject"]): one["message"] for one in json.loads(away.stdout)["findings"]}
+    assert "refused" in told["warning", "store"]
+    assert "1 tool of plain is withheld: the database" in told["warning", "plain"]
+    problems = [one for one in json.loads(nothing.stdout)["findings"] if one["level"] == "problem"]
+    assert [one["key"] for one in problems] == ["cluster.key_file"]
 
 
 def test_each_failure_of_a_server_comes_with_a_remedy(

@@ -42,6 +42,21 @@ def test_an_empty_variable_names_no_file_for_a_proxy_of_its_own_nor_for_one_to_j
     assert configuration_file(None, environ) == str(default_path(environ))
 
 
+def test_a_missing_file_is_one_in_the_words_of_any_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stat(_path: Path) -> None:
+        raise FileNotFoundError(2, "The system cannot find the file specified")
+
+    monkeypatch.setattr(Path, "stat", stat)
+    for path, said in (
+        (None, "there is no configuration"),
+        (tmp_path / "none.toml", "the file does not exist"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            find(path, {"XDG_CONFIG_HOME": str(tmp_path)})
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="XDG folders")
 def test_the_users_configuration_folder_is_looked_at_second(tmp_path, users_file):
     assert find(None, {"XDG_CONFIG_HOME": str(tmp_path)}) == users_file
