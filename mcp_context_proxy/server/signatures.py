@@ -325,13 +325,14 @@ class ToolSignature:
         resolved = [as_dict(self._resolved(one)) for one in options[:ENUM_VALUES]]
         parts = [as_dict(one.get("properties")) for one in resolved]
         self.looks += len(resolved) + sum(map(len, parts))
+        rest = options[ENUM_VALUES:]  # which are only counted
         if all("const" in one for one in resolved):
-            return [{"enum": [one["const"] for one in resolved]}]
+            return [{"enum": [*(one["const"] for one in resolved), *rest]}]
         for name in parts[0]:
             values = [as_dict(part.get(name)).get("const") for part in parts]
             if None not in values:
                 together = {key: one for part in parts for key, one in part.items()}
-                properties = {**together, name: {"enum": values}}
+                properties = {**together, name: {"enum": [*values, *rest]}}
                 return [{"type": "object", "properties": properties, "required": [name]}]
         return options
 
@@ -432,9 +433,7 @@ def _without_null(schema: Any) -> Any:
     """Return the schema of an optional parameter without the type null, which says that it is optional."""
     if not isinstance(schema, dict):
         return schema
-    kinds = {
-        key: found for key in ("anyOf", "oneOf", "type") if (found := as_list(schema, key)[: ENUM_VALUES + 1])
-    }
+    kinds = {key: found for key in ("anyOf", "oneOf", "type") if (found := as_list(schema, key)[:LOOKS])}
     null = "null", {"type": "null"}
     return {**schema, **{key: [kind for kind in kinds[key] if kind not in null] for key in kinds}}
 

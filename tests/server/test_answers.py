@@ -172,7 +172,7 @@ async def test_more_tools_than_there_is_room_for_are_named(workshop: Workshop) -
 ID = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 ROW = {"type": "object", "properties": {"cells": {"type": "array", "items": {"type": "string"}}}}
 STRING = {"type": "string"}
-NINE = " | ".join(map(json.dumps, "abcdefghi"))
+NINE, FORTY = (" | ".join(map(json.dumps, some)) for some in ("abcdefghi", map(str, range(40))))
 
 
 def act(name: str, **others: Any) -> dict[str, Any]:
@@ -249,11 +249,18 @@ def act(name: str, **others: Any) -> dict[str, Any]:
                 "type": "object",
                 "properties": {
                     "by": {"oneOf": [{"const": one} for one in "abcdefghi"]},
-                    "as": {"anyOf": [{"type": f"t{n}"} for n in range(10)]},
+                    "as": {"anyOf": [{"type": f"t{n}"} for n in range(100)]},
+                    "at": {"oneOf": [{"const": n} for n in range(100)]},
+                    "in": {"anyOf": [act(f"{n}") for n in range(100)]},
                 },
                 "required": ["by", "as"],
             },
-            f"by: {NINE}, as: t0 | t1 | t2 | t3 | t4 | t5 | t6 | t7 | ... 2 more",
+            f"by: {NINE}, as: t0 | t1 | t2 | t3 | t4 | t5 | t6 | t7 | ... 92 more, "
+            "at?: 0 | 1 | 2 | ... 97 more, in?: object",
+        ),
+        (
+            {"type": "object", "oneOf": [act(f"{n}") for n in range(100)]},
+            f"{{act: {FORTY} | ... 60 more}}",
         ),
         ({"$schema": "http://json-schema.org/draft-07/schema#"}, "parameters not told by its server"),
         ({"type": "object"}, ""),
