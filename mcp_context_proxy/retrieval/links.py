@@ -58,8 +58,8 @@ _COMPOUND = pattern(r"[A-Za-z0-9][_:/.-]+[A-Za-z0-9]|[a-z][A-Z]")
 _SAID = pattern(r"\b(?:use|using|call|calling|run|via|with)\s+(?:the\s+)?$", re.IGNORECASE)
 _SAID_AFTER = pattern(r"\s+(?:tool|server)\b", re.IGNORECASE)
 _FORBIDDEN = pattern(
-    r"(?:\b(?:never|not|cannot|avoid|instead of|rather than|without|no longer|no one|nobody|stop|refrain"
-    r"|no circumstances|(?:forbidden|banned|prohibited)(?=:| to\b| tools\b))\b|n['’]t\b|\bno(?=\W*$))"
+    r"(?:\b(?:never|not|cannot|avoid|instead of|rather than|without|no longer|no one|nobody|refrain|no circumstances"
+    r"|stop(?= \w+ing\b)|(?:forbidden|banned|prohibited)(?=:| to\b| tools\b))\b|n['’]t\b|\bno(?=\W*$))"
     # A comma ends it, but for those of a list or around something that stands between.
     r"(?!\s(?:forget|hesitate|only)\b)(?:,[^,.;:!?\n]{1,40},)?(?:[^,.;:!?\n]|,(?=[^.;:!?\n]*\bn?or\b)){0,40}"
     r"(?:$|(?<=ever|call| not| use| run|void|hese|wing|ools|dden|nned|ited):?[\s`*+-]*$)",
@@ -74,6 +74,8 @@ _FORBIDDEN_AFTER = pattern(
 _NEXT_NAME = pattern(
     r"(?:[`*\"']*(?:,?\s*(?:and|or|nor)\s+|,?\s*)|[^\n]*\n\s*[-*+]\s+)[`*\"']*$", re.IGNORECASE
 )
+_DEMANDED = pattern(r"\s(?:before|until|unless|without)\s", re.IGNORECASE)
+"""Between a prohibition and the name of a tool, without which something must not be done."""
 _ONLY_FIRST = pattern(r"[^.;!?\n]{0,60}\b(?:before|until|unless|without|first)\b", re.IGNORECASE)
 _PROHIBITS = pattern(
     r"(?:\A|:\s+)\W*(?:please\s+)?(?:never|do not|don't|avoid|(?:you|we) (?:must not|may not|cannot|never))\b"
@@ -157,6 +159,7 @@ def mentions(text: str) -> list[Mention]:
         listed = prohibited and ("\n" in prohibited[0] or "\n" not in text[last:start])
         if not (listed and _NEXT_NAME.match(text, last, start)):
             prohibited = _FORBIDDEN.search(text[max(0, start - 60) : start])
+            prohibited = None if prohibited and _DEMANDED.search(prohibited[0]) else prohibited
         last = end
         forbidden = prohibited or _FORBIDDEN_AFTER.match(text, end)
         found.append(Mention(match[0], bool(forbidden and not _ONLY_FIRST.match(text, end)), not compound))

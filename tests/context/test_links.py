@@ -575,7 +575,8 @@ async def test_a_program_notes_the_calls_of_its_session_itself(engine: ContextEn
     "text, allowed, forbidden",
     [
         ("Use fetch for pages, `count` first. Never call drop_table.", "fetch count", "drop_table"),
-        ("Do not run a_b before c_d; see read.", "a_b", "c_d"),
+        ("Do not run a_b before c_d; see read. Never merge without e_f.", "a_b c_d e_f", ""),
+        ("Stop the service with a_b, and stop calling c_d.", "a_b", "c_d"),
         ("Never use `a_b`, `c_d`, `e_f`, `g_h_with_a_long_name` or `i_j_with_one`. Use k_l.", "k_l",
          "a_b c_d e_f g_h_with_a_long_name i_j_with_one"),
         ("Never use a_b, use c_d. Don't forget to call e_f.", "c_d e_f", "a_b"),
