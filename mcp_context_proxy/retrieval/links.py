@@ -58,8 +58,9 @@ _COMPOUND = pattern(r"[A-Za-z0-9][_:/.-]+[A-Za-z0-9]|[a-z][A-Z]")
 _SAID = pattern(r"\b(?:use|using|call|calling|run|via|with)\s+(?:the\s+)?$", re.IGNORECASE)
 _SAID_AFTER = pattern(r"\s+(?:tool|server)\b", re.IGNORECASE)
 _FORBIDDEN = pattern(
-    r"(?:\b(?:never|not|cannot|avoid|instead of|rather than|without|no longer|no one|nobody|refrain|no circumstances"
-    r"|stop(?= \w+ing\b)|(?:forbidden|banned|prohibited)(?=:| to\b| tools\b))\b|n['’]t\b|\bno(?=\W*$))"
+    r"(?:\b(?:never|not|cannot|avoid|instead of|rather than|without|no longer|no one|nobody|refrain"
+    r"|no circumstances|stop(?= \w+ing\b)|(?:forbidden|banned|prohibited)(?=:| to\b| tools\b))\b"
+    r"|n['’]t\b|\bno(?=\W*$))"
     # A comma ends it, but for those of a list or around something that stands between.
     r"(?!\s(?:forget|hesitate|only)\b)(?:,[^,.;:!?\n]{1,40},)?(?:[^,.;:!?\n]|,(?=[^.;:!?\n]*\bn?or\b)){0,40}"
     r"(?:$|(?<=ever|call| not| use| run|void|hese|wing|ools|dden|nned|ited):?[\s`*+-]*$)",
