@@ -322,10 +322,7 @@ def _folders(config: Config) -> Iterator[Verdict]:
 
 
 def _dollars(config: Config, offline: bool) -> Iterator[Verdict]:
-    """Yield the variables that are written for a shell, where no shell reads them.
-
-    Offline, each name in capitals is taken for one, because none need be set here.
-    """
+    """Yield variables written for a shell, where no shell reads them; offline, each name in capitals."""
     for name, server in config.servers.items():
         texts = (*server.args, *server.env.values(), *server.headers.values())
         names = dict.fromkeys(one for text in texts for one in _DOLLAR.findall(text))
@@ -545,27 +542,27 @@ def show(console: Terminal, verdicts: Iterable[Verdict]) -> None:
 
 def _summary(console: Terminal, verdicts: list[Verdict], config: Config | None, strict: bool) -> int:
     """Print the outcome; return the exit status."""
-    problems = sum(verdict.level is Level.PROBLEM for verdict in verdicts)
-    warnings = sum(verdict.level is Level.WARNING for verdict in verdicts)
-    failed = bool(problems or (strict and warnings))
+    levels = Counter(verdict.level for verdict in verdicts)
+    problems, warnings = levels[Level.PROBLEM], levels[Level.WARNING]
+    failed = int(bool(problems or (strict and warnings)))
     warned = counted(warnings, "warning") + ", and --strict allows none" * strict if warnings else ""
+    found = f"{counted(problems, 'problem')} to fix" if problems else "No problem"
+    found += f", {warned}" if warned else ""
+    console.say()
     if config is None:
-        console.say()
         style = "bold red" if problems else "bold yellow" if warnings else "bold green"
-        console.note(f"{_counts(problems, warned)}. No server was started.", style=style)
-        return int(failed)
+        console.note(f"{found}. No server was started.", style=style)
+        return failed
     enabled = sum(server.enabled for server in config.servers.values())
     servers = counted(known := len(config.servers) + len(config.off), "server")
     if problems:
         broken = {verdict.subject for verdict in verdicts if verdict.level is Level.PROBLEM}
         working = sum(server.enabled and name not in broken for name, server in config.servers.items())
         work = f"{working:,} of {servers} {'works' if 1 in (working, known) else 'work'}"
-        console.say()
-        console.note(f"{_counts(problems, warned)}: {work}.", style="bold red")
+        console.note(f"{found}: {work}.", style="bold red")
         return 1
     if enabled < known:
         servers = f"{enabled:,} of {servers} {'is' if enabled == 1 else 'are'} on"
-    console.say()
     if not enabled and not config.documents:
         why = "every server is switched off" if config.servers else "no server is configured"
         console.note(f"Nothing to serve: {why}.", style="bold yellow")
@@ -573,12 +570,7 @@ def _summary(console: Terminal, verdicts: list[Verdict], config: Config | None, 
         console.note(f"It works, with {warned}: {servers}.", style="bold yellow")
     else:
         console.note(f"All is well: {servers}.", style="bold green")
-    return int(failed)
-
-
-def _counts(problems: int, warned: str) -> str:
-    found = f"{counted(problems, 'problem')} to fix" if problems else "No problem"
-    return f"{found}, {warned}" if warned else found
+    return failed
 
 
 def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
