@@ -326,13 +326,14 @@ def _dollars(config: Config, offline: bool) -> Iterator[Verdict]:
     for name, server in config.servers.items():
         texts = (*server.args, *server.env.values(), *server.headers.values())
         names = dict.fromkeys(one for text in texts for one in _DOLLAR.findall(text))
-        found = [one for one in names if one[1:] in os.environ or (offline and one.isupper())]
+        found = [one for one in names if one in os.environ or (offline and one.isupper())]
         if found and PurePath(server.command or "").name not in {"sh", "bash", "zsh"}:
-            message = f"{some_of(found)}: passed on as written, and not its value"
+            message = f"no braces around {some_of(found)}: passed on as written, and not its value"
             yield Verdict(Level.WARNING, name, message, "write ${NAME} for the value of a variable")
 
 
-_DOLLAR: Final = re.compile(r"(?<![$\\])\$[A-Za-z_]\w*")
+_DOLLAR: Final = re.compile(r"(?<![$\\])\$([A-Za-z_]\w*)")
+"""Its name is told without the sign: the whole may be the literal value of a secret, which is redacted."""
 
 
 async def _check_proxy(config: Config, host: HostProfile | None, versions: Versions) -> list[Verdict]:

@@ -110,6 +110,7 @@ args = ["-y", "some-server"]
 [servers.two]
 command = "uvx"
 args = ["other-server@1.2.3", "$NOT_SET_HERE", "^costs$five"]
+env = { TOKEN = "$ITS_TOKEN" }
 """
     )
     strict = run("check", "--offline", "--strict", "--config", path)
@@ -120,7 +121,7 @@ args = ["other-server@1.2.3", "$NOT_SET_HERE", "^costs$five"]
     warnings = {one["line"]: one for one in told["findings"] if one["level"] == "warning"}
     assert {line: one["key"] for line, one in warnings.items()} == {1: "servers.one", 4: "servers.two"}
     assert warnings[1]["message"].startswith("not pinned")
-    assert warnings[4]["message"].startswith("$NOT_SET_HERE: passed on")
+    assert warnings[4]["message"].startswith("no braces around NOT_SET_HERE, ITS_TOKEN: passed on")
 
 
 def test_the_outcome_as_json_has_what_is_shown_with_the_line_of_each_server(
