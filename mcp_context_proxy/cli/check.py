@@ -89,6 +89,9 @@ STUFFING: Final[Mapping[Suspicion, tuple[str, str]]] = {
 }
 """Reason and remedy of a suspicion of keyword stuffing."""
 
+UNPINNED: Final = "not pinned, so that the newest version runs at each start"
+TO_PIN: Final = "mcp-context-proxy check --pin writes the versions that run into the configuration"
+
 STYLES: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 
 
@@ -136,7 +139,10 @@ def check_command(
     versions: Versions = {}
     try:
         config = load_config(ctx, config_path, complain=False, skipped=skipped, unknown=unknown)
-        verdicts += (*_configuration(config), *_values(unknown), *_dollars(config))
+        verdicts += (*_configuration(config), *_dollars(config, offline))
+        if unknown:
+            message = f"not set here, or not fetched, and assumed to be right: {some_of([*unknown])}"
+            verdicts.append(Verdict(Level.NOTE, "config", message))
         verdicts += (
             Verdict(Level.OK if note.endswith("is skipped") else Level.WARNING, "config", note)
             for note in skipped
@@ -148,9 +154,10 @@ def check_command(
             # Others are those whose place is not known here.
             there = replace(config, documents=tuple(one for one in config.documents if one.path.exists()))
             found += _documents(there, load_documents(there.documents, config.limits))
+            found += (Verdict(Level.WARNING, name, UNPINNED, TO_PIN) for name in _unpinned(config))
         else:
             found += run(_check_proxy, config, profile, versions)
-        found += _pins(console, config, versions, writing=pin, host_file=host_file)
+            found += _pins(console, config, versions, writing=pin, host_file=host_file)
     except (ConfigError, StoreError) as error:
         config, found = None, _failure(error)
     show(console, found)
@@ -195,12 +202,6 @@ def _data(verdicts: Sequence[Verdict], config: Config | None, status: int) -> di
     return {"ok": status == 0, "problems": problems, "warnings": warnings, "findings": findings}
 
 
-def _values(unknown: Iterable[str] | None) -> Iterator[Verdict]:
-    if unknown:
-        message = f"not set here, or not fetched, and taken for good: {some_of([*unknown])}"
-        yield Verdict(Level.NOTE, "config", message)
-
-
 def _profile(host: str | None, server_name: str | None) -> HostProfile | None:
     """Return the profile of the host that `check` is for, with the name that the proxy has there."""
     from mcp_context_proxy.config.host_profiles import HOSTS, host_named
@@ -219,14 +220,11 @@ def _pins(
     console: Terminal, config: Config, versions: Versions, *, writing: bool, host_file: bool
 ) -> list[Verdict]:
     """Write the `versions` that ran if that is wanted; return the messages about pins that are left."""
-    open_ended = [name for name, server in config.servers.items() if server.enabled and unpinned(server)]
-    if not open_ended:
+    if not (open_ended := _unpinned(config)):
         return []
     told = [f"{name} (now {versions[name][2]})" if name in versions else name for name in open_ended]
-    remedy = "mcp-context-proxy check --pin writes the versions that just ran into the configuration"
-    warning = "not pinned, so that the newest version runs at each start"
     if not writing or config.path is None:
-        return [Verdict(Level.WARNING, "pins", f"{warning}: {', '.join(told)}", remedy)]
+        return [Verdict(Level.WARNING, "pins", f"{UNPINNED}: {', '.join(told)}", TO_PIN)]
     try:
         pinning = pins.pin(config.path, versions)
         of_host = read(config.path).of_host and not host_file
@@ -247,8 +245,12 @@ def _pins(
         verdicts.append(Verdict(Level.OK, "pins", f"written; the file as it was: {backup}"))
     if by_hand := [name for name in open_ended if name not in versions or name in pinning.by_hand]:
         remedy = "its version cannot be told or written: pin it by hand"
-        verdicts.append(Verdict(Level.WARNING, "pins", f"{warning}: {', '.join(by_hand)}", remedy))
+        verdicts.append(Verdict(Level.WARNING, "pins", f"{UNPINNED}: {', '.join(by_hand)}", remedy))
     return verdicts
+
+
+def _unpinned(config: Config) -> list[str]:
+    return [name for name, server in config.servers.items() if server.enabled and unpinned(server)]
 
 
 def _configuration(config: Config) -> Iterator[Verdict]:
@@ -319,17 +321,19 @@ def _folders(config: Config) -> Iterator[Verdict]:
         yield Verdict(Level.OK, "folder", f"{', '.join(names)} {verb} in {folder}")
 
 
-def _dollars(config: Config) -> Iterator[Verdict]:
-    """Yield the variables that are written for a shell, where no shell reads them."""
+def _dollars(config: Config, offline: bool) -> Iterator[Verdict]:
+    """Yield variables written for a shell, where no shell reads them; offline, each name in capitals."""
     for name, server in config.servers.items():
         texts = (*server.args, *server.env.values(), *server.headers.values())
-        found = dict.fromkeys(one for text in texts for one in _DOLLAR.findall(text) if one[1:] in os.environ)
+        names = dict.fromkeys(one for text in texts for one in _DOLLAR.findall(text))
+        found = [one for one in names if one in os.environ or (offline and one.isupper())]
         if found and PurePath(server.command or "").name not in {"sh", "bash", "zsh"}:
-            message = f"{some_of([*found])}: passed on as written, and not its value"
+            message = f"no braces around {some_of(found)}: passed on as written, and not its value"
             yield Verdict(Level.WARNING, name, message, "write ${NAME} for the value of a variable")
 
 
-_DOLLAR: Final = re.compile(r"(?<![$\\])\$[A-Za-z_]\w*")
+_DOLLAR: Final = re.compile(r"(?<![$\\])\$([A-Za-z_]\w*)")
+"""Its name is told without the sign: the whole may be the literal value of a secret, which is redacted."""
 
 
 async def _check_proxy(config: Config, host: HostProfile | None, versions: Versions) -> list[Verdict]:
@@ -539,39 +543,35 @@ def show(console: Terminal, verdicts: Iterable[Verdict]) -> None:
 
 def _summary(console: Terminal, verdicts: list[Verdict], config: Config | None, strict: bool) -> int:
     """Print the outcome; return the exit status."""
-    problems = sum(verdict.level is Level.PROBLEM for verdict in verdicts)
-    warnings = sum(verdict.level is Level.WARNING for verdict in verdicts)
-    failed = bool(problems or (strict and warnings))
+    levels = Counter(verdict.level for verdict in verdicts)
+    problems, warnings = levels[Level.PROBLEM], levels[Level.WARNING]
+    failed = int(bool(problems or (strict and warnings)))
+    warned = counted(warnings, "warning") + ", and --strict allows none" * strict if warnings else ""
+    found = f"{counted(problems, 'problem')} to fix" if problems else "No problem"
+    found += f", {warned}" if warned else ""
+    console.say()
     if config is None:
-        console.say()
         style = "bold red" if problems else "bold yellow" if warnings else "bold green"
-        console.note(f"{_counts(problems, warnings)}. No server was started.", style=style)
-        return int(failed)
+        console.note(f"{found}. No server was started.", style=style)
+        return failed
     enabled = sum(server.enabled for server in config.servers.values())
     servers = counted(known := len(config.servers) + len(config.off), "server")
     if problems:
         broken = {verdict.subject for verdict in verdicts if verdict.level is Level.PROBLEM}
         working = sum(server.enabled and name not in broken for name, server in config.servers.items())
         work = f"{working:,} of {servers} {'works' if 1 in (working, known) else 'work'}"
-        console.say()
-        console.note(f"{_counts(problems, warnings)}: {work}.", style="bold red")
+        console.note(f"{found}: {work}.", style="bold red")
         return 1
     if enabled < known:
         servers = f"{enabled:,} of {servers} {'is' if enabled == 1 else 'are'} on"
-    console.say()
     if not enabled and not config.documents:
         why = "every server is switched off" if config.servers else "no server is configured"
         console.note(f"Nothing to serve: {why}.", style="bold yellow")
     elif warnings:
-        console.note(f"It works, with {counted(warnings, 'warning')}: {servers}.", style="bold yellow")
+        console.note(f"It works, with {warned}: {servers}.", style="bold yellow")
     else:
         console.note(f"All is well: {servers}.", style="bold green")
-    return int(failed)
-
-
-def _counts(problems: int, warnings: int) -> str:
-    found = f"{counted(problems, 'problem')} to fix" if problems else "No problem"
-    return f"{found}, {counted(warnings, 'warning')}" if warnings else found
+    return failed
 
 
 def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:

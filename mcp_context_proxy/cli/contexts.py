@@ -28,6 +28,7 @@ from mcp_context_proxy.cli import (
 from mcp_context_proxy.cli.running import AnswerSource, asking, kind_option
 from mcp_context_proxy.cli.search import parts_of, words_of
 from mcp_context_proxy.cli.terminal import Terminal, headings, messages, moment, print_answer
+from mcp_context_proxy.config.source import dotted
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.strangers import one_line
 
@@ -391,8 +392,8 @@ def _show(console: Terminal, explained: Mapping[str, Any]) -> None:
         form = explained["delivered"]
         rows.append(("text", "not given to a model" if form is None else GIVEN[form]))
     if explained["selected"] is None and explained["server"] is not None:
-        table = f"[servers.{explained['server']}.tools.NAME]"
-        rows.append(("to have it found", f"write what it is asked for into use_cases in {table}"))
+        table = dotted(("servers", explained["server"], "tools", explained["tool"]))
+        rows.append(("to have it found", f"write what it is asked for into use_cases in [{table}]"))
     width = max(len(label) for label, _ in rows) + 2
     for label, value in rows:
         console.prose(f"{label:<{width}}{value}", indent=2, hanging=width)

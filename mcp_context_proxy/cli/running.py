@@ -487,7 +487,7 @@ def stop_command(source: AnswerSource, as_json: bool) -> None:
 
 @click.command("enable")
 @of_running
-@click.argument("name", metavar="SERVER|TOOL")
+@click.argument("name", metavar="SERVER|SERVER__TOOL")
 @json_option
 def enable_command(source: AnswerSource, name: str, as_json: bool) -> None:
     """Turn a server or a tool on, in the configuration file. A running proxy follows at once."""
@@ -496,7 +496,7 @@ def enable_command(source: AnswerSource, name: str, as_json: bool) -> None:
 
 @click.command("disable")
 @of_running
-@click.argument("name", metavar="SERVER|TOOL")
+@click.argument("name", metavar="SERVER|SERVER__TOOL")
 @json_option
 def disable_command(source: AnswerSource, name: str, as_json: bool) -> None:
     """Turn a server or a tool off, in the configuration file. A running proxy follows at once.

@@ -536,6 +536,8 @@ class Explanation(Struct, frozen=True):
     """The query with its words corrected and written out; None where nothing was changed."""
     danger: str | None = None
     """Danger class of a tool and why it has it, such as ``destructive: its name says 'delete'``."""
+    tool: str | None = None
+    """Name that the server itself gives a tool, as the configuration names it."""
 
 
 def _explain(
@@ -573,6 +575,7 @@ def _explain(
         delivered=None if here is None else here.delivered,
         read_as=ranking.read_as,
         danger=f"{item.tool_class}: {item.class_reason}" if isinstance(item, Tool) else None,
+        tool=item.name if isinstance(item, Tool) else None,
     )
 
 

@@ -99,6 +99,31 @@ args = ["${cmd:date}"]
     ]
 
 
+def test_offline_each_server_without_a_version_or_with_a_variable_for_a_shell_is_told_with_its_line(
+    run: Run, workshop: Workshop
+) -> None:
+    path = workshop.folder / "config.toml"
+    path.write_text(
+        """[servers.one]
+command = "npx"
+args = ["-y", "some-server"]
+[servers.two]
+command = "uvx"
+args = ["other-server@1.2.3", "$NOT_SET_HERE", "^costs$five"]
+env = { TOKEN = "$ITS_TOKEN" }
+"""
+    )
+    strict = run("check", "--offline", "--strict", "--config", path)
+    told = json.loads(run("check", "--offline", "--json", "--config", path).stdout)
+
+    assert strict.returncode == 1
+    assert "No problem, 2 warnings, and --strict allows none. No server was started." in flat(strict.stdout)
+    warnings = {one["line"]: one for one in told["findings"] if one["level"] == "warning"}
+    assert {line: one["key"] for line, one in warnings.items()} == {1: "servers.one", 4: "servers.two"}
+    assert warnings[1]["message"].startswith("not pinned")
+    assert warnings[4]["message"].startswith("no braces around NOT_SET_HERE, ITS_TOKEN: passed on")
+
+
 def test_the_outcome_as_json_has_what_is_shown_with_the_line_of_each_server(
     run: Run, workshop: Workshop
 ) -> None:
@@ -367,7 +392,7 @@ def test_strict_fails_on_warnings(run: Run, workshop: Workshop) -> None:
     oddly = run("check", "--strict", "--config", workshop.config())
 
     assert (well.returncode, oddly.returncode) == (0, 1)
-    assert "It works, with 1 warning" in flat(oddly.stdout)
+    assert "It works, with 1 warning, and --strict allows none: 2 servers." in flat(oddly.stdout)
 
 
 def test_a_model_that_cannot_be_loaded_is_a_problem(run: Run, workshop: Workshop) -> None:

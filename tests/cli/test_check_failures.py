@@ -113,7 +113,7 @@ def test_a_variable_that_is_written_for_a_shell_is_told(run: Run, workshop: Work
     workshop.server("shell").settings = {"command": "sh", "args": ["-c", "exec cat $DESK_KEY"]}
     told = flat(run("check", "--config", workshop.config(), DESK_KEY="hidden-value").stdout)
 
-    assert "warning plain: $DESK_KEY: passed on as written, and not its value -> write ${NAME}" in told
+    assert "warning plain: no braces around DESK_KEY: passed on as written, and not its value ->" in told
     assert told.count("passed on as written") == 1
     assert "hidden-value" not in told
 

@@ -33,6 +33,20 @@ def test_links_lead_to_files_and_headings_that_are_there(pages):
     assert lost == []
 
 
+def test_rows_of_a_table_have_as_many_cells_as_its_head(pages):
+    """A bar ends a cell, also in code, unless a backslash is before it."""
+    torn = []
+    for page in pages:
+        cells = 0
+        for line in re.sub(r"(?ms)^```.*?^```", "", page.text).splitlines():
+            here = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+            if cells and here not in (0, cells):
+                torn.append((page.path.name, line))
+            cells = here and (cells or here)
+
+    assert torn == []
+
+
 def test_json_snippets_are_json(pages):
     for page in pages:
         for block in page.blocks("json"):

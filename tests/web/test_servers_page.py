@@ -148,6 +148,16 @@ def test_tools_are_ranked_while_somebody_types_and_nothing_is_recorded(page: Pag
     assert page.value("document.getElementById('no-requests').hidden") is False
 
 
+def test_without_any_tool_the_list_says_so_and_blames_no_search(chromium: Page, tmp_path: Path) -> None:
+    with http_proxy(Workshop(tmp_path).config(), auth=True, env=environment()) as empty:
+        chromium.open(f"{empty.base}/ui/tools#token={TOKEN}")
+        told = chromium.until("document.getElementById('summary').textContent")
+        list_of_tools = chromium.value("document.getElementById('tools').textContent")
+
+    assert told == "0 tools, 0 tokens if a model read them all. "
+    assert list_of_tools == "No server has offered a tool yet."
+
+
 def test_the_list_can_be_narrowed_to_a_server(page: Page, proxy: HttpProxy) -> None:
     visit(page, proxy, "ui/tools#server=desk")
     page.until("document.querySelectorAll('.row').length === 2")

@@ -39,7 +39,7 @@ function render() {
   const { tools, turned_off: off, total, default_list: list } = state.answer;
   byId("summary").textContent =
     `${counted(total.tools, "tool")}, ${number(total.tokens)} tokens if a model read them all. ` +
-    (list.whole ? "It does: so few are listed whole." : `It reads ${counted(list.tools, "definition")} first, ${number(list.tokens)} tokens.`) +
+    (!total.tools ? "" : list.whole ? "It does: so few are listed whole." : `It reads ${counted(list.tools, "definition")} first, ${number(list.tokens)} tokens.`) +
     (off.length ? ` ${counted(off.length, "tool")} turned off.` : "");
   const focused = document.activeElement?.closest("#tools [data-key]")?.dataset.key;
   const query = byId("query").value.trim().toLowerCase();
@@ -59,7 +59,7 @@ function render() {
     ...(query ? group("Also with these words", shown) : byServer(shown)),
     ...(more > 0 ? [button(`Show ${number(more)} more`, `Show ${number(more)} more tools`, showAll)] : []),
     ...group("Turned off", turnedOff),
-    ...(best.length + rest.length + turnedOff.length ? [] : [element("p", {}, "No tool matches.")]),
+    ...(best.length + rest.length + turnedOff.length ? [] : [element("p", {}, tools.length + off.length ? "No tool matches." : "No server has offered a tool yet.")]),
   );
   if (focused) byId("tools").querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
 }
