@@ -362,9 +362,9 @@ def project(value: Raw, path: str) -> tuple[bytes, list[Raw]]:
 
     A path is a simple JSON path: ``items[0].title``, ``$.items[*].user.login``, ``items[10:20]``, and fields
     of objects as ``items[*][id,title]``, or ``id,title`` alone. A condition stands for the elements that meet
-    it: ``items[?size > 3 && state == 'open' || late == true]``. A member of an array is that of each of its
-    elements, and a number is the element, as in ``items.0.title``. A text alone is given as it is, without
-    quotes. Raises `PathError` if the path cannot be read or leads nowhere.
+    it: ``items[?size > 3 && state == 'open' || late == true]``, and ``[0:3]`` after it for the first three. A
+    member of an array is that of each of its elements, and a number is the element, as in ``items.0.title``.
+    A text alone is given as it is, without quotes. Raises `PathError` if the path cannot be read or leads nowhere.
     """
     steps = _steps(path)
     values, several, walked = [value], False, 0
@@ -381,7 +381,12 @@ def project(value: Raw, path: str) -> tuple[bytes, list[Raw]]:
         elif in_array:
             values, several = _all_elements(values, _Elements(slice(None))), True
         before = values
-        values = _all_elements(values, step) if isinstance(step, _Elements) else _members(values, step)
+        if not isinstance(step, _Elements):
+            values = _members(values, step)
+        elif several and values and not in_array and not step.tests:
+            values = values[step.which]  # some of those found: the first that meet a condition
+        else:
+            values = _all_elements(values, step)
         if not values and before and not (several and isinstance(step, _Elements)):
             raise PathError(_nowhere(step, before))
     if several:
