@@ -364,7 +364,8 @@ def project(value: Raw, path: str) -> tuple[bytes, list[Raw]]:
     of objects as ``items[*][id,title]``, or ``id,title`` alone. A condition stands for the elements that meet
     it: ``items[?size > 3 && state == 'open' || late == true]``, and ``[0:3]`` after it for the first three. A
     member of an array is that of each of its elements, and a number is the element, as in ``items.0.title``.
-    A text alone is given as it is, without quotes. Raises `PathError` if the path cannot be read or leads nowhere.
+    A text alone is given as it is, without quotes. Raises `PathError` if the path cannot be read or leads
+    nowhere.
     """
     steps = _steps(path)
     values, several, walked = [value], False, 0
