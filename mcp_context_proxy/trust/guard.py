@@ -17,7 +17,7 @@ from math import inf
 from typing import Final, TypeAlias
 from urllib.parse import unquote
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import (
@@ -93,16 +93,13 @@ class KnownSecrets:
         """Redactors of what is kept, which learn each secret that comes up while the proxy runs."""
 
     def _forget_forms(self) -> None:
-        self._foreign: dict[str, Forms] = {}
-        """Forms of the secrets that each server was not given; made when they are needed, as the next."""
-        self._redactor: Redactor | None = None
-        self._known: list[tuple[str | None, Secret]] | None = None
-        # Last, because another thread goes by it.
-        self._made_of = self.config
+        # Another thread may still fill the former one, by secrets that are no longer all.
+        self._forms = _Made(self.config)
 
-    def _follow_config(self) -> None:
-        if self._made_of is not self.config:
+    def _made(self) -> _Made:
+        if self._forms.of is not self.config:
             self._forget_forms()
+        return self._forms
 
     @property
     def redacts_results(self) -> bool:
@@ -126,10 +123,10 @@ class KnownSecrets:
 
     def in_params(self, server: str, params: Params) -> KnownSecret | None:
         """Return a secret in the params of a request to a server that was not given it; None without one."""
-        self._follow_config()
-        forms = self._foreign.get(server)
+        made = self._made()
+        forms = made.foreign.get(server)
         if forms is None:
-            forms = self._foreign[server] = self._forms_for(server)
+            forms = made.foreign[server] = self._forms_for(server, made)
         if forms.shortest == inf:
             return None
         for name, raw in params.items():
@@ -148,16 +145,15 @@ class KnownSecrets:
         return self._redact()(text)
 
     def _redact(self) -> Redactor:
-        self._follow_config()
-        if self._redactor is None:
-            self._redactor = Redactor(secret for _, secret in self._all())
-        return self._redactor
+        made = self._made()
+        if made.redactor is None:
+            made.redactor = Redactor(secret for _, secret in self._all(made))
+        return made.redactor
 
-    def _all(self) -> list[tuple[str | None, Secret]]:
-        """Return each secret that counts, with a server that has it."""
-        if self._known is None:
-            self._known = list(self._counting())
-        return self._known
+    def _all(self, made: _Made) -> list[tuple[str | None, Secret]]:
+        if made.known is None:
+            made.known = list(self._counting())
+        return made.known
 
     def _counting(self) -> Iterator[tuple[str | None, Secret]]:
         # Not what only looks like a key: that may be an id, about which several servers are asked.
@@ -168,10 +164,10 @@ class KnownSecrets:
             if name not in self.config.guards.public and is_secret(name, value):
                 yield server, (name, value.strip())
 
-    def _forms_for(self, server: str) -> Forms:
+    def _forms_for(self, server: str, made: _Made) -> Forms:
         if not self.config.guards.secrets:
             return Forms({})
-        known = self._all()
+        known = self._all(made)
         given = {value for owner, (_, value) in known if owner == server}
         forms: dict[str, KnownSecret] = {}
         for owner, (name, value) in known:
@@ -179,6 +175,17 @@ class KnownSecrets:
                 for form in encoded_forms(value):
                     forms.setdefault(form, KnownSecret(name, owner))
         return Forms(forms)
+
+
+class _Made(Struct, eq=False):
+    """Everything made of the secrets of a configuration and of the present ones, each when it is needed."""
+
+    of: Config
+    known: list[tuple[str | None, Secret]] | None = None
+    """Each secret that counts, with a server that has it."""
+    redactor: Redactor | None = None
+    foreign: dict[str, Forms] = field(default_factory=dict)
+    """Forms of the secrets that each server was not given."""
 
 
 class Forms:

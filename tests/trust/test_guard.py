@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
+from msgspec.structs import replace
 from support.tables import each
 
 from mcp_context_proxy.config import Config, ServerConfig
@@ -152,3 +153,29 @@ def test_tokens_that_are_renewed_again_and_again_fill_no_memory_however_long_the
         assert renew(30) < before * 1.2
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("change", ["learned", "configured"])
+def test_a_secret_is_known_that_comes_up_while_forms_of_others_are_made(
+    change: str,
+) -> None:
+    known, further = KnownSecrets(), Config(servers={name: SERVERS[name] for name in ("a", "b")})
+    (value,) = SERVERS["b"].env.values()
+
+    class Meanwhile:
+        """Names of public secrets, which are looked at when the forms are made."""
+
+        def __contains__(self, _name: str) -> bool:
+            if change == "learned":
+                known.learn("b", [("API_TOKEN", value)])
+            else:
+                known.config = further
+                known.without("")
+            return False
+
+    guards = replace(further.guards, public=Meanwhile())
+    known.config = Config(servers={"a": SERVERS["a"]}, guards=guards)
+    params = {"text": Raw(json.dumps(value).encode())}
+    known.in_params("a", params)
+
+    assert known.in_params("a", params) is not None
