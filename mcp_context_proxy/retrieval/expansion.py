@@ -425,7 +425,7 @@ def _nearest(items: NDArray[np.intp], cosines: NDArray[np.float32], without: int
 DOCUMENT_SHARE = 0.65
 """Share of the best score that a document needs to be shown."""
 
-BEHIND_TOOL = 0.18
+BEHIND_TOOL = 0.16
 """Distance in score behind the best tool up to which a document is meant: a request for a tool is nearer to
 it than to any document, a question about a rule is not. benchmarks/contexts.md has both for other numbers."""
 

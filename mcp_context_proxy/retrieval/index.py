@@ -514,7 +514,7 @@ class QueryWords(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, query: ReadQuery, index: Index) -> QueryWords:
-        lexical = index.lexical.score(query.weights)
+        lexical = index.lexical.score(query.counted)
         return cls(
             lexical,
             index.instructed({t: lexical.idf[t] for t in query.asked if t in lexical.idf}),

@@ -49,7 +49,6 @@ from mcp_context_proxy.retrieval.index import (
 )
 from mcp_context_proxy.retrieval.item_metadata import Fields, effect_of, item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, is_trusted
-from mcp_context_proxy.retrieval.query_scores import SEVERAL_SENTENCES
 from mcp_context_proxy.retrieval.text import encodable, identifier_words, name_key, terms, words
 from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool, best, dots, small_numbers
 from mcp_context_proxy.system.later import NDArray, np
@@ -372,7 +371,7 @@ def likely_items(
     These are the best by words and by sketches, of several needs those of each, likeliest first, and the
     ``certain`` ones. Tools of suspected servers have places of their own, so that they take none from others.
     """
-    needs = query.needs if len(query.texts) > SEVERAL_SENTENCES else ()
+    needs = query.needs if query.has_several_needs else ()
     ranked = [(words.scores, LIKELY), *((words.of(need), LIKELY_OF_A_NEED) for need in needs)]
     if sketches is not None:
         places, guesses = sketches

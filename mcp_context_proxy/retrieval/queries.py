@@ -88,6 +88,18 @@ QUERY_LIMIT = 8_192
 QUERY_NEEDS = 12
 """Needs of a query that are embedded beside the whole; each costs about 2 ms."""
 
+TEXTS_OF_ONE_NEED = 2
+"""Texts up to which a query has one need: all of it, and the need as it was understood."""
+
+SHORT_QUERY = 16
+"""Words up to which a query of one need is short, and embedded as it stands. The words that tell nothing blur
+a longer one; in a short one they are part of what is asked. Of requests for servers that nobody here had
+searched before, two in a hundred more have their tool first than if a vector without them is added."""
+
+WORDS_OF_SHORT_QUERY = 0.75
+"""Share of their weight that the words of a short query have: any tool has some of them by chance. One more
+in a hundred of the same requests then has its tool first; longer ones, with a share, lose as many."""
+
 CORRECTED_SHARE = 0.8
 """Weight of a corrected word: less than that of the same word written right."""
 
@@ -131,8 +143,8 @@ class ReadQuery(Struct, frozen=True):
     """The texts that are embedded, each once: all of it as it was understood, then its needs as chunks. Empty
     for an empty query."""
     beside: tuple[str, ...]
-    """Texts whose vectors are averaged with that of the whole: its telling words, and its orders without what
-    they carry."""
+    """Texts whose vectors are averaged with that of the whole: its telling words, if it is long, and its
+    orders without what they carry."""
     asked: Mapping[str, str]
     """Index terms of the query, each with the word that gave it."""
     added: Mapping[str, str]
@@ -165,6 +177,17 @@ class ReadQuery(Struct, frozen=True):
     """What it may mean if some of it is only told (`needs.cores`)."""
     alone: str | None
     """What it asks for without what it only tells (`needs.asked_alone`)."""
+
+    @property
+    def has_several_needs(self) -> bool:
+        """True if it was divided into needs, each of which wants tools of its own."""
+        return len(self.texts) > TEXTS_OF_ONE_NEED
+
+    @property
+    def counted(self) -> Mapping[str, float]:
+        """The weight of each term beside the meaning of the query."""
+        share = WORDS_OF_SHORT_QUERY if _is_short(self.texts) else 1.0
+        return {term: share * weight for term, weight in self.weights.items()}
 
     @property
     def read_as(self) -> str | None:
@@ -219,7 +242,7 @@ def read_query(
     by_need = np.array([added_for for added_for, _ in parts.values()] or [wanted("")])
     actions = {whole: by_need.max(axis=0), **{text: one for text, (one, _) in parts.items()}} if whole else {}
     texts = tuple(actions)
-    beside = [content_words(whole)]
+    beside = [] if _is_short(texts) else [content_words(whole)]
     if divided.carried:
         beside.append(without(whole, divided.carried))
     return ReadQuery(
@@ -432,6 +455,10 @@ class _Reader:
             self.foreign.update(map(stem, words(word)))
 
     RULES: Final = (_as_value, _as_short_form, _as_phrase, _as_verb, _as_foreign, _as_word)
+
+
+def _is_short(texts: Sequence[str]) -> bool:
+    return len(texts) <= TEXTS_OF_ONE_NEED and all(len(text.split()) <= SHORT_QUERY for text in texts)
 
 
 def _parts(whole: str, divided: _Divided) -> dict[str, tuple[NDArray[np.float32], Purpose | None]]:

@@ -54,10 +54,7 @@ if TYPE_CHECKING:
     from mcp_context_proxy.retrieval.purposes import Purpose
     from mcp_context_proxy.retrieval.queries import ReadQuery
 
-SEVERAL_SENTENCES = 2
-"""Texts of a query above which it has several needs: a single one gives the query and itself."""
-
-OF_UNREADABLE = 5.0
+OF_UNREADABLE = 8.0
 """Factor of the words of a query in letters that the packaged models cannot read: its vector says little."""
 
 PROVEN_BY_USE = 0.5
@@ -169,7 +166,7 @@ class QueryScores:
                 self.counterparts = by_chunk[texts:].max(axis=1)
             cosines = self.dense.by_item(self.by_chunk)
             self.cosine = near = cosines.max(axis=0)
-            if texts > SEVERAL_SENTENCES:
+            if query.read.has_several_needs:
                 of_needs = self.dense.by_item(in_context(self.by_chunk, query.vectors))
         self.lexical = query.words.lexical.scores[self.items]
         self.passages = self._passages()
@@ -198,8 +195,8 @@ class QueryScores:
         fused = fuse(near, np.float32(factor) * self.lexical, query.method)
         if near is not None and query.method == "hybrid":
             self.acting = query.read.actions[:, index.actions[self.items]]
-            one_need = len(query.read.texts) <= SEVERAL_SENTENCES
-            if query.read.purpose is not None and query.read.purpose.added and one_need:
+            purpose, one_need = query.read.purpose, not query.read.has_several_needs
+            if purpose is not None and purpose.added and one_need:
                 self.acting[0, self._serving(query.read.purpose)] += np.float32(query.read.purpose.added)
             from mcp_context_proxy.retrieval.purposes import WEB_SEARCH  # noqa: PLC0415 - for searches only
 
@@ -341,7 +338,7 @@ class QueryScores:
     def _doubt_of_others(self) -> float:
         """Return the evidence that tools need for a purpose or service that none of them serves."""
         purpose, service = self.query.read.purpose, self.query.read.service
-        if len(self.query.read.texts) > SEVERAL_SENTENCES:
+        if self.query.read.has_several_needs:
             return 0.0
         if service is not None:
             naming = self.query.index.lexical.score({service: 1.0}).scores[self.items]
