@@ -268,7 +268,7 @@ async def test_tools_that_something_else_has_brought_are_not_called_documents(wo
         context={"expansion_rules": {"forecast": ["moon"]}},
     )
     async with host_of(config, "handshake", patience=None) as host:
-        named = await host.call(SEARCH, {"query": "style of commit messages"})
+        named = await host.call(SEARCH, {"query": "rules for commit messages"})
         await host.call("weather__forecast", {})
         later = await host.call(SEARCH, {"query": "zyxgh qwvut"})
 

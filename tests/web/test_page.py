@@ -13,7 +13,7 @@ from support.raw_client import PATIENCE
 from support.servers import Workshop, tool
 from support.shop import HOSTILE, TOKEN, environment
 
-QUERY = "may prices be mentioned in mail to customers? find an old mail, browse pages"
+QUERY = "never mention prices in mail to customers? find an old mail, browse pages"
 
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 TEXTS = "[...document.querySelectorAll('{}')].map((found) => found.textContent)"
