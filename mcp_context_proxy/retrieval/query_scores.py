@@ -195,9 +195,9 @@ class QueryScores:
         fused = fuse(near, np.float32(factor) * self.lexical, query.method)
         if near is not None and query.method == "hybrid":
             self.acting = query.read.actions[:, index.actions[self.items]]
-            purpose, one_need = query.read.purpose, not query.read.has_several_needs
-            if purpose is not None and purpose.added and one_need:
-                self.acting[0, self._serving(query.read.purpose)] += np.float32(query.read.purpose.added)
+            sole = None if query.read.has_several_needs else query.read.purpose
+            if sole is not None and sole.added:
+                self.acting[0, self._serving(sole)] += np.float32(sole.added)
             from mcp_context_proxy.retrieval.purposes import WEB_SEARCH  # noqa: PLC0415 - for searches only
 
             for at, purpose in enumerate(query.read.purposes, 1):
