@@ -91,7 +91,7 @@ QUERY_NEEDS = 12
 TEXTS_OF_ONE_NEED = 2
 """Texts up to which a query has one need: all of it, and the need as it was understood."""
 
-SHORT_QUERY = 16
+SHORT_QUERY = 12
 """Words up to which a query of one need is short, and embedded as it stands. The words that tell nothing blur
 a longer one; in a short one they are part of what is asked. Of requests for servers that nobody here had
 searched before, two in a hundred more have their tool first than if a vector without them is added."""
