@@ -32,7 +32,8 @@ COLUMNS = 100
 TOKEN = "a-token-for-pictures"
 EXAMPLES = ("calendar", "clock", "issues", "notes")
 
-_MOVING = re.compile("[\u2800-\u28ff]|\x1b\\[[0-9]*[AK]|Indexing")
+_ONE_UP = "\x1b[1A"
+_MOVES = re.compile(r"\x1b\[[0-9]*[AK]|\x1b\[\?25[hl]")
 
 # Without the fonts of other sites, which rich would have the picture load.
 SVG = """\
@@ -105,14 +106,20 @@ def record(file: Path, place: Path, environment: dict[str, str], *command: str) 
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         timeout=300,
         check=False,
     )
-    output = done.stdout.replace(str(place), "~").replace(str(Path(sys.executable).parent), "/usr/local/bin")
+    output = (
+        done.stdout.decode()
+        .replace(str(place), "~")
+        .replace(str(Path(sys.executable).parent), "/usr/local/bin")
+    )
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
-    # What moves on a terminal, such as a bar of progress, would be there once for each moment.
-    still = [line for line in output.rstrip().splitlines() if not _MOVING.search(line)]
+    still = list[str]()
+    for line in output.rstrip().split("\n"):
+        # What moves on a terminal, such as a bar of progress, is written over what was there before.
+        del still[len(still) - line.count(_ONE_UP) :]
+        still.append(_MOVES.sub("", line.rpartition("\r")[2]))
     console.print(Text.from_ansi("\n".join([f"$ mcp-context-proxy {' '.join(command)}", *still])))
     title = "mcp-context-proxy"
     svg = console.export_svg(title=title, theme=MONOKAI, code_format=SVG, unique_id=file.stem)
