@@ -22,7 +22,7 @@ def config(workshop: Workshop) -> Path:
     return workshop.config(store={"path": str(workshop.folder / "state" / "store.db")})
 
 
-def test_a_token_is_shown_once_and_listed_and_revoked_by_its_name(run: Run, config: Path) -> None:
+def test_a_token_is_shown_once_and_listed_renewed_and_revoked_by_its_name(run: Run, config: Path) -> None:
     options = ("--servers", "desk", "--classes", "read,write", "--expires", "90d", "--role", "view")
     added = run("token", "add", "anna", *options, "--config", config)
     listed = run("token", "list", "--config", config)
@@ -30,8 +30,14 @@ def test_a_token_is_shown_once_and_listed_and_revoked_by_its_name(run: Run, conf
     book = TokenBook(TokenFile(tokens_path(load(config, environ={}))))
     book.load()
     found = book.find(added.stdout.strip())
+    renewed = run("token", "renew", "anna", "--config", config)
+    relisted = run("token", "list", "--config", config)
+    book.load()
+    both = [book.find(each.stdout.strip()) is not None for each in (added, renewed)]
     revoked = run("token", "revoke", "anna", "--config", config)
 
+    assert (both, "its former token" in listed.stdout) == ([True, True], False)
+    assert "its former token" in " ".join(relisted.stdout.split())
     assert added.returncode == 0, added.stderr
     assert "cannot be shown again" in added.stderr
     assert found is not None
