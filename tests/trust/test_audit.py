@@ -84,8 +84,9 @@ def work(workshop: Workshop) -> Server:
         tool("remove", annotations={"destructiveHint": True}),
         tool("off"),
         tool("asks"),
+        tool("hang", inputSchema=SCHEMA),
     ]
-    calls = {"asks": [{"ask": FORM}]}
+    calls = {"asks": [{"ask": FORM}], "hang": [{"wait_cancelled": True}]}
     settings = {"deny": ["off"], "confirm": "destructive"}
     return workshop.server("work", tools=tools, calls=calls, settings=settings)
 
@@ -101,6 +102,20 @@ async def entries(proxy: Proxy, kind: str) -> list[dict[str, Any]]:
     assert file is not None
     await proxy.audit.flush()
     return [entry for entry in file.entries() if entry["kind"] == kind]
+
+
+async def test_a_call_that_its_client_gives_up_is_recorded_since_it_may_have_run(
+    proxy: Proxy, work: Server, era: str
+) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(Host(proxy, era, principal="anna").call, "work__hang", {"title": SECRET_VALUE})
+        await work.ledger.until(lambda ledger: ledger.calls("hang"))
+        group.cancel_scope.cancel()
+
+    (entry,) = await entries(proxy, "call")
+    facts = ("principal", "server", "tool", "decision", "outcome")
+    assert [entry[fact] for fact in facts] == ["anna", "work", "hang", "allowed", "cancelled"]
+    assert entry["arguments"]["shape"] == {"title": "string"}
 
 
 async def test_a_call_is_recorded_with_the_facts_and_the_shape_of_its_arguments(
