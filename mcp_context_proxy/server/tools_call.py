@@ -158,7 +158,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         outcome = "failed" if ms is not None else "not sent"
         if isinstance(why, asyncio.CancelledError):
             outcome = "cancelled"
-        elif self.usage is not None:
+        elif isinstance(why, DownstreamError) and self.usage is not None:
             self.usage.called(tool.server, tool.name, ms, True, 0, caller.rights.owner)
         self._audited(tool, params, caller, outcome, "allowed", rule, ms)
 
@@ -498,7 +498,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             result = await self.forwarder.forward(
                 client, "tools/call", sent, caller, subject, judge, as_task=tool.task_only
             )
-        except (DownstreamError, asyncio.CancelledError) as error:
+        except (DownstreamError, RequestError, asyncio.CancelledError) as error:
             self.ended.failed(tool, params, caller, error, time.perf_counter() - began, rule)
             raise
         except UnknownItemError:
