@@ -8,6 +8,7 @@ prunes it, erases a person, and brings the schema of a database up to date. None
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -383,6 +384,10 @@ def _show_entries(
     # Before the files are read, so that no entry falls between the two.
     further = file.follow()
     next(further)
+    told, ending = list[int](), False
+    if follow:
+        # A container that ends after the proxy still prints what that has written at its end.
+        signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
     found = filter(wanted, file.entries())
     if as_json and not follow:
         echo_json({"path": str(file.path), "entries": list(deque(found, maxlen=JSON_MOST))})
@@ -406,10 +411,14 @@ def _show_entries(
             console.note(f"{count:,} {'entry' if count == 1 else 'entries'} of {file.folder}")
         return
     for later in further:
-        if later is None:
+        if later is not None:
+            if wanted(later):
+                write(later)
+        elif ending:
+            return
+        else:
             time.sleep(LOOK_SECONDS)
-        elif wanted(later):
-            write(later)
+            ending = bool(told)
 
 
 @group("store", default="check")

@@ -2,15 +2,17 @@
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.commands import PATIENCE, forked_command
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.trust.audit import audit_file
+from mcp_context_proxy.trust.audit import audit_file, note_now
 from mcp_context_proxy.trust.tokens import TokenBook, TokenFile, tokens_path
 
 from .conftest import Run
@@ -160,3 +162,19 @@ def test_damaged_and_strange_entries_hide_no_others_and_reach_no_terminal(run: R
     assert "last" in done.stdout
     assert not [one for one in "\x1b\u202e\u200b" if one in done.stdout]
     assert "\n2026 call" not in done.stdout
+
+
+def test_whoever_follows_the_audit_prints_the_last_entries_when_told_to_end(
+    config: Path, environment: dict[str, str]
+) -> None:
+    note_now(load(config, environ={}), "token", event="added", name="anna")
+    words = forked_command("audit", "--follow", "--json", "--config", config)
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, encoding="utf-8") as following:
+        assert following.stdout is not None
+        assert json.loads(following.stdout.readline())["event"] == "added"
+        note_now(load(config, environ={}), "token", event="revoked", name="anna")
+        following.terminate()
+        rest, _ = following.communicate(timeout=PATIENCE)
+
+    assert [json.loads(line)["event"] for line in rest.splitlines()] == ["revoked"]
+    assert following.returncode == 0
