@@ -381,17 +381,14 @@ def audit_command(
 def _show_entries(
     file: AuditFile, wanted: Callable[[dict[str, Any]], bool], *, as_json: bool, follow: bool
 ) -> None:
-    # Before the files are read, so that no entry falls between the two.
-    further = file.follow()
-    next(further)
+    if as_json and not follow:
+        latest = deque(filter(wanted, file.entries()), maxlen=JSON_MOST)
+        echo_json({"path": str(file.path), "entries": list(latest)})
+        return
     told, ending = list[int](), False
     if follow:
         # A container that ends after the proxy still prints what that has written at its end.
         signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
-    found = filter(wanted, file.entries())
-    if as_json and not follow:
-        echo_json({"path": str(file.path), "entries": list(deque(found, maxlen=JSON_MOST))})
-        return
     console, count = results(), 0
 
     def write(entry: dict[str, Any]) -> None:
@@ -401,24 +398,19 @@ def _show_entries(
             kind = f"{one_line(entry['kind']):<13}"
             console.say(f"{moment(entry['time'])}  {kind}  {one_line(summary(entry))}")
 
-    for entry in found:
-        write(entry)
-        count += 1
-    if not follow:
-        if not count:
-            console.say("Nothing was recorded in this time.")
-        else:
-            console.note(f"{count:,} {'entry' if count == 1 else 'entries'} of {file.folder}")
-        return
-    for later in further:
-        if later is not None:
-            if wanted(later):
-                write(later)
-        elif ending:
-            return
-        else:
+    for entry in file.follow() if follow else file.entries():
+        if entry is None:
+            if ending:
+                return
             time.sleep(LOOK_SECONDS)
             ending = bool(told)
+        elif wanted(entry):
+            write(entry)
+            count += 1
+    if not count:
+        console.say("Nothing was recorded in this time.")
+    else:
+        console.note(f"{count:,} {'entry' if count == 1 else 'entries'} of {file.folder}")
 
 
 @group("store", default="check")
