@@ -54,7 +54,7 @@ NAME: Final = pattern(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 NAME_SHOWN: Final = 70
 """Characters of another name that a message quotes."""
 
-MOST_TOKENS: Final = 1000
+MOST_TOKENS: Final = 500
 """Tokens in the file, those that have expired among them."""
 
 TOKEN_BYTES: Final = 32
@@ -376,7 +376,7 @@ class TokenBook:
         """Return the named token that this is; None if it is none, or has expired."""
         # Nobody chooses the SHA-256 of a guess, so the time of looking it up tells nothing of a token.
         found = self._tokens.get(digest(token))
-        return found if found is not None and self.accepts(found) else None
+        return found if found is not None and found.is_valid(self._clock()) else None
 
     def accepts(self, token: NamedToken) -> bool:
         """Return whether a token is known with the same rights, and has not expired."""
