@@ -425,8 +425,10 @@ class CallTimeoutError(DownstreamError):
 class BadAnswerError(DownstreamError):
     """The response of the server cannot be used; `what` completes the sentence "server answered ..."."""
 
-    def __init__(self, server: str, what: str, http_status: int | None = None) -> None:
-        self.what, self.http_status = what, http_status
+    def __init__(
+        self, server: str, what: str, http_status: int | None = None, wait_seconds: float = 0.0
+    ) -> None:
+        self.what, self.http_status, self.wait_seconds = what, http_status, wait_seconds
         super().__init__(server, f"server {server!r} answered {what}")
 
 

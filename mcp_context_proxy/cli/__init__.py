@@ -304,7 +304,7 @@ COMMANDS: Final = {
     "index": ("Maintain", "servers", "Index everything ahead of the first search."),
     "login": ("Maintain", "configure", "Log in to a server that requires it (OAuth)."),
     "logout": ("Maintain", "configure", "Forget the login to a server."),
-    "token": ("Maintain", "configure", "Add, list or revoke tokens of those who connect over HTTP."),
+    "token": ("Maintain", "configure", "Add, list, renew or revoke tokens of those who connect over HTTP."),
     "secret": ("Maintain", "configure", "Keep secrets for the configuration in the keyring of the system."),
 }
 """Each command with its section of the help, its module, and its line in the help."""

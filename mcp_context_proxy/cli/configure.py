@@ -328,22 +328,31 @@ def add(
     until = None if expires is None else now + expires
     with _tokens(config) as tokens:
         token = tokens.add(name, role=role, servers=servers, classes=classes, expires=until, now=now)
-    note_now(
-        config,
-        "token",
-        event="added",
-        name=name,
-        role=role,
-        servers=None if servers is None else list(servers),
-        classes=None if classes is None else [each.value for each in classes],
-        expires=until,
-    )
+    limits = {
+        "servers": None if servers is None else list(servers),
+        "classes": None if classes is None else [each.value for each in classes],
+    }
+    _give(config, name, token, event="added", role=role, **limits, expires=until)
+
+
+def _give(config: Config, name: str, token: str, *, event: str, **facts: Any) -> None:
+    note_now(config, "token", event=event, name=name, **facts)
     click.echo(token)
-    click.echo(
-        f"This is the token of {name}; it cannot be shown again. Clients send it as "
-        "'Authorization: Bearer TOKEN'.",
-        err=True,
-    )
+    told = f"This is the token of {name}; it cannot be shown again."
+    click.echo(f"{told} Clients send it as 'Authorization: Bearer TOKEN'.", err=True)
+
+
+@token_command.command("renew")
+@click.argument("name")
+@configured
+@click.option(
+    "--overlap", type=Period(), default="1d", show_default=True, help="Period in which both are accepted."
+)
+def renew(config: Config, name: str, overlap: int) -> None:
+    """Replace the token of NAME by another one with the same rights and lifetime, and print that."""
+    with _tokens(config) as tokens:
+        token = tokens.renew(name, overlap)
+    _give(config, name, token, event="renewed", overlap=overlap)
 
 
 @token_command.command("list")
@@ -363,12 +372,12 @@ def list_tokens(config: Config, as_json: bool) -> None:
     if not tokens:
         console.say("There are no named tokens. 'mcp-context-proxy token add NAME' adds one.")
         return
-    rows = [("name", "role", "may reach", "created", "expires")]
+    rows, now = [("name", "role", "may reach", "created", "expires")], time.time()
     for one in tokens:
         within = f", within profile {profiles[one.name]}" if one.name in profiles else ""
-        rows.append(
-            (one.name, one.role, _reach(one) + within, moment(one.created), _expiry(one, time.time()))
-        )
+        rows.append((one.name, one.role, _reach(one) + within, moment(one.created), _expiry(one, now)))
+        if now < one.former_expires:
+            rows.append(("", "", "with its former token", "", moment(one.former_expires)))
     console.columns(rows)
 
 

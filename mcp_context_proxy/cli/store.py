@@ -8,6 +8,7 @@ prunes it, erases a person, and brings the schema of a database up to date. None
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -380,13 +381,14 @@ def audit_command(
 def _show_entries(
     file: AuditFile, wanted: Callable[[dict[str, Any]], bool], *, as_json: bool, follow: bool
 ) -> None:
-    # Before the files are read, so that no entry falls between the two.
-    further = file.follow()
-    next(further)
-    found = filter(wanted, file.entries())
     if as_json and not follow:
-        echo_json({"path": str(file.path), "entries": list(deque(found, maxlen=JSON_MOST))})
+        latest = deque(filter(wanted, file.entries()), maxlen=JSON_MOST)
+        echo_json({"path": str(file.path), "entries": list(latest)})
         return
+    told, ending = list[int](), False
+    if follow:
+        # A container that ends after the proxy still prints what that has written at its end.
+        signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
     console, count = results(), 0
 
     def write(entry: dict[str, Any]) -> None:
@@ -396,20 +398,19 @@ def _show_entries(
             kind = f"{one_line(entry['kind']):<13}"
             console.say(f"{moment(entry['time'])}  {kind}  {one_line(summary(entry))}")
 
-    for entry in found:
-        write(entry)
-        count += 1
-    if not follow:
-        if not count:
-            console.say("Nothing was recorded in this time.")
-        else:
-            console.note(f"{count:,} {'entry' if count == 1 else 'entries'} of {file.folder}")
-        return
-    for later in further:
-        if later is None:
+    for entry in file.follow() if follow else file.entries():
+        if entry is None:
+            if ending:
+                return
             time.sleep(LOOK_SECONDS)
-        elif wanted(later):
-            write(later)
+            ending = bool(told)
+        elif wanted(entry):
+            write(entry)
+            count += 1
+    if not count:
+        console.say("Nothing was recorded in this time.")
+    else:
+        console.note(f"{count:,} {'entry' if count == 1 else 'entries'} of {file.folder}")
 
 
 @group("store", default="check")
@@ -538,32 +539,34 @@ def person(config: Config, name: str, erase: bool) -> None:
     # Beside their own rows they have those of their clients within each profile.
     of_profiles = f"{name} {MARK}"
     found = (name, len(of_profiles), of_profiles)
-    owned = [table for table in tables() if "owner" in table.columns]
+    owned = {table.name: ("owner", table.columns) for table in tables() if "owner" in table.columns}
+    if config.store.url is not None:
+        owned["contexts"] = ("principal", ("kind", "principal", "hello", "state", "seen"))
     number, owners = 0, set[str]()
     with open_configured_store(config) as store:
         if store.warning is not None:
             raise click.ClickException(store.warning)
-        for table in owned:
-            select = f"SELECT {', '.join(table.columns)} FROM {table.name} WHERE {_OF_PERSON}"
+        for table, (owner, columns) in owned.items():
+            select = f"SELECT {', '.join(columns)} FROM {table} WHERE {_OF_PERSON.format(owner)}"
             for values in store.database.rows(select, found):
-                row = dict(zip(table.columns, values, strict=True))
-                if table.name == "requests":
-                    row["context"] = Raw(row["context"])
-                click.echo(encode({"table": table.name, **row}))
-                owners.add(row["owner"])
+                row = dict(zip(columns, values, strict=True))
+                for column in {"context", "hello", "state"} & row.keys():
+                    row[column] = Raw(row[column] or b"null")
+                click.echo(encode({"table": table, **row}))
+                owners.add(row[owner])
                 number += 1
         if erase:
             # By way of these, the proxies that run forget them as well.
             store.learned.remove(pair for pair in store.learned.all() if pair.owner in owners)
-            for owner in owners:
-                store.interactions.forget(InteractionScope(owner=owner))
-            for table in owned:
-                store.database.change(f"DELETE FROM {table.name} WHERE {_OF_PERSON}", found)
+            for one in owners:
+                store.interactions.forget(InteractionScope(owner=one))
+            for table, (owner, _) in owned.items():
+                store.database.change(f"DELETE FROM {table} WHERE {_OF_PERSON.format(owner)}", found)
             store.database.overwrite_deleted()
     click.echo(f"{'Deleted' if erase else 'Found'} {counted(number, 'row')} of {name}.", err=True)
 
 
-_OF_PERSON: Final = "(owner = ? OR substr(owner, 1, ?) = ?)"
+_OF_PERSON: Final = "({0} = ? OR substr({0}, 1, ?) = ?)"
 
 
 def _counted(store: Store) -> dict[str, int]:

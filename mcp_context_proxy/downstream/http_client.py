@@ -273,11 +273,12 @@ async def _read_pieces(response: httpx2.Response, take: Callable[[bytes], Awaita
 
 def without_message(server: str, response: httpx2.Response, body: bytes = b"") -> BadAnswerError:
     """Return the error of a response without a message, by its status and its body."""
-    status, seconds = response.status_code, response.headers.get("retry-after", "")
+    status, seconds = response.status_code, response.headers.get("retry-after", "")[:9]
+    wait = float(seconds) if status in PASSING and seconds.isdecimal() else 0.0
     if status < HTTPStatus.BAD_REQUEST:
         advice = "the program there does not speak MCP as it should; check its URL in the configuration"
     elif status in PASSING:
-        advice = f"try again in {f'{seconds[:9]} s' if seconds.isdecimal() else 'a while'}"
+        advice = f"try again in {f'{seconds} s' if seconds.isdecimal() else 'a while'}"
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         advice = "it has a fault that only its operator can fix"
     else:
@@ -287,7 +288,7 @@ def without_message(server: str, response: httpx2.Response, body: bytes = b"") -
         said = f' and "{words}"'
     else:
         said = f" and no message ({kind or 'no content'})" if status < HTTPStatus.BAD_REQUEST else ""
-    return BadAnswerError(server, f"with HTTP status {status}{said}: {advice}", status)
+    return BadAnswerError(server, f"with HTTP status {status}{said}: {advice}", status, wait)
 
 
 def content_kind(response: httpx2.Response) -> str:

@@ -400,7 +400,10 @@ class SseChannel(QueuedChannel):
 async def open_sse(
     config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, peer: Peer
 ) -> AsyncIterator[SseChannel]:
-    """Open the event stream that `config` names; raises `httpx2.HTTPError` if it cannot be opened."""
+    """Open the event stream that `config` names.
+
+    Raises `BadAnswerError` or `httpx2.HTTPError` if it cannot be opened.
+    """
     url = config.url or ""
     async with (
         await http_client.client_of(config, limits, auth) as client,
@@ -408,6 +411,8 @@ async def open_sse(
             "GET", url, headers={"accept": "text/event-stream", "cache-control": "no-store"}
         ) as stream,
     ):
+        if stream.is_error:
+            raise http_client.without_message(config.name, stream)
         stream.raise_for_status()
         channel = SseChannel(config, limits, client, peer)
         async with anyio.create_task_group() as group:

@@ -33,7 +33,13 @@ from mcp_context_proxy.downstream.inbound import ClientSubscriptions, OnEvent
 from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import CachedListing, ListingCache, Lists
 from mcp_context_proxy.downstream.stdio import QUOTED_LINES, KeepLine, Output
-from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError, innermost
+from mcp_context_proxy.errors import (
+    BadAnswerError,
+    Fault,
+    LoginRequiredError,
+    ServerUnavailableError,
+    innermost,
+)
 from mcp_context_proxy.items import Encoded
 from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, stranger_text
@@ -262,7 +268,8 @@ class ServerLifecycle:
     async def _connect_once(self) -> float:
         """Connect and serve until the connection ends; return the seconds to wait before the next attempt."""
         ready_at: float | None = None
-        while_idle = self._login_wanted = False
+        wanted, while_idle = 0.0, False
+        self._login_wanted = False
         seconds = self._start_seconds
         free_place = await self._shared.take_place(self.name, self._may_download)
         try:
@@ -308,15 +315,18 @@ class ServerLifecycle:
                 await self._fail(f"it {connected.loss.cause}", Fault.EXITED)
         except Exception as error:
             # boundary: a downstream server and its transport can raise anything, which stays with this server
-            self._login_wanted = isinstance(innermost(error), LoginRequiredError)
-            self._era_memory.failed(innermost(error))
+            inner = innermost(error)
+            self._login_wanted = isinstance(inner, LoginRequiredError)
+            wanted = inner.wait_seconds if isinstance(inner, BadAnswerError) else 0.0
+            self._era_memory.failed(inner)
             await self._fail(describe(error), fault_of(error))
         finally:
             free_place()
         if self.state is ServerState.ASLEEP:
             return 0.0
         lasted = 0.0 if ready_at is None else anyio.current_time() - ready_at
-        return self._backoff.seconds(lasted, useful=self._has_answered, left=while_idle)
+        seconds = self._backoff.seconds(lasted, useful=self._has_answered, left=while_idle)
+        return max(seconds, min(wanted, self.limits.breaker_seconds))
 
     def _hurry(self, scope: anyio.CancelScope) -> None:
         """Wait no longer than usual for a program that is downloaded: it says that it serves HTTP."""

@@ -278,8 +278,9 @@ def _lowered(text: str) -> str:
     return "".join(pieces)
 
 
-RESULTS_KEPT: Final = 64
-"""Results that are kept for all sessions together; each may take a file descriptor."""
+RESULTS_KEPT: Final = 256
+"""Results that are kept for all sessions together, one at least for each of a team; each may take a file
+descriptor."""
 
 RESULTS_KEPT_PER_SESSION: Final = 32
 """Results that are kept for one session: more than a model returns to."""

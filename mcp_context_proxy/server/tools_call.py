@@ -12,6 +12,7 @@ server to be marked as untrusted data (`mark_untrusted`).
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -133,9 +134,8 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         ``size`` is that of its result.
         """
         tool, caller, ms = call.tool, call.caller, seconds * 1000
-        if self.audit is not None:
-            how = outcome.name.lower()
-            self._audited(tool, call.params, caller, how, "allowed", call.rule, ms, session, size)
+        how, rule = outcome.name.lower(), call.rule
+        self._audited(tool, call.params, caller, how, "allowed", rule, ms, session, size)
         if outcome in (ASKS, TASK):
             return
         if self.usage is not None:
@@ -147,23 +147,20 @@ class EndedCalls(Struct, kw_only=True, eq=False):
             self._attribute(tool, session, caller, call.goal, seconds)
 
     def failed(
-        self,
-        tool: Tool,
-        params: Members,
-        caller: Caller,
-        error: DownstreamError,
-        seconds: float,
-        rule: str | None = None,
+        self, tool: Tool, params: Members, caller: Caller, why: BaseException, took: float, rule: str | None
     ) -> None:
-        """Take a call that has no result, or whose server answered with an error."""
-        ms = None if isinstance(error, NOT_SENT) else seconds * 1000
-        if isinstance(error, SecretRefusedError):
+        """Take a call without a result, after some seconds; one that its client gave up may have run."""
+        ms = None if isinstance(why, NOT_SENT) else took * 1000
+        if isinstance(why, SecretRefusedError):
             # A call that was refused says nothing about its tool.
             self._audited(tool, params, caller, "not sent", "refused", "guards.secrets")
             return
-        if self.usage is not None:
+        outcome = "failed" if ms is not None else "not sent"
+        if isinstance(why, asyncio.CancelledError):
+            outcome = "cancelled"
+        elif isinstance(why, DownstreamError) and self.usage is not None:
             self.usage.called(tool.server, tool.name, ms, True, 0, caller.rights.owner)
-        self._audited(tool, params, caller, "failed" if ms is not None else "not sent", "allowed", rule, ms)
+        self._audited(tool, params, caller, outcome, "allowed", rule, ms)
 
     def refused(self, tool: Tool, params: Members, caller: Caller, rule: str) -> None:
         """Take a call that was not sent because a rule, or a person, did not allow it."""
@@ -501,7 +498,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             result = await self.forwarder.forward(
                 client, "tools/call", sent, caller, subject, judge, as_task=tool.task_only
             )
-        except DownstreamError as error:
+        except (DownstreamError, RequestError, asyncio.CancelledError) as error:
             self.ended.failed(tool, params, caller, error, time.perf_counter() - began, rule)
             raise
         except UnknownItemError:

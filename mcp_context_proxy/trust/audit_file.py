@@ -206,11 +206,8 @@ class AuditFile:
         return [*opened.values()]
 
     def follow(self) -> Iterator[dict[str, Any] | None]:
-        """Yield entries from now on, and None whenever there is no further one yet; never ends."""
-        files: list[IO[bytes]] = []  # the newest first
-        with contextlib.suppress(FileNotFoundError):
-            files.append(open_regular(self.path))
-            files[0].seek(0, os.SEEK_END)
+        """Yield all entries, oldest first, and None whenever there is no further one yet; never ends."""
+        files = self._opened()  # the newest first
         since, shown = -inf, -inf
         while True:
             if not files:

@@ -10,7 +10,6 @@ speed.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import os
 import re
@@ -27,6 +26,7 @@ from typing import Final
 import anyio
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config, HttpConfig
 from mcp_context_proxy.config.tables import RoleName
@@ -54,7 +54,7 @@ NAME: Final = pattern(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 NAME_SHOWN: Final = 70
 """Characters of another name that a message quotes."""
 
-MOST_TOKENS: Final = 100
+MOST_TOKENS: Final = 500
 """Tokens in the file, those that have expired among them."""
 
 TOKEN_BYTES: Final = 32
@@ -80,6 +80,9 @@ class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: RoleName = "use"
     servers: tuple[str, ...] | None = None
     classes: tuple[ToolClass, ...] | None = None
+    former: str = ""
+    """SHA-256 of the token that this one has replaced; empty if there was none."""
+    former_expires: float = 0.0
 
     @property
     def principal(self) -> Principal:
@@ -153,15 +156,40 @@ class NamedTokens(ABC):
             )
         return token
 
+    def renew(self, name: str, overlap_seconds: float, now: float | None = None) -> str:
+        """Replace a token by another one with its rights and lifetime, and return that.
+
+        The former one is accepted for the overlap as well: meanwhile clients can be given the new one.
+        Raises `TokenError` if there is none of that name, or nothing can be written.
+        """
+        token, now = secrets.token_urlsafe(TOKEN_BYTES), time.time() if now is None else now
+        with self._changing() as tokens:
+            place = _place(name, tokens)
+            old = tokens[place]
+            ends = now + overlap_seconds
+            tokens[place] = replace(
+                old,
+                sha256=digest(token),
+                created=now,
+                expires=None if old.expires is None else now + old.expires - old.created,
+                former=old.sha256,
+                former_expires=ends if old.expires is None else min(ends, old.expires),
+            )
+        return token
+
     def revoke(self, name: str) -> None:
         """Remove a token; raises `TokenError` if there is none of that name, or nothing can be written."""
         with self._changing() as tokens:
-            kept = [one for one in tokens if one.name != name]
-            if len(kept) == len(tokens):
-                known = ", ".join(one.name for one in tokens)
-                there = f"there are: {known}" if known else "there are none"
-                raise TokenError(f"there is no token {name!r}; {there}")
-            tokens[:] = kept
+            del tokens[_place(name, tokens)]
+
+
+def _place(name: str, tokens: Sequence[NamedToken]) -> int:
+    for place, one in enumerate(tokens):
+        if one.name == name:
+            return place
+    known = ", ".join(one.name for one in tokens)
+    there = f"there are: {known}" if known else "there are none"
+    raise TokenError(f"there is no token {name!r}; {there}")
 
 
 class TokenFile(NamedTokens):
@@ -338,32 +366,33 @@ class TokenBook:
     def __init__(self, kept: NamedTokens | None, clock: Callable[[], float] = time.time) -> None:
         """Accept none until `load` or `run`; where none are kept, never any."""
         self._kept, self._clock = kept, clock
-        self._tokens: tuple[NamedToken, ...] = ()
+        self._tokens: dict[str, NamedToken] = {}
+        """Tokens, and former ones that their names still have, by SHA-256."""
         self._fault = ""
         self.changed: list[Callable[[], None]] = []
         """Called on the event loop when a token may no longer be accepted."""
 
     def find(self, token: str) -> NamedToken | None:
         """Return the named token that this is; None if it is none, or has expired."""
-        wanted, found = digest(token).encode(), None
-        for known in self._tokens:
-            # Each is compared, and each to its end, so that the time tells nothing.
-            if hmac.compare_digest(known.sha256.encode(), wanted):
-                found = known
-        return found if found is not None and self.accepts(found) else None
+        # Nobody chooses the SHA-256 of a guess, so the time of looking it up tells nothing of a token.
+        found = self._tokens.get(digest(token))
+        return found if found is not None and found.is_valid(self._clock()) else None
 
     def accepts(self, token: NamedToken) -> bool:
-        """Return whether a token is as it was, and has not expired."""
-        return token.is_valid(self._clock()) and token in self._tokens
+        """Return whether a token is known with the same rights, and has not expired."""
+        known = self._tokens.get(token.sha256)
+        return known is not None and known.is_valid(self._clock()) and known.principal == token.principal
 
     def load(self) -> None:
         """Read the tokens. Blocks; if that cannot be, it is logged, and none is accepted."""
         if self._kept is None:
             return
         try:
-            self._tokens, fault = self._kept.read(), ""
+            tokens, fault = self._kept.read(), ""
         except TokenError as error:
-            self._tokens, fault = (), str(error)
+            tokens, fault = (), str(error)
+        former = (replace(one, sha256=one.former, expires=one.former_expires) for one in tokens if one.former)
+        self._tokens = {one.sha256: one for one in (*former, *tokens)}
         if fault and fault != self._fault:
             logger.warning("%s", fault)
         self._fault = fault
@@ -373,7 +402,7 @@ class TokenBook:
         if self._kept is None:
             return
         while True:
-            before = [one for one in self._tokens if one.is_valid(self._clock())]
+            before = [one for one in self._tokens.values() if one.is_valid(self._clock())]
             await anyio.sleep(LOOK_SECONDS)
             await in_thread(self.load)
             if any(not self.accepts(one) for one in before):

@@ -2,15 +2,17 @@
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.commands import PATIENCE, forked_command
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.trust.audit import audit_file
+from mcp_context_proxy.trust.audit import audit_file, note_now
 from mcp_context_proxy.trust.tokens import TokenBook, TokenFile, tokens_path
 
 from .conftest import Run
@@ -22,7 +24,7 @@ def config(workshop: Workshop) -> Path:
     return workshop.config(store={"path": str(workshop.folder / "state" / "store.db")})
 
 
-def test_a_token_is_shown_once_and_listed_and_revoked_by_its_name(run: Run, config: Path) -> None:
+def test_a_token_is_shown_once_and_listed_renewed_and_revoked_by_its_name(run: Run, config: Path) -> None:
     options = ("--servers", "desk", "--classes", "read,write", "--expires", "90d", "--role", "view")
     added = run("token", "add", "anna", *options, "--config", config)
     listed = run("token", "list", "--config", config)
@@ -30,8 +32,14 @@ def test_a_token_is_shown_once_and_listed_and_revoked_by_its_name(run: Run, conf
     book = TokenBook(TokenFile(tokens_path(load(config, environ={}))))
     book.load()
     found = book.find(added.stdout.strip())
+    renewed = run("token", "renew", "anna", "--config", config)
+    relisted = run("token", "list", "--config", config)
+    book.load()
+    both = [book.find(each.stdout.strip()) is not None for each in (added, renewed)]
     revoked = run("token", "revoke", "anna", "--config", config)
 
+    assert (both, "its former token" in listed.stdout) == ([True, True], False)
+    assert "its former token" in " ".join(relisted.stdout.split())
     assert added.returncode == 0, added.stderr
     assert "cannot be shown again" in added.stderr
     assert found is not None
@@ -154,3 +162,19 @@ def test_damaged_and_strange_entries_hide_no_others_and_reach_no_terminal(run: R
     assert "last" in done.stdout
     assert not [one for one in "\x1b\u202e\u200b" if one in done.stdout]
     assert "\n2026 call" not in done.stdout
+
+
+def test_whoever_follows_the_audit_prints_the_last_entries_when_told_to_end(
+    config: Path, environment: dict[str, str]
+) -> None:
+    note_now(load(config, environ={}), "token", event="added", name="anna")
+    words = forked_command("audit", "--follow", "--json", "--config", config)
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, encoding="utf-8") as following:
+        assert following.stdout is not None
+        assert json.loads(following.stdout.readline())["event"] == "added"
+        note_now(load(config, environ={}), "token", event="revoked", name="anna")
+        following.terminate()
+        rest, _ = following.communicate(timeout=PATIENCE)
+
+    assert [json.loads(line)["event"] for line in rest.splitlines()] == ["revoked"]
+    assert following.returncode == 0

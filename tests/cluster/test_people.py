@@ -52,25 +52,54 @@ async def test_a_named_token_that_a_command_adds_or_revokes_counts_at_every_repl
 ) -> None:
     configs = [cluster.replicas[0].folder / f"{name}.toml" for name in "abc"]
 
-    async def ran(config: Path, *words: str) -> str:
-        done = await anyio.run_process(command(config, "token", *words))
-        return done.stdout.decode().strip()
+    token = await ran(configs[0], "token", "add", "anna")
+    await until(cluster, http, token, accepted=True)
+    assert "anna" in await ran(configs[1], "token", "list")
+    await ran(configs[2], "token", "revoke", "anna")
+    await until(cluster, http, token, accepted=False)
 
-    async def until(token: str, *, accepted: bool) -> None:
+
+async def ran(config: Path, *words: str) -> str:
+    return (await anyio.run_process(command(config, *words))).stdout.decode().strip()
+
+
+async def until(cluster: Cluster, http: httpx2.AsyncClient, token: str, *, accepted: bool) -> None:
+    headers = {"authorization": f"Bearer {token}"}
+    with anyio.fail_after(30):
+        for base in cluster.bases:
+            while True:
+                answer = await http.get(f"{base}/api/v1/status", headers=headers)
+                if (answer.status_code != 401) == accepted:
+                    break
+                await anyio.sleep(0.1)
+
+
+async def test_what_replicas_keep_of_somebodys_sessions_is_printed_and_erased_with_the_rest(
+    cluster: Cluster, http: httpx2.AsyncClient
+) -> None:
+    config = cluster.replicas[0].folder / "a.toml"
+
+    async def kept_of(name: str, *more: str) -> list[dict[str, Any]]:
+        printed = [
+            json.loads(line) for line in (await ran(config, "store", "person", name, *more)).splitlines()
+        ]
+        return [row for row in printed if row["table"] == "contexts"]
+
+    for name in ("carla", "carl"):
+        token = await ran(config, "token", "add", name)
+        await until(cluster, http, token, accepted=True)
         headers = {"authorization": f"Bearer {token}"}
-        with anyio.fail_after(30):
-            for base in cluster.bases:
-                while True:
-                    answer = await http.get(f"{base}/api/v1/status", headers=headers)
-                    if (answer.status_code != 401) == accepted:
-                        break
-                    await anyio.sleep(0.1)
+        await session_at(cluster.base, http, token=headers["authorization"])
+        async with wires.http(cluster.base, "modern", headers=headers) as client:
+            await client.call("set_context", {"query": SECRET})
+    await ran(config, "token", "revoke", "carla")
 
-    token = await ran(configs[0], "add", "anna")
-    await until(token, accepted=True)
-    assert "anna" in await ran(configs[1], "list")
-    await ran(configs[2], "revoke", "anna")
-    await until(token, accepted=False)
+    kept = await kept_of("carla", "--erase")
+    assert {(row["kind"], row["state"].get("query")) for row in kept} == {
+        ("session", None),
+        ("handle", SECRET),
+    }
+    assert (len(await kept_of("carla")), len(await kept_of("carl"))) == (0, 2)
 
 
 @pytest.fixture

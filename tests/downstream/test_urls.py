@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from support.tables import each
 from support.wires import stdio
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.config.tables import Limits
 from mcp_context_proxy.downstream.http_client import without_message
 from mcp_context_proxy.downstream.lifecycle import ServerState
 
@@ -270,6 +272,25 @@ def test_a_status_without_a_message_is_reported_with_advice(status: int, said: s
     assert "in a while" in str(without_message("work", httpx2.Response(503)))
 
 
+@pytest.mark.parametrize(("wanted", "waited"), [("30", 30), ("86400", Limits().breaker_seconds)])
+async def test_a_server_that_says_when_to_come_back_is_left_alone_until_then(
+    workshop: Workshop, wanted: str, waited: float
+) -> None:
+    with ExitStack() as stack:
+        for name, settings in SPOKEN.items():
+            url, _ = stack.enter_context(redirecting(429, wanted, "retry-after"))
+            workshop.server(name).settings = {"url": url, **settings}
+        async with inside(workshop.config()) as proxy:
+            with anyio.fail_after(30):
+                for client in proxy.fleet.clients.values():
+                    await until(lambda: client.retry_at)  # noqa: B023 - it is awaited at once
+            left = {
+                name: round(client.retry_at - time.time(), -1) for name, client in proxy.fleet.clients.items()
+            }
+
+    assert left == dict.fromkeys(SPOKEN, waited)
+
+
 @pytest.mark.parametrize("status", [307, 308])
 @pytest.mark.parametrize("spoken", ["modern", "handshake"])
 async def test_a_redirect_to_another_path_of_the_same_server_is_followed(
@@ -347,8 +368,8 @@ def slashed(status: int, behind: str) -> Iterator[str]:
 
 
 @contextmanager
-def redirecting(status: int, location: str) -> Iterator[tuple[str, list[str]]]:
-    """A server that sends everybody elsewhere: its URL, and who came."""
+def redirecting(status: int, location: str, header: str = "location") -> Iterator[tuple[str, list[str]]]:
+    """A server that sends everybody elsewhere, or away for a time: its URL, and who came."""
     asked: list[str] = []
 
     class Elsewhere(QuietHandler):
@@ -356,7 +377,7 @@ def redirecting(status: int, location: str) -> Iterator[tuple[str, list[str]]]:
             asked.append(self.path)
             self.rfile.read(int(self.headers.get("content-length", "0")))
             self.send_response(status)
-            self.send_header("location", location)
+            self.send_header(header, location)
             self.send_header("content-length", "0")
             self.end_headers()
 

@@ -22,6 +22,7 @@ from mcp_context_proxy.results.result_store import (
     RESULTS_KEPT_PER_SESSION,
     KeptResults,
     KeptText,
+    new_id,
 )
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust import ACTING, Principal, Role
@@ -378,11 +379,25 @@ async def test_nobody_loses_kept_results_for_those_of_another() -> None:
     assert len(kept.all()) == RESULTS_KEPT
 
 
+async def test_a_team_of_200_people_finds_the_latest_result_of_each(tmp_path: Path) -> None:
+    kept, text = KeptResults(tmp_path / "results", 10.0, lambda: 0.0), KeptText(b"x" * 200_000, "work")
+    people = [Principal(f"person{number}", Role.USE) for number in range(200)]
+    for _ in range(2):
+        for person in people:
+            with assigned(ACTING, person):
+                await kept.put(str(person.name), new_id(), text)
+
+    latest = dict(reversed(kept.all()))
+    assert len(latest) == 200
+    assert [await kept.get(*each) for each in latest.items()] == [text] * 200
+    kept.close()
+
+
 async def test_many_results_at_once_are_kept_in_the_same_bounded_number(
     tmp_path: Path,
 ) -> None:
     kept = KeptResults(tmp_path / "results", 10.0, lambda: 0.0)
-    text = b"x" * (1 << 20)
+    text = b"x" * (1 << 18)
 
     async def keep(number: int) -> None:
         await kept.put(f"session {number}", f"a{number}", KeptText(text, "work"))

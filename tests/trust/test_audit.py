@@ -16,6 +16,7 @@ import pytest
 from msgspec import Raw
 from support.ledger import until
 from support.proxies import Host, command, inside
+from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
@@ -84,8 +85,9 @@ def work(workshop: Workshop) -> Server:
         tool("remove", annotations={"destructiveHint": True}),
         tool("off"),
         tool("asks"),
+        tool("hang", inputSchema=SCHEMA),
     ]
-    calls = {"asks": [{"ask": FORM}]}
+    calls = {"asks": [{"ask": FORM}], "hang": [{"wait_cancelled": True}]}
     settings = {"deny": ["off"], "confirm": "destructive"}
     return workshop.server("work", tools=tools, calls=calls, settings=settings)
 
@@ -101,6 +103,33 @@ async def entries(proxy: Proxy, kind: str) -> list[dict[str, Any]]:
     assert file is not None
     await proxy.audit.flush()
     return [entry for entry in file.entries() if entry["kind"] == kind]
+
+
+async def test_a_call_that_its_client_gives_up_is_recorded_since_it_may_have_run(
+    proxy: Proxy, work: Server, era: str
+) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(Host(proxy, era, principal="anna").call, "work__hang", {"title": SECRET_VALUE})
+        await work.ledger.until(lambda ledger: ledger.calls("hang"))
+        group.cancel_scope.cancel()
+
+    (entry,) = await entries(proxy, "call")
+    facts = ("principal", "server", "tool", "decision", "outcome")
+    assert [entry[fact] for fact in facts] == ["anna", "work", "hang", "allowed", "cancelled"]
+    assert entry["arguments"]["shape"] == {"title": "string"}
+
+
+async def test_a_call_whose_server_asks_for_what_the_client_cannot_give_is_recorded(
+    workshop: Workshop,
+) -> None:
+    answers = {"visit": [{"need_input": {"inputRequests": {"q": FORM}}}]}
+    workshop.server("modern", era="modern", tools=[tool("visit")], calls=answers)
+    async with inside(workshop.config(store={"path": str(workshop.folder / "state" / "s.db")})) as opened:
+        with pytest.raises(RpcError, match="did not declare: elicitation"):
+            await Host(opened, "modern", principal="anna").call("modern__visit")
+        (entry,) = await entries(opened, "call")
+
+    assert [entry[fact] for fact in ("principal", "tool", "outcome")] == ["anna", "visit", "failed"]
 
 
 async def test_a_call_is_recorded_with_the_facts_and_the_shape_of_its_arguments(

@@ -83,6 +83,8 @@ def test_a_token_that_is_added_or_revoked_at_one_replica_counts_at_all(join: Joi
         one.tokens.revoke("anna")
     again = one.tokens.add("anna")
     assert (other.accepts(again), other.accepts(anna)) == (True, False)
+    renewed = other.tokens.renew("anna", 3600)
+    assert [replica.accepts(token) for replica in (one, other) for token in (again, renewed)] == [True] * 4
 
 
 def test_a_running_replica_notices_by_itself_within_a_second(join: Join) -> None:
@@ -146,6 +148,8 @@ def test_a_replica_with_another_key_accepts_no_token_adds_none_and_can_revoke(jo
     assert not wrong.accepts(anna)
     with pytest.raises(TokenError, match="sealed with another key than this configuration has"):
         wrong.tokens.add("ben")
+    with pytest.raises(TokenError, match="sealed with another key than this configuration has"):
+        wrong.tokens.renew("anna", 60)
     one.tokens.add("carla")
     wrong.tokens.revoke("carla")
     assert one.accepts(anna)

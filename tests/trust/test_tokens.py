@@ -148,6 +148,58 @@ async def test_an_expired_token_is_refused(file: TokenFile) -> None:
     assert (await front.says(token))[0] == 401
 
 
+async def test_a_renewed_token_has_the_rights_and_lifetime_of_the_former_which_is_accepted_for_a_while(
+    file: TokenFile,
+) -> None:
+    now = time.time()
+    old = file.add("anna", servers=["one"], role="view", expires=now + 90, now=now)
+    (before,) = file.read()
+    front, sent = Front(file, now), list[dict[str, Any]]()
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+
+            async def listen() -> None:
+                sent.extend(await front.ask(old, front.streams))
+
+            group.start_soon(listen)
+            await front.streaming.wait()
+            new = file.renew("anna", 30, now=now + 10)
+            following = anyio.CancelScope()
+
+            async def follow() -> None:
+                with following:
+                    await front.book.run()
+
+            group.start_soon(follow)
+            await until(lambda: front.book.find(new) is not None)
+            front.now += 39
+            assert [await front.says(token) for token in (old, new)] == [(200, "anna False")] * 2
+            assert not sent, "what is open with the former token goes on"
+            front.now += 1
+            await until(lambda: bool(sent))
+            following.cancel()
+
+    assert [(await front.says(token))[0] for token in (old, new)] == [401, 200]
+    (after,) = file.read()
+    assert (after.role, after.servers, after.created) == (before.role, before.servers, now + 10)
+    assert after.expires == now + 100
+
+
+async def test_a_former_token_ends_when_it_would_have_anyway_or_the_token_is_revoked(file: TokenFile) -> None:
+    now = time.time()
+    first = file.add("anna", expires=now + 5, now=now)
+    second = file.renew("anna", 60, now=now)
+    front = Front(file, now + 4)
+    assert [(await front.says(token))[0] for token in (first, second)] == [200, 200]
+    front.now += 1
+    assert (await front.says(first))[0] == 401
+
+    file.revoke("anna")
+    assert [(await Front(file, now).says(token))[0] for token in (first, second)] == [401, 401]
+    with pytest.raises(TokenError, match="there is no token 'anna'"):
+        file.renew("anna", 60)
+
+
 @pytest.mark.parametrize("how", ["revoked", "expired", "limited anew"])
 async def test_an_open_stream_ends_when_its_token_is_no_longer_accepted(file: TokenFile, how: str) -> None:
     now = time.time()
