@@ -69,8 +69,8 @@ FITTING = SearchOptions(
 """Selects what fits: one tool where one stands out, more for a vague query or one of several needs.
 
 A second tool needs 0.65 of the best score less 0.03, a fifth 0.74, and a tenth 0.89.
-Of 4.1 tools that it shows on average, nearly as many are needed as of the best five. benchmarks/retrieval.md has the
-number, recall and precision of each public set, also with the share that is chosen without that set."""
+Of 4.1 tools that it shows on average, nearly as many are needed as of the best five. benchmarks/retrieval.md
+has the number, recall and precision of each public set, also with the share chosen without that set."""
 
 
 class Support(Struct, frozen=True):
