@@ -383,8 +383,7 @@ class Engine:
             with self._ahead.turn():
                 sketches = index.sketched(self._sketch)
                 likely = likely_items(index, query, words.lexical, vectors, sketches, allowed, certain)
-                rows = self._ahead.rows(index.pool)
-                found = with_likely(index, likely, rows, self._embedder, seconds) if likely else index
+                found = with_likely(index, likely, self._ahead, self._embedder, seconds) if likely else index
         except ModelError:
             return index, 0
         return found, len(likely) if found.complete else 0

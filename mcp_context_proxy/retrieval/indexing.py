@@ -14,13 +14,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import replace
 
-from mcp_context_proxy.embedding import Embedder
+from mcp_context_proxy.embedding import Embedder, Matrix
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import (
     IncludeMode,
@@ -115,6 +116,10 @@ MANY_CHUNKS = 12
 
 TEXTS_AHEAD = 32
 """Texts embedded for a search between two looks at the clock: a tenth of a second."""
+
+LONGEST_BATCH = 3.0
+"""Seconds for which a search waits for such texts. A service may answer queries at once and take a minute for
+many texts, or never answer."""
 
 LONGEST_TURN = 1.0
 """Seconds for which indexing waits for searches that embed something, before it goes on beside them."""
@@ -395,14 +400,14 @@ def _best_first(scores: NDArray[np.float32], count: int) -> list[int]:
 
 
 def with_likely(
-    index: Index, likely: Sequence[int], rows: dict[str, int], embedder: Embedder, seconds: float
+    index: Index, likely: Sequence[int], ahead: Ahead, embedder: Embedder, seconds: float
 ) -> Index:
     """Return the index with the vectors of some items, embedded at once, ahead of their turn.
 
     It counts as complete if that took no longer than ``seconds``: what is unlikely has no vectors, as if it
-    meant nothing. ``rows`` has those that were embedded before, and gets the new ones. Raises `ModelError` if
-    the model failed.
+    meant nothing. Raises `ModelError` if the model failed.
     """
+    rows = ahead.rows(index.pool)
     until = time.perf_counter() + seconds
     waiting = sorted(
         (item for item in likely if not index.ready[item]), key=lambda item: index.sizes[item] > MANY_CHUNKS
@@ -414,7 +419,11 @@ def with_likely(
         if start and time.perf_counter() >= until:
             break
         some = fresh[start : start + TEXTS_AHEAD]
-        rows |= zip(some, index.pool.add(embedder.embed(some)).tolist(), strict=True)
+        if (vectors := ahead.embed(embedder, some)) is None:
+            break
+        rows |= zip(some, index.pool.add(vectors).tolist(), strict=True)
+    if not index.pool.vectors.size:
+        return index
     placed = np.concatenate([np.zeros(0, np.int32), *(part.rows for part in index.parts.values())])
     starts, ready = np.cumsum(index.sizes) - index.sizes, index.ready.copy()
     for item, own in own_texts.items():
@@ -436,6 +445,31 @@ class Ahead:
         self._searches = 0
         self._nobody = threading.Event()
         self._nobody.set()
+        self._late: Future[Matrix] | None = None
+        """The batch that a search has not waited for to its end."""
+
+    def embed(self, embedder: Embedder, texts: Sequence[str]) -> Matrix | None:
+        """Embed texts; None where that takes too long, or where an earlier batch still does.
+
+        Raises `ModelError` if the model failed.
+        """
+        if self._late is not None and not self._late.done():
+            return None
+        batch = Future[Matrix]()
+
+        def work() -> None:
+            try:
+                batch.set_result(embedder.embed(texts))
+            except Exception as error:  # boundary: the search that waits gets it
+                batch.set_exception(error)
+
+        # A daemon: a service that never answers must not keep the process from ending.
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            return batch.result(LONGEST_BATCH)
+        except TimeoutError:
+            self._late = batch
+            return None
 
     @contextmanager
     def turn(self) -> Iterator[None]:
