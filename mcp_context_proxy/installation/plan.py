@@ -341,6 +341,17 @@ class Configuration:
         self.servers[wish] = written
         return wish
 
+    def with_other_limits(self, name: str) -> list[str]:
+        """Return the servers that run the same as one, with other tools on."""
+        given = self.servers[name]
+        return [
+            other
+            for other, table in self.servers.items()
+            if isinstance(table, dict)
+            and all(table.get(key) == given.get(key) for key in ("command", "args", "url"))
+            and any(table.get(key) != given.get(key) for key in _LIMITS)
+        ]
+
     def _lengthen(self, name: str, known: dict[str, Any], table: Mapping[str, Any]) -> None:
         """Give a server the time that the host with the most patience gives the same one.
 
@@ -449,6 +460,11 @@ def plan(
         known = configuration.servers[ours]
         if more := [key for key in _LIMITS if key in known and key not in found.moving[name]]:
             found.notes.append(f"{name}: {ours} stays as the configuration has it, with {' and '.join(more)}")
+        for other in configuration.with_other_limits(ours):
+            found.notes.append(
+                f"{name}: {other} runs the same with other tools turned off; behind the proxy each host has "
+                f"the tools of both, so turn off in both what no host may have"
+            )
     before = _ours(found, command, environ)
     entry_name = before or SERVER
     if entry_name in found.staying:

@@ -548,3 +548,13 @@ def test_server_that_the_configuration_had_before_stays_as_a_person_has_set_it(
     assert (machine.file.read_text("utf-8") == before) is same
     off = same and "enabled" in configured
     assert any("stays as the configuration has it" in note for note in done.notes) is off
+
+
+def test_tools_that_only_one_of_two_hosts_turns_off_are_told(put: Place, machine: Machine) -> None:
+    entry = '{{"mcpServers": {{"desk": {{"command": "desk"{}}}}}}}'
+    put("cursor", entry.format(', "disabledTools": ["erase"]').encode())
+    put("windsurf", entry.format(', "env": {"A": "b"}').encode())
+    assert not any("runs the same" in note for note in machine.install("cursor").notes)
+    done = machine.install("windsurf")
+    assert done.names == {"desk": "desk-windsurf"}
+    assert [note for note in done.notes if note.startswith("desk: desk runs the same with other tools")]
