@@ -77,6 +77,8 @@ def context_command(source: AnswerSource, query: str, max_tokens: int | None, as
     folder = None
     if query == "-":
         query, folder = _prompt(sys.stdin.read())
+        if not query.strip() and not as_json:
+            return  # A host takes a prompt away if its hook ends with 2, as mistakes in arguments do.
     query = expect_words(query)
     wanted = {"query": query, "max_tokens": max_tokens, "folder": folder}
     data = source.proxy().post("/context/text", wanted)

@@ -89,6 +89,14 @@ def test_context_reads_the_query_from_a_hooks_standard_input(
     assert context["tokens"] == sum(item["tokens"] for item in context["items"])
 
 
+@pytest.mark.parametrize("piped", ["", "\n", json.dumps({"prompt": " ", "cwd": "/"})])
+def test_context_says_nothing_to_a_hook_with_an_empty_prompt_and_succeeds(
+    run: Run, config: Path, piped: str
+) -> None:
+    done = run("context", "-", "--config", config, stdin=piped)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_context_has_the_documents_of_the_folder_that_a_hook_names(run: Run, workshop: Workshop) -> None:
     documents = []
     for name in ("red", "blue"):
