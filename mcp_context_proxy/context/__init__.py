@@ -307,7 +307,7 @@ class RequestContext(Struct, frozen=True):
     profile: str | None = None
     """Name of the client's profile; None without one."""
     client: str | None = None
-    """Name by which the client of its session introduced itself; None where none is known."""
+    """Name by which the client introduced itself; None where none is known."""
 
     @property
     def tokens(self) -> int:

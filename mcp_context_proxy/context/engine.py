@@ -231,6 +231,7 @@ class ContextEngine:
         on_wait: OnWait | None = None,
         rerank: RerankMode | None = None,
         client: RerankerModel | None = None,
+        introduced: str | None = None,
         listed: Collection[str] | None = None,
         owner: str | None = None,
         deliver: Deliver = "nothing",
@@ -252,6 +253,7 @@ class ContextEngine:
             rerank: When to ask another model for the order of the best tools; by default as configured, and
                 never for a list, which has an order of its own, or without `remember`.
             client: Model of the client, where it may be asked.
+            introduced: Name by which the client introduced itself, where its session has none.
             listed: Exposed names in the list of a handshake-era session, if this decides on that list.
             owner: Principal of the client.
             deliver: Amount that the caller gives to a model of the documents in the context. The record and
@@ -274,8 +276,8 @@ class ContextEngine:
             view = view if given is None else replace(view, delivered={**given})
         else:
             view = session.view(options.retain_requests, options.history)
-        if view.client is not None:
-            view = replace(view, client=self._redact(clean(view.client)))
+        if (said := view.client or introduced) is not None:
+            view = replace(view, client=self._redact(clean(said)))
         share = self._ab_share if remember else 0
         arm = arm_of(share, view.id, query, time_of_day()) if share else None
         if arm == "plain":
@@ -411,8 +413,7 @@ class ContextEngine:
         hidden = ACTING.get().limited
 
         def known(keys: Iterable[ItemKey]) -> tuple[RemovedItem, ...]:
-            own = (key for key in sorted(keys) if not hidden or item_by(snapshot, key))
-            return tuple(RemovedItem(*key) for key in own)
+            return tuple(RemovedItem(*key) for key in sorted(keys) if not hidden or item_by(snapshot, key))
 
         return SessionState(
             id=session.id,

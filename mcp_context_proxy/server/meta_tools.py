@@ -306,6 +306,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 on_wait=partial(tell_waiting, params, notify),
                 rerank="always" if best else None,
                 client=client,
+                introduced=eras.name_of(caller.client_info),
                 listed=None if caller.session is None else tuple(caller.session.shown),
                 owner=caller.principal,
                 deliver="answer",

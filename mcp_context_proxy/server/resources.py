@@ -514,7 +514,10 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
             )
         query = query[:QUERY_CHARACTERS]
         session = handle_of(caller.meta, self.handles, caller.principal) or caller.session
-        selected = await self.contexts.select(query, session, owner=caller.principal, deliver="prompt")
+        name = eras.name_of(caller.client_info)
+        selected = await self.contexts.select(
+            query, session, introduced=name, owner=caller.principal, deliver="prompt"
+        )
         context, snapshot = selected.context, selected.found.snapshot
         texts = rendering.document_messages(context, snapshot, selected.told)
         if tools := rendering.tools_text(context, snapshot, caller.name_of):

@@ -234,6 +234,7 @@ class ToolList:
             query.session,
             origin="list",
             scope=Scope(kinds=TOOL_ONLY),
+            introduced=eras.name_of(caller.client_info),
             listed=() if isinstance(query.session, Session) else None,
             owner=caller.principal,
         )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import Any
 
 import anyio
@@ -320,3 +321,12 @@ async def test_manage_context_is_listed_only_if_it_is_switched_on(proxy: Proxy, 
     jsonschema.Draft202012Validator.check_schema(listed["manage_context"]["inputSchema"])
     assert "manage_context" not in names
     assert "switched off" in refused["content"][0]["text"]
+
+
+async def test_a_record_has_the_name_of_its_client_in_both_eras(proxy: Proxy, host: Host) -> None:
+    query = {"query": "write a note"}
+    given = await host.data("set_context", query)
+    await host.call("search_available_tools", query | {"context_id": given["context_id"]})
+    await host.names(**{"io.github.mcp-context-proxy/query": "write a note"})
+    await host.request("prompts/get", {"name": "with_context", "arguments": query})
+    assert [one.client for one in islice(proxy.contexts.records.recent(), 4)] == ["host"] * 4
