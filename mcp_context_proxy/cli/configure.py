@@ -501,9 +501,8 @@ def add_command(
         table["env"] = _pairs(variables, "--env")
     if headers:
         table["headers"] = _pairs(headers, "--header")
-    configuration.add(name, table, "new")
+    same = configuration.add(name, table, "new")
     if name not in configuration.servers:
-        same = next(known for known, one in configuration.servers.items() if one == table)
         raise InstallError(f"the server {same} in {file} is the same")
     change = configuration.change
     assert change is not None

@@ -47,6 +47,7 @@ _DOLLAR: Final = pattern(r"\$([A-Za-z_]\w*)")
 _REFERENCE: Final = pattern(r"\$\{?([A-Za-z_]\w*)\}?")
 _BUILT_IN: Final = frozenset({"builtin", "platform", "frontend", "inline_python"})
 _LITERAL: Final = pattern(r"\$(?=\{)")
+_OF_EDITORS: Final = pattern(r"(?<!\$)\$\{env:(?=[A-Za-z_])")
 
 
 class Converted(Struct, frozen=True):
@@ -109,8 +110,9 @@ def _common(entry: dict[str, Any]) -> Converted:
                 places["excludeTools"] = ("toolPermissions" if "toolPermissions" in entry else "tools",)
         asked = {name: {"approval_mode": one} for name, one in decided if name not in denied}
         entry["tools"] = asked if tools is None else tools
-    # A list of words is that of opencode, whatever its file is called.
-    return _opencode(entry) if isinstance(entry.get("command"), list) else Converted(entry, places=places)
+    if isinstance(entry.get("command"), list):
+        return _opencode(entry)  # whatever its file is called
+    return Converted(_each_text(entry, lambda text: _OF_EDITORS.sub("${", text)), places=places)
 
 
 def _codex(entry: dict[str, Any]) -> Converted:
@@ -537,8 +539,7 @@ def _tools_of(rule: str, begin: str) -> Iterator[str]:
 def _names_at(tables: Mapping[str, Any], place: KeyPath) -> list[str] | None:
     """Return a list of names; None if there is none, or if it is something else."""
     names = _at(tables, place)
-    readable = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return names if readable else None
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
 def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:

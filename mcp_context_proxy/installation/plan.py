@@ -323,10 +323,11 @@ class Configuration:
     def add(self, name: str, table: Mapping[str, Any], host: str) -> str:
         """Add a server, unless the same one is there; return its name.
 
-        Another server of that name keeps it, and the new one gets the name of its host as a suffix.
+        Another server of that name keeps it, and the new one gets the name of its host as a suffix. One that
+        the file had before is the same with whatever a person has set, turned off or pinned there.
         """
         for known, other in self.servers.items():
-            if isinstance(other, dict) and _same(other, table):
+            if isinstance(other, dict) and _same(other, table, known in self._there_before):
                 self._lengthen(known, other, table)
                 return known
         wish, number = name, 1
@@ -339,6 +340,17 @@ class Configuration:
         self.text = edited("toml", self.text, ("servers",), (), {wish: written})
         self.servers[wish] = written
         return wish
+
+    def with_other_limits(self, name: str) -> list[str]:
+        """Return the servers that run the same as one, with other tools on."""
+        given = self.servers[name]
+        return [
+            other
+            for other, table in self.servers.items()
+            if isinstance(table, dict)
+            and all(table.get(key) == given.get(key) for key in ("command", "args", "url"))
+            and any(table.get(key) != given.get(key) for key in _LIMITS)
+        ]
 
     def _lengthen(self, name: str, known: dict[str, Any], table: Mapping[str, Any]) -> None:
         """Give a server the time that the host with the most patience gives the same one.
@@ -383,18 +395,32 @@ class Configuration:
         return None if self.text == (self.before or "") else FileChange(self.file, self.before, self.text)
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _same(one: Mapping[str, Any], other: Mapping[str, Any], there_before: bool) -> bool:
     both = [table.get("transport") == "sse" for table in (one, other)]
     ours, theirs = ({**_settings(table), **dict.fromkeys(_PATIENCE)} for table in (one, other))
+    if there_before:
+        theirs |= {key: value for key, value in ours.items() if key not in (*theirs, *_CONNECTION)}
+        words, known = theirs.get("args"), ours.get("args")
+        if isinstance(words, list) and isinstance(known, list) and len(words) == len(known):
+            theirs["args"] = [
+                mine if _VERSION.sub("", str(mine)) == str(word).removesuffix("@latest") else word
+                for mine, word in zip(known, words, strict=True)
+            ]
     return both[0] == both[1] and ours == theirs
 
 
+_CONNECTION: Final = ("command", "args", "url", "headers", "env", "cwd")
+"""Settings that make another server of it, where only one of two has them."""
+_VERSION: Final = re.compile(r"(?<=.)(@v?\d|==\d|@sha256:)\S*$")
+"""A version as ``check --pin`` writes it behind the name of a package or an image."""
 _PATIENCE: Final = {
     each.name: each.default
     for each in fields(ServerConfig)
     if each.name in {"connect_timeout", "call_timeout"}
 }
 """Settings that do not make another server of it, with their defaults."""
+_LIMITS: Final = ("enabled", "allow", "deny", "tools")
+"""Settings by which a server or some of its tools may be off."""
 
 
 def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -430,6 +456,15 @@ def plan(
     found = servers_in(file, text or "", host.form, place, environ, rules)
     names = names_for(found.moving)
     added = {name: configuration.add(names[name], table, host.name) for name, table in found.moving.items()}
+    for name, ours in added.items():
+        known = configuration.servers[ours]
+        if more := [key for key in _LIMITS if key in known and key not in found.moving[name]]:
+            found.notes.append(f"{name}: {ours} stays as the configuration has it, with {' and '.join(more)}")
+        for other in configuration.with_other_limits(ours):
+            found.notes.append(
+                f"{name}: {other} runs the same with other tools turned off; behind the proxy each host has "
+                f"the tools of both, so turn off in both what no host may have"
+            )
     before = _ours(found, command, environ)
     entry_name = before or SERVER
     if entry_name in found.staying:

@@ -380,6 +380,10 @@ def test_server_is_added_tried_and_removed(run: Run, home: Path) -> None:
     }
     again = run("add", "desk", "--no-check", "--", "other")
     assert (again.returncode, "there is a server desk already" in again.stderr) == (1, True)
+    file = home / "mcp-context-proxy" / "config.toml"
+    file.write_text(f"{file.read_text('utf-8')}call_timeout = 5\n", "utf-8")
+    again = run("add", "lamp", "--no-check", "--env", "DESK_KEY=${HOME}", "--", *CALCULATOR)
+    assert (again.returncode, "the server desk in " in again.stderr) == (1, True), again.stderr
     assert run("remove", "desk").returncode == 0
     assert "servers" not in configured(home)
     assert "there is no server desk" in run("remove", "desk").stderr

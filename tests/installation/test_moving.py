@@ -507,3 +507,54 @@ def test_server_that_hosts_wait_for_differently_long_is_configured_once_with_the
     put("cursor", b'{"mcpServers": {"lamp": {"command": "lamp"}}}')
     machine.install("cursor")
     assert machine.file.read_text("utf-8") == written
+
+
+def test_variable_in_the_notation_of_editors_makes_no_other_server(put: Place, machine: Machine) -> None:
+    entry = '{"mcpServers": {"desk": {"command": "desk", "env": {"K": "%s"}, "args": ["%s"]}}}'
+    put("claude-code", (entry % ("${DESK_KEY}", "${DESK:-d} $${env:X}")).encode())
+    put("cursor", (entry % ("${env:DESK_KEY}", "${env:DESK:-d} $${env:X}")).encode())
+    machine.install("claude-code", "cursor")
+    assert tomllib.loads(machine.file.read_text("utf-8"))["servers"] == {
+        "desk": {"command": "desk", "args": ["${DESK:-d} $${env:X}"], "env": {"K": "${DESK_KEY}"}}
+    }
+
+
+@each(
+    ("written", "configured", "same"),
+    [
+        ('"args": ["-y", "@a/b"]', 'args = ["-y", "@a/b@2.1.0"]', True),
+        ('"args": ["-y", "@a/b@latest"]', 'args = ["-y", "@a/b@2.1.0"]', True),
+        ('"args": ["--from", "b", "c"]', 'args = ["--from", "b==2.1", "c"]', True),
+        ('"args": ["-y", "@a/b@1.0.0"]', 'args = ["-y", "@a/b@2.1.0"]', False),
+        ('"args": ["-y", "@a/b"]', 'args = ["-y", "@a/c@2.1.0"]', False),
+        ('"args": ["-y"]', 'args = ["-y", "x"]', False),
+        ('"args": ["x"]', 'args = ["x"]\nenabled = false', True),
+        ('"args": ["x"]', 'args = ["x"]\ntags = ["t"]\ntools.erase.enabled = false', True),
+        ('"args": ["x"], "disabledTools": ["y"]', 'args = ["x"]', False),
+        ('"args": ["x"], "env": {"A": "b"}', 'args = ["x"]', False),
+        ('"args": ["x"]', 'args = ["x"]\nenv = { A = "b" }', False),
+        ('"args": ["x"]', 'args = ["x"]\ncwd = "/b"', False),
+    ],
+)
+def test_server_that_the_configuration_had_before_stays_as_a_person_has_set_it(
+    written: str, configured: str, same: bool, put: Place, machine: Machine
+) -> None:
+    put("cursor", f'{{"mcpServers": {{"desk": {{"command": "npx", {written}}}}}}}'.encode())
+    before = f'[servers.desk]\ncommand = "npx"\n{configured}\n'
+    machine.file.parent.mkdir(parents=True, exist_ok=True)
+    machine.file.write_text(before, "utf-8")
+    done = machine.install("cursor")
+    assert done.names == {"desk": "desk" if same else "desk-cursor"}
+    assert (machine.file.read_text("utf-8") == before) is same
+    off = same and "enabled" in configured
+    assert any("stays as the configuration has it" in note for note in done.notes) is off
+
+
+def test_tools_that_only_one_of_two_hosts_turns_off_are_told(put: Place, machine: Machine) -> None:
+    entry = '{{"mcpServers": {{"desk": {{"command": "desk"{}}}}}}}'
+    put("cursor", entry.format(', "disabledTools": ["erase"]').encode())
+    put("windsurf", entry.format(', "env": {"A": "b"}').encode())
+    assert not any("runs the same" in note for note in machine.install("cursor").notes)
+    done = machine.install("windsurf")
+    assert done.names == {"desk": "desk-windsurf"}
+    assert [note for note in done.notes if note.startswith("desk: desk runs the same with other tools")]
