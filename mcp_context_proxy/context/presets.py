@@ -171,11 +171,13 @@ class PresetBook:
     def view(self, names: Iterable[str]) -> SessionView:
         """Return the items of some presets as the view of a request without a session."""
         names = tuple(names)
-        if not names:
-            return NO_SESSION
+        return replace(self.begun(names).view(), id=None, delivered=None) if names else NO_SESSION
+
+    def begun(self, names: Iterable[str]) -> SessionContext:
+        """Return a session that begins with some presets."""
         session = SessionContext()
         self.begin(session, names)
-        return replace(session.view(), id=None, delivered=None)
+        return session
 
     def choices_of(self, session: SessionContext) -> SavedPreset:
         """Return the choices of a person in a session, without those of a model.

@@ -186,7 +186,8 @@ class ToolList:
             # At the end, so that what a prompt cache has of the list stays.
             before, own = bytes(tools)[:-1], bytes(meta_definitions.read_result())
             tools = Raw(before + (b"," if len(before) > len(b"[") else b"") + own + b"]")
-        ttl_ms = BASE_TTL_MS if query is None and not self._fleet.starting else 0
+        asked = query is not None and query.explicit
+        ttl_ms = 0 if asked or self._fleet.starting else BASE_TTL_MS
         answer = {"tools": tools, "ttlMs": Raw(b"%d" % ttl_ms)}
         if request_id is not None:
             answer["_meta"] = envelope.raw({eras.REQUEST_KEY: request_id})
@@ -195,8 +196,9 @@ class ToolList:
     def _query_of(self, params: Members, caller: Caller) -> _Query | None:
         """Return the query by which the list is filtered; None for the base list.
 
-        The query in ``_meta`` comes first, then the context handle in it, then the handshake-era session. A
-        query in the request is the only form that both eras and every cache on the way allow.
+        The query in ``_meta`` comes first, then the context handle in it, then the handshake-era session, or
+        the presets of a client without one. A query in the request is the only form that both eras and every
+        cache on the way allow.
         """
         meta, session = caller.meta, caller.session
         text = envelope.text(meta.get(eras.QUERY_KEY)) or ""
@@ -209,6 +211,9 @@ class ToolList:
             return _Query("", handle)
         if session is not None and (session.shown or session.added or session.removed):
             return _Query("", session, explicit=False)
+        if session is None and (begun_with := caller.rights.all_presets):
+            begun = self._contexts.presets.begun(begun_with)
+            return _Query("", begun, explicit=False) if begun.added or begun.removed else None
         return None
 
     async def _names(

@@ -193,6 +193,28 @@ async def test_a_preset_outlives_the_proxy_and_begins_other_sessions(workshop: W
         assert {one.options.tools.top_n for one in first} == {3, 5}
 
 
+async def test_a_list_has_what_a_preset_adds_and_lacks_what_it_removes(workshop: Workshop, era: str) -> None:
+    switches = {"wipe": {"include": "manual"}, "push": {"include": "always"}}
+    workshop.server("work", tools=[tool("commit"), *map(tool, switches)], settings={"tools": switches})
+    config = workshop.config(
+        clients={"reviewer": {"client": ["review*"], "presets": ["reviews"]}}, expose={"mode": "search"}
+    )
+    async with inside(config) as proxy:
+        person = Host(proxy, "handshake").session
+        assert person is not None
+        proxy.contexts.add(person, Kind.TOOL, "work__wipe")
+        proxy.contexts.remove(person, Kind.TOOL, "work__push")
+        proxy.contexts.presets.save("reviews", proxy.contexts.presets.choices_of(person))
+        by_option = Host(proxy, era, rights=proxy.gateway.profiles.started(None, ("reviews",), None))
+        by_profile = Host(proxy, era, rights=proxy.gateway.profiles.named(THE_USER, "reviewer"))
+        listed = [
+            {name for name in await host.names() if name.startswith("work__")}
+            for host in (by_option, by_profile, Host(proxy, era))
+        ]
+
+    assert listed == [{"work__wipe"}, {"work__wipe"}, {"work__push"}]
+
+
 async def test_a_session_is_not_introduced_to_a_rule_that_its_preset_removes(workshop: Workshop) -> None:
     workshop.server("work", tools=[tool("commit")])
     folder = workshop.folder / "rules"
