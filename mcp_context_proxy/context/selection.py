@@ -332,7 +332,7 @@ class Selector:
             return found
         assert selection.options.max_tokens is not None
         assert FITTING.share_of_best is not None
-        best = max(result.score for result in found.tools.results)
+        best = max(result.proven for result in found.tools.results)
         least, more = FITTING.share_of_best * best - FITTING.leeway, list[Result]()
         left = selection.left(selection.options.max_tokens)
         for result in found.tools.others:

@@ -174,7 +174,7 @@ class LearnedTier:
         beside another one of its tool that was begun at another time.
         """
         best: dict[ToolKey, tuple[float, Pair, PairIndex]] = {}
-        firm = set[ToolKey]()
+        firm, confirmed = set[ToolKey](), set[ToolKey]()
         now, forms = self._clock(), self._forms(query, written)
         for index in self._visible():
             if (cosines := _cosines(index, *forms)) is None:
@@ -184,11 +184,12 @@ class LearnedTier:
             for at, cosine in zip(nearest_first.tolist(), cosines[nearest_first].tolist(), strict=True):
                 pair = index.pairs[at]
                 known = best.get(pair.tool)
-                if pair.tool not in firm and (
-                    not is_doubtful(pair)
-                    or (known is not None and abs(pair.first - known[1].first) >= CONFIRMED_AFTER_SECONDS)
-                ):
+                if not is_doubtful(pair):
                     firm.add(pair.tool)
+                if pair.uses > 1 or (
+                    known is not None and abs(pair.first - known[1].first) >= CONFIRMED_AFTER_SECONDS
+                ):
+                    confirmed.add(pair.tool)
                 # The cosine alone rules out most pairs, without their confidence; thousands can be near.
                 if known is None or cosine - DISCOUNT > known[0]:
                     counted = cosine - DISCOUNT - DOUBT * (1 - pair.confidence_at(now))
@@ -198,10 +199,10 @@ class LearnedTier:
         def most_added(tool: ToolKey, index: PairIndex) -> float:
             if index.topics[tool].general:
                 return MOST_ADDED_IF_GENERAL
-            return inf if tool in firm else MOST_ADDED_IN_DOUBT
+            return inf if tool in firm or tool in confirmed else MOST_ADDED_IN_DOUBT
 
         return {
-            tool: Support(counted, pair.query, pair.uses, most_added(tool, index))
+            tool: Support(counted, pair.query, pair.uses, tool in confirmed, most_added(tool, index))
             for tool, (counted, pair, index) in best.items()
         }
 

@@ -81,6 +81,8 @@ class Support(Struct, frozen=True):
     query: str | None
     """The past query that is nearest, for the owner alone; None where queries are not kept."""
     uses: int
+    confirmed: bool = False
+    """True if the tool was used at another time, too: in another session, or for another query like this."""
     most_added: float = inf
     """Share of the tool's own cosine that may be added to it; finite where the use says little about this
     query."""
@@ -89,6 +91,11 @@ class Support(Struct, frozen=True):
     def is_weak(self) -> bool:
         """Return whether it raises only a tool that is near by itself."""
         return isfinite(self.most_added)
+
+    @property
+    def narrows(self) -> bool:
+        """Return whether other tools may be left out for it; one use alone says too little for that."""
+        return self.confirmed and not self.is_weak
 
 
 class Learned(Protocol):
@@ -155,6 +162,12 @@ class Result(Struct, frozen=True):
     """Number of the best chunk."""
     several_servers: bool = False
     """True if the chunks were made for a catalog of several servers."""
+
+    @property
+    def proven(self) -> float:
+        """The score with which others are compared: without ``need``, and past use only if confirmed."""
+        unproven = self.learned if self.support is not None and not self.support.narrows else 0.0
+        return self.score - unproven - self.need
 
     @property
     def chunk(self) -> str:

@@ -540,7 +540,8 @@ def _selected_unless_suspected(
 ) -> list[Result]:
     """Return the suspected tools that would have been selected among all others, best first."""
     together = sorted([*results, *demoted], key=lambda one: -one.score)
-    count = count_selected(np.array([one.score for one in together], np.float32), options)
+    best = max((one.proven for one in together), default=0.0)
+    count = count_selected(np.array([one.score for one in together], np.float32), options, best)
     ranked = together[:count]
     return [one for one in demoted if one in ranked or _is_near(one, options)]
 

@@ -33,7 +33,6 @@ from mcp_context_proxy.retrieval.scoring import (
     Calibration,
     Passage,
     Rivals,
-    add_learned,
     add_novelty,
     best_passage,
     count_selected,
@@ -41,7 +40,7 @@ from mcp_context_proxy.retrieval.scoring import (
     fill_missing_cosines,
     fuse,
     in_context,
-    learned_addition,
+    learned_additions,
     needed_evidence,
     ordinary_terms,
     share_places,
@@ -178,14 +177,15 @@ class QueryScores:
         self.exact = frozenset(_by_place(dict.fromkeys(query.words.named), self.items))
         self.supports = _by_place(query.supports, self.items)
         self.novel = _by_place(query.novel, self.items)
-        self.nearest = math.inf
-        """Cosine above which weak support raises no item."""
+        self.learned = np.zeros(self.items.size, np.float32)
+        """[items]: what past use adds."""
         if near is not None:
             if not index.complete:
                 near = fill_missing_cosines(near, self.lexical, index.ready[self.items])
-            if self.supports and len(query.read.asked) < TERMS_OF_A_NEED:
-                self.nearest = float(near.max(initial=-np.inf))
-            near = add_learned(near, self.supports, self.nearest)
+            is_topic = len(query.read.asked) < TERMS_OF_A_NEED
+            nearest = float(near.max(initial=-np.inf)) if is_topic else math.inf
+            self.learned = learned_additions(near, self.supports, nearest)
+            near = near + self.learned
         self.acting: NDArray[np.float32] | None = None
         """[texts, items]: what is added for the action of each item, for the whole also that for a general
         purpose; None where another method is used."""
@@ -281,7 +281,11 @@ class QueryScores:
             # Scores of words alone fall too steeply: the best tool may only have the longest description.
             options = replace(options, share_of_best=None)
         ordered, twins = self._without_twins(self._ordered(options.top_k, options.top_n))
-        count = count_selected(self.fused[ordered], options)
+        proven = self.plain[ordered]
+        for at, place in enumerate(ordered.tolist()):
+            if place in self.supports and not self.supports[place].narrows:
+                proven[at] -= self.learned[place]
+        count = count_selected(self.fused[ordered], options, float(proven.max(initial=-np.inf)))
         more = [
             place
             for place in ordered[count:]
@@ -504,9 +508,6 @@ class QueryScores:
             nearest = int(own.max(axis=0).argmax()) if passage is None else passage.chunk
             text = read.texts[int(own[:, nearest].argmax())]
         boosted_by, support = self.boosted_by.get(place), self.supports.get(place)
-        learned = 0.0
-        if support is not None and self.cosine is not None:
-            learned = learned_addition(float(self.cosine[place]), support, self.nearest)
         return Result(
             item=found,
             score=float(self.fused[place]),
@@ -518,7 +519,7 @@ class QueryScores:
             several_servers=index.several_servers,
             matched=None if cosine is None else text,
             serves=None if boosted_by is None else read.texts[1 + boosted_by],
-            learned=learned,
+            learned=float(self.learned[place]),
             action=0.0 if self.acting is None else float(self.acting[0, place]),
             instructions=0.0 if self.instructed is None else float(self.instructed[place]),
             support=support,

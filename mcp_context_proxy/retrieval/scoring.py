@@ -249,36 +249,29 @@ def fill_missing_cosines(
     return np.where(ready, cosine, share).astype(np.float32)
 
 
-def learned_addition(cosine: float, support: Support, nearest: float = inf) -> float:
-    """Return the amount that past use adds to the cosine of one item; never negative.
+def learned_additions(
+    cosine: NDArray[np.float32], supports: Mapping[int, Support], nearest: float
+) -> NDArray[np.float32]:
+    """Return the amounts that past use adds to the cosines of items; never negative.
 
-    The item then counts as near as its support says. Where its support is weak the addition is bounded:
+    An item then counts as near as its support says. Where its support is weak the addition is bounded:
     nobody can carry a tool to the top of everything, however often it is used, and a call that had nothing
     to do with the latest request does not make its tool a match for it.
 
     Args:
-        cosine: Cosine of the item.
-        support: Past use that speaks for it.
-        nearest: Cosine that weak support does not raise it above.
+        cosine: Cosines by item.
+        supports: Past use that speaks for items.
+        nearest: Cosine that weak support raises no item above.
     """
-    if isinf(cosine):  # a filter excludes it
-        return 0.0
-    missing = support.cosine - cosine
-    if support.is_weak:
-        missing = min(missing, support.most_added * cosine, nearest - cosine)
-    return max(missing, 0.0)
-
-
-def add_learned(
-    cosine: NDArray[np.float32], supports: Mapping[int, Support], nearest: float
-) -> NDArray[np.float32]:
-    """Return cosines by item with the addition of past use; weak use raises none above ``nearest``."""
-    if not supports:
-        return cosine
-    raised = cosine.copy()
+    added = np.zeros_like(cosine)
     for item, support in supports.items():
-        raised[item] += np.float32(learned_addition(float(cosine[item]), support, nearest))
-    return raised
+        if isinf(own := float(cosine[item])):  # a filter excludes it
+            continue
+        missing = support.cosine - own
+        if support.is_weak:
+            missing = min(missing, support.most_added * own, nearest - own)
+        added[item] = max(missing, 0.0)
+    return added
 
 
 def add_novelty(scores: NDArray[np.float32], novel: Mapping[int, float]) -> NDArray[np.float32]:
@@ -395,14 +388,21 @@ def _claims(
     }
 
 
-def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:
-    """Return how many of the candidates, given their scores in order, are selected for their rank."""
+def count_selected(
+    scores: NDArray[np.float32], options: SearchOptions, best_proven: float | None = None
+) -> int:
+    """Return how many of the candidates, given their scores in order, are selected for their rank.
+
+    They need a share of ``best_proven``, by default of the best score: a tool that was used once hides no
+    other one.
+    """
     if not scores.size:
         return 0
     if options.share_of_best is None:
         return min(options.top_n, scores.size)
     shares = options.share_of_best + options.share_step * np.arange(scores.size)
-    near = int((scores >= shares * scores.max() - options.leeway).sum())
+    best = scores.max() if best_proven is None else best_proven
+    near = int((scores >= shares * best - options.leeway).sum())
     return min(max(near, options.at_least), options.at_most, scores.size)
 
 

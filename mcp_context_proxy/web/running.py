@@ -472,7 +472,7 @@ def fits_a_prompt(found: Ranking) -> bool:
 
 def near_the_best(tools: Sequence[Result]) -> list[Result]:
     """Return the tools with a score near that of the best."""
-    least = NEAR_THE_BEST * max((one.score for one in tools), default=0.0) - FITTING.leeway
+    least = NEAR_THE_BEST * max((one.proven for one in tools), default=0.0) - FITTING.leeway
     return [one for one in tools if one.exact or one.score >= least]
 
 

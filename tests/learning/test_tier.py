@@ -99,6 +99,26 @@ def test_a_similar_request_at_another_time_confirms_a_call_that_nothing_had_show
     assert found.is_weak is not confirmed
 
 
+def test_other_tools_are_left_out_only_after_a_use_in_another_session_or_for_another_query(
+    tier, words, clock
+):
+    def narrows() -> bool:
+        return tier.supported(words.one(QUERY))[MAIL].narrows
+
+    tier.learn(use())
+    tier.learn(use())
+    assert not narrows()
+    tier.learn(use(session="b"))
+    assert narrows()
+
+    tier.forget(lambda _: True)
+    tier.learn(use(session="c"))
+    assert not narrows()
+    clock.now += 7_200
+    tier.learn(use("tell my colleague about the budget", session="c"))
+    assert narrows()
+
+
 def test_a_call_of_a_shown_tool_confirms_one_that_nothing_had_shown(tier, words):
     tier.learn(use(signal=Signal.UNLISTED))
     tier.learn(use("tell my colleague about the budget", session="b"))

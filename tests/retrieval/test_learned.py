@@ -9,7 +9,7 @@ from support.catalogs import WordVectors, snapshot, tool
 
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.learning import MOST_ADDED_IF_GENERAL
-from mcp_context_proxy.retrieval import Support
+from mcp_context_proxy.retrieval import FITTING, Support
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
 
@@ -17,9 +17,10 @@ from mcp_context_proxy.retrieval.index import Filters
 class Says:
     """Learned pairs, as a test wants them."""
 
-    def __init__(self, most_added: float = inf, **cosines: float) -> None:
+    def __init__(self, most_added: float = inf, confirmed: bool = True, **cosines: float) -> None:
         self._supports = {
-            ("srv", name): Support(c, "a query of before", 3, most_added) for name, c in cosines.items()
+            ("srv", name): Support(c, "a query of before", 3, confirmed, most_added)
+            for name, c in cosines.items()
         }
 
     def supported(self, query: np.ndarray, written: str | None = None) -> dict[tuple[str, str], Support]:
@@ -69,6 +70,18 @@ def test_learning_never_lowers_a_score(catalog):
     assert {name: result.score for name, result in learned.items()} == {
         name: result.score for name, result in static.items()
     }
+
+
+def test_a_tool_that_was_used_once_leaves_the_others_in_the_answer_until_it_is_used_again():
+    catalog = snapshot(tool("post_letter", "Sends a letter."), tool("post_parcel", "Sends a parcel."))
+
+    def shown(engine: Engine) -> set[str]:
+        return {one.item.name for one in engine.search("send the post", catalog, options=FITTING).results}
+
+    assert shown(Engine(WordVectors())) == {"post_letter", "post_parcel"}
+    once = Says(confirmed=False, post_parcel=1.6)
+    assert shown(Engine(WordVectors(), learned=once)) == {"post_letter", "post_parcel"}
+    assert shown(Engine(WordVectors(), learned=Says(post_parcel=1.6))) == {"post_parcel"}
 
 
 @pytest.mark.parametrize("most_added", [MOST_ADDED_IF_GENERAL, 1.0])
