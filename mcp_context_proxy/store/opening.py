@@ -61,6 +61,15 @@ COMPANIONS: Final = ("-wal", "-shm")
 """Suffixes of the files that SQLite keeps beside a database."""
 KEPT_ASIDE: Final = 3
 """Damaged files that are kept, the latest, for whoever wants to save some of their content."""
+SAVED: Final = {
+    "approvals": "decisions",
+    "approved_definitions": "definitions",
+    "approved_versions": "versions of servers",
+    "credentials": "logins",
+    "learned": "learned pairs",
+}
+"""Tables of which a new store gets what can be read of a damaged one, with the names of their rows for a
+person: what somebody rejected is not served again, and the rest cannot be made anew."""
 
 OPENING_TIMEOUT_S: Final = 1.0
 """Timeout for another process while the file is opened: the proxy does not serve before that."""
@@ -230,16 +239,24 @@ class _Opener:
         """A problem of the latest attempt, for a person; already logged."""
 
     def __call__(self, check: bool = True) -> sqlite3.Connection:
+        aside: Path | None = None
         for attempt in range(1, ATTEMPTS + 1):
             identity = self._create(expected=self._opened and attempt == 1)
             try:
                 connection = open_connection(self._path, check)
-                self._opened = True
-                return connection
             except StoreDamagedError as e:
                 if attempt == ATTEMPTS:
                     raise
-                self.warning = _set_aside(self._path, identity, e.reason) or self.warning
+                aside, reason = _set_aside(self._path, identity), e.reason
+                continue
+            if aside is not None:
+                self.warning = (
+                    f"store {self._path} was damaged ({reason}); it was moved to {aside.name} and a new one "
+                    f"created, {_save(aside, connection)}"
+                )
+                logger.warning("%s.", self.warning)
+            self._opened = True
+            return connection
         raise AssertionError("unreachable")
 
     def _create(self, expected: bool) -> int:
@@ -308,7 +325,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
     finally:
         connection.set_progress_handler(None, 0)
     if verdict != "ok":
-        raise StoreDamagedError(path, str(verdict))
+        raise StoreDamagedError(path, " ".join(str(verdict).split()))
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
@@ -336,7 +353,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {SQLITE_VERSION}")
 
 
-def _set_aside(path: Path, identity: int, reason: str) -> str | None:
+def _set_aside(path: Path, identity: int) -> Path | None:
     """Rename the damaged file and its companions, unless another process has done so already."""
     if not path.exists() or path.stat().st_ino != identity:
         return None
@@ -350,9 +367,33 @@ def _set_aside(path: Path, identity: int, reason: str) -> str | None:
     for old in sorted(path.parent.glob(f"{glob.escape(path.stem)}.corrupt-*Z"))[:-KEPT_ASIDE]:
         for suffix in ("", *COMPANIONS):
             old.with_name(old.name + suffix).unlink(missing_ok=True)
-    warning = f"store {path} was damaged ({reason}); it was moved to {aside.name} and a new one created"
-    logger.warning("%s.", warning)
-    return warning
+    return aside
+
+
+def _save(aside: Path, connection: sqlite3.Connection) -> str:
+    """Copy what can be read of a damaged store into a new one; return what that is, for a person."""
+    saved, whole = dict[str, int](), False
+    with contextlib.suppress(StoreError), _reading(aside) as damaged, immediate(connection):
+        whole = True
+        for table in ("areas", *SAVED):
+            found = [column for _, column, *_ in connection.execute(f"PRAGMA table_info({table})")]
+            columns, rows = ", ".join(found), set[tuple[Any, ...]]()
+            # A damaged page ends a reading, so the table is then read from its other end, and by its key.
+            for order in ("", "ORDER BY rowid DESC", "ORDER BY 1", "ORDER BY 1 DESC"):
+                try:
+                    for row in damaged.execute(f"SELECT {columns} FROM {table} {order}"):
+                        rows.add(row)
+                    break
+                except (sqlite3.Error, UnicodeDecodeError):
+                    whole = False
+            marks = ", ".join("?" * len(found))
+            connection.executemany(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})", rows)
+            if rows and table in SAVED:
+                saved[table] = len(rows)
+    if not saved:
+        return "empty" if whole else "without its decisions about tools, its logins and its learned pairs"
+    listed = ", ".join(f"{SAVED[table]} ({count:,})" for table, count in saved.items())
+    return f"with {'its' if whole else 'what could be read of its'} {listed}"
 
 
 ROWS_AT_ONCE: Final = 500

@@ -1,12 +1,15 @@
 """Decisions on definitions, kept in a store that may fail and that several proxies use."""
 
+import contextlib
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 from support.listings import Run, approve, tool
-from support.stores import NOW
+from support.stores import NOW, add
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store.opening import Store
+from mcp_context_proxy.store.opening import Store, open_store
 from mcp_context_proxy.store.tables import Additions, ApprovalStore, VersionRow
 from mcp_context_proxy.trust.decisions import decide
 from mcp_context_proxy.trust.fingerprints import Event, State
@@ -197,3 +200,32 @@ def test_a_tool_that_often_changes_was_there_first_all_the_same(store: Store) ->
 
     assert run.served() == ["calc__add"]
     assert run.catalog.snapshot.first_seen == first
+
+
+def test_what_was_rejected_is_not_served_again_after_other_pages_of_the_store_were_damaged(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "store.sqlite3"
+    with open_store(path) as store:
+        add(store, range(300))
+        Run(store).list("calc", ADD)
+        decide(store, "calc", ["add"], State.REJECTED, by="test")
+        pairs = {pair.key for pair in store.learned.all()}
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        (page,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'requests'").fetchone()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+
+    with open_store(path) as store:
+        run = Run(store)
+        run.list("calc", ADD, tool("subtract"))
+
+        assert store.warning is not None
+        assert (
+            "with its decisions (1), definitions (1), versions of servers (1), learned pairs (300)"
+            in store.warning
+        )
+        assert run.served() == ["calc__subtract"]
+        assert {pair.key for pair in store.learned.all()} == pairs
