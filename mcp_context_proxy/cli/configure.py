@@ -65,7 +65,7 @@ from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system import APP, BEGINNING
 from mcp_context_proxy.trust.audit import note_now
-from mcp_context_proxy.trust.tokens import NamedToken, NamedTokens, tokens_of
+from mcp_context_proxy.trust.tokens import PERSON, NamedToken, NamedTokens, tokens_of
 
 if TYPE_CHECKING:
     from mcp_context_proxy.installation.editing import Place
@@ -361,15 +361,17 @@ def renew(config: Config, name: str, overlap: int) -> None:
 def list_tokens(config: Config, as_json: bool) -> None:
     """List the tokens by name, with their limits. The tokens themselves are not stored."""
     with _tokens(config) as kept:
-        tokens = kept.read()
+        known = kept.read()
+    tokens, people = ([one for one in known if one.is_of_person is kind] for kind in (False, True))
     profiles = {token: name for name, table in config.clients.items() for token in table.tokens}
     if as_json:
         facts = ("name", "role", "servers", "classes", "created", "expires")
         data = ({fact: getattr(one, fact) for fact in facts} for one in tokens)
-        echo_json({"tokens": [one | {"profile": profiles.get(one["name"])} for one in data]})
+        listed = [one | {"profile": profiles.get(one["name"])} for one in data]
+        echo_json({"tokens": listed, "revoked": {one.name: one.created for one in people}})
         return
     console = results()
-    if not tokens:
+    if not known:
         console.say("There are no named tokens. 'mcp-context-proxy token add NAME' adds one.")
         return
     rows, now = [("name", "role", "may reach", "created", "expires")], time.time()
@@ -378,7 +380,10 @@ def list_tokens(config: Config, as_json: bool) -> None:
         rows.append((one.name, one.role, _reach(one) + within, moment(one.created), _expiry(one, now)))
         if now < one.former_expires:
             rows.append(("", "", "with its former token", "", moment(one.former_expires)))
-    console.columns(rows)
+    if tokens:
+        console.columns(rows)
+    for one in people:
+        console.say(f"Tokens of {one.name} from before {moment(one.created)} are refused.")
 
 
 def _reach(token: NamedToken) -> str:
@@ -398,11 +403,14 @@ def _expiry(token: NamedToken, now: float) -> str:
 @click.argument("name")
 @configured
 def revoke(config: Config, name: str) -> None:
-    """Revoke the token of NAME. Its requests and sessions end within seconds."""
+    """Revoke the token of NAME. Its requests and sessions end within seconds.
+
+    NAME may be the principal of a person, as the audit has it: all tokens of an issuer until now are revoked.
+    """
     with _tokens(config) as tokens:
         tokens.revoke(name)
     note_now(config, "token", event="revoked", name=name)
-    click.echo(f"Revoked the token of {name}.")
+    click.echo(f"Revoked the token{'s until now' if PERSON.fullmatch(name) else ''} of {name}.")
 
 
 @click.command("import", epilog=HOSTS_KNOWN)

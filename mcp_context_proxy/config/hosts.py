@@ -116,8 +116,10 @@ def _common(entry: dict[str, Any]) -> Converted:
 
 
 def _codex(entry: dict[str, Any]) -> Converted:
-    # Codex passes texts on as they are.
-    entry = _handing_over("env_vars", _each_text(entry, lambda text: _LITERAL.sub("$$", text)))
+    # Codex passes texts on as they are, and variables where they are set.
+    entry = _each_text(entry, lambda text: _LITERAL.sub("$$", text))
+    if names := _names_in(entry.pop("env_vars", None)):
+        entry["inherit"] = names
     headers = dict(_table(entry, "http_headers"))
     headers |= {header: f"${{{name}}}" for header, name in _table(entry, "env_http_headers").items()}
     if token := entry.pop("bearer_token_env_var", None):
@@ -151,9 +153,9 @@ def _goose(entry: dict[str, Any]) -> Converted:
         entry = {**inner, **{key: value for key, value in entry.items() if key != "config"}}
     if str(entry.get("type")) in _BUILT_IN:
         return Converted(entry, "is a part of Goose")
-    if envs := _table(entry, "envs"):
-        entry["env"] = envs
-    entry = _handing_over("env_keys", entry)
+    env = dict(_table(entry, "envs") or _table(entry, "env"))
+    if env := {**{name: f"${{{name}}}" for name in _names_in(entry.pop("env_keys", None))}, **env}:
+        entry["env"] = env
     if "uri" in entry and isinstance(env := entry.get("env", {}), dict):
         # Goose has variables of an address for that alone, and knows no others there.
         entry.pop("env", None)
@@ -206,13 +208,10 @@ _CONVERTERS: Final[Mapping[Dialect, Callable[[dict[str, Any]], Converted]]] = {
 }
 
 
-def _handing_over(listed: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry that has in its ``env`` the variables that a list in it names."""
-    names, env = entry.pop(listed, None), dict(_table(entry, "env"))
-    for one in names if isinstance(names, list) else ():
-        name = one.get("name") if isinstance(one, dict) else one
-        env.setdefault(str(name), f"${{{name}}}")
-    return {**entry, "env": env} if env else entry
+def _names_in(listed: object) -> list[str]:
+    """Return the variables that a list names."""
+    names = listed if isinstance(listed, list) else []
+    return [str(one.get("name") if isinstance(one, dict) else one) for one in names]
 
 
 def _renamed(entry: dict[str, Any], names: Mapping[str, str]) -> Converted:
@@ -245,6 +244,7 @@ FIELDS: Final = {
     "command": "command",
     "args": "args",
     "env": "env",
+    "inherit": "inherit",
     "cwd": "cwd",
     "working_directory": "cwd",
     "url": "url",

@@ -232,8 +232,8 @@ class Guard:
         """Number of requests with a named or issued token, by principal."""
         self._pages = frozenset(pages)
         self._guesses = Guesses()
-        self._open: dict[Cancellable, NamedToken] = {}
-        """Requests under way with a named token."""
+        self._open: dict[Cancellable, NamedToken | Issued] = {}
+        """Requests under way with a named or issued token."""
         policy.named.changed.append(self._end_unaccepted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -268,7 +268,7 @@ class Guard:
     ) -> None:
         """Serve a request, and end it, with its stream, when its token is no longer accepted.
 
-        An issued token can only expire: its streams end then, and a call that has begun may finish.
+        When an issued token expires, its streams end, and a call that has begun may finish.
         """
         begun: Message | None = None
         complete = False
@@ -284,9 +284,9 @@ class Guard:
         name = principal_of(scope)
         self._under_way[name] += 1
         with Cancellable() as ending:
-            if isinstance(token, NamedToken):
-                self._open[ending] = token
-            elif scope["method"] == "GET" or fields_of(scope).get("mcp-method") == LISTEN:
+            self._open[ending] = token
+            is_stream = scope["method"] == "GET" or fields_of(scope).get("mcp-method") == LISTEN
+            if not isinstance(token, NamedToken) and is_stream:
                 await in_task()
                 ending.end_at(anyio.current_time() + token.until - time.time())
             try:
@@ -307,7 +307,12 @@ class Guard:
 
     def _end_unaccepted(self) -> None:
         for ending, token in list(self._open.items()):
-            if not self._policy.named.accepts(token):
+            named = self._policy.named
+            if isinstance(token, NamedToken):
+                is_accepted = named.accepts(token)
+            else:
+                is_accepted = not named.refuses(token.principal.name, token.made)
+            if not is_accepted:
                 ending.cancel()
 
     def _refusal(self, scope: Scope, headers: HeaderFields) -> Response | None:
@@ -379,6 +384,12 @@ class Guard:
         except TokenRefusedError as error:
             self._policy.refused(address_of(scope.get("client")))
             return resource.refused(str(error))
+        revoked = self._policy.named.refuses(issued.principal.name, issued.made)
+        if revoked is None:
+            return undecided()
+        if revoked:
+            self._policy.refused(address_of(scope.get("client")))
+            return resource.refused(REVOKED)
         scope[RIGHTS_KEY], scope[_TOKEN_KEY], scope[PROVEN_KEY] = issued.principal, issued, True
         return None
 
@@ -410,6 +421,8 @@ _HOST: Final = re.compile(r"[A-Za-z0-9.:\[\]_-]{1,255}")
 
 UNKNOWN: Final = "the bearer token is not known here, or has expired"
 """Reason for refusing a token; it does not tell which, to somebody who guesses."""
+
+REVOKED: Final = "the token was revoked here; log in once more"
 
 ENDED: Final = f"{UNKNOWN} by now; the request may or may not have run"
 

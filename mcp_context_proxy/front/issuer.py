@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import math
 import re
 import time
 from collections import OrderedDict
@@ -321,6 +322,8 @@ class Issued(Struct, frozen=True):
     principal: Principal
     until: float
     """End of its validity, with the leeway, in seconds since 1970."""
+    made: float
+    """The earliest time at which it can have been made; minus infinity if it does not tell."""
 
 
 class IssuedTokens:
@@ -376,8 +379,10 @@ class IssuedTokens:
             raise KeysUnavailableError
         claims = self._claims(token, algorithm, keys)
         # The library reads it so, too, however large it is.
-        until = min(int(claims["exp"]), FOR_EVER) + self._settings.leeway_seconds
-        return keep_latest(self._known, digest, Issued(self._principal(claims), until), KEPT)
+        leeway, made = self._settings.leeway_seconds, claims.get("iat")
+        until = min(int(claims["exp"]), FOR_EVER) + leeway
+        made = made - leeway if isinstance(made, int | float) and math.isfinite(made) else -math.inf
+        return keep_latest(self._known, digest, Issued(self._principal(claims), until, made), KEPT)
 
     def _is_newer(self, token: str, now: float) -> bool:
         """Return whether a token says that it is newer than the keys.
@@ -554,5 +559,5 @@ class ResourceMetadata:
 
 
 def undecided() -> Response:
-    text = "The keys of the issuer cannot be had now; nothing was decided about the token.\n"
+    text = "The keys of the issuer, or what was revoked, cannot be read now; nothing was decided.\n"
     return PlainTextResponse(text, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": RETRY_KEYS_SECONDS})

@@ -398,6 +398,10 @@ class Configuration:
 def _same(one: Mapping[str, Any], other: Mapping[str, Any], there_before: bool) -> bool:
     both = [table.get("transport") == "sse" for table in (one, other)]
     ours, theirs = ({**_settings(table), **dict.fromkeys(_PATIENCE)} for table in (one, other))
+    for table in (ours, theirs):
+        # Other hosts write the same variables as values.
+        if isinstance(names := table.pop("inherit", None), list):
+            table["env"] = {**{str(name): f"${{{name}}}" for name in names}, **table.get("env", {})}
     if there_before:
         theirs |= {key: value for key, value in ours.items() if key not in (*theirs, *_CONNECTION)}
         words, known = theirs.get("args"), ours.get("args")
@@ -425,7 +429,7 @@ _LIMITS: Final = ("enabled", "allow", "deny", "tools")
 
 def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that say something, in their usual order: two servers with equal ones are one."""
-    order = [key for key in ("command", "args", "url", "headers", "env") if key in table]
+    order = [key for key in ("command", "args", "url", "headers", "env", "inherit") if key in table]
     ordered = {key: table[key] for key in [*order, *table]}
     kept = {key: value for key, value in ordered.items() if value not in ([], {}, None) or key == "allow"}
     kept.pop("transport", None)

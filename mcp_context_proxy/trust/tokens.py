@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import re
 import secrets
@@ -51,11 +52,14 @@ OWNER: Final = "owner"
 NAME: Final = pattern(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Names that a token may have: they stand in the audit, in commands and in logs."""
 
+PERSON: Final = pattern(r"jwt:[0-9a-f]{64}")
+"""Names of people whose tokens an issuer makes."""
+
 NAME_SHOWN: Final = 70
 """Characters of another name that a message quotes."""
 
 MOST_TOKENS: Final = 500
-"""Tokens in the file, those that have expired among them."""
+"""Tokens that are kept, those that have expired among them."""
 
 TOKEN_BYTES: Final = 32
 
@@ -68,11 +72,11 @@ class TokenError(ContextProxyError):
 
 
 class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A token as the file has it."""
+    """A token as the file has it; or, with the name of a `PERSON`, that those made before are refused."""
 
     name: str
     sha256: str
-    """Of the token, in hexadecimal digits."""
+    """Of the token, in hexadecimal digits; empty for a person."""
     created: float
     """Seconds since 1970."""
     expires: float | None = None
@@ -89,6 +93,10 @@ class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         servers = None if self.servers is None else frozenset(self.servers)
         classes = None if self.classes is None else frozenset(self.classes)
         return Principal(self.name, Role[self.role.upper()], (Reach(servers, classes),))
+
+    @property
+    def is_of_person(self) -> bool:
+        return PERSON.fullmatch(self.name) is not None and not self.sha256
 
     def is_valid(self, now: float) -> bool:
         return self.expires is None or now < self.expires
@@ -109,7 +117,7 @@ class NamedTokens(ABC):
 
     @abstractmethod
     def read(self) -> tuple[NamedToken, ...]:
-        """Return the tokens, those that have expired among them.
+        """Return the tokens, those that have expired among them, and the people whose tokens were revoked.
 
         Raises `TokenError` if they cannot be read.
         """
@@ -136,24 +144,23 @@ class NamedTokens(ABC):
         Raises `TokenError` if the name cannot be used or is taken, there are too many, or nothing can be
         written.
         """
-        _check(name, role, servers, classes)
         token = secrets.token_urlsafe(TOKEN_BYTES)
+        added = NamedToken(
+            name=name,
+            sha256=digest(token),
+            created=time.time() if now is None else now,
+            expires=expires,
+            role=role,
+            servers=None if servers is None else tuple(servers),
+            classes=None if classes is None else tuple(classes),
+        )
+        _check(added)
         with self._changing() as tokens:
             if any(one.name == name for one in tokens):
                 raise TokenError(f"there is a token {name!r} already; revoke it, or choose another name")
-            if len(tokens) >= MOST_TOKENS:
+            if sum(not one.is_of_person for one in tokens) >= MOST_TOKENS:
                 raise TokenError(f"there are {MOST_TOKENS} tokens already; revoke one that is not needed")
-            tokens.append(
-                NamedToken(
-                    name=name,
-                    sha256=digest(token),
-                    created=time.time() if now is None else now,
-                    expires=expires,
-                    role=role,
-                    servers=None if servers is None else tuple(servers),
-                    classes=None if classes is None else tuple(classes),
-                )
-            )
+            tokens.append(added)
         return token
 
     def renew(self, name: str, overlap_seconds: float, now: float | None = None) -> str:
@@ -177,17 +184,25 @@ class NamedTokens(ABC):
             )
         return token
 
-    def revoke(self, name: str) -> None:
-        """Remove a token; raises `TokenError` if there is none of that name, or nothing can be written."""
+    def revoke(self, name: str, now: float | None = None) -> None:
+        """Remove a token, or refuse those that an issuer has made for a person so far.
+
+        Raises `TokenError` if there is none of that name, or nothing can be written.
+        """
         with self._changing() as tokens:
-            del tokens[_place(name, tokens)]
+            if PERSON.fullmatch(name):
+                created = time.time() if now is None else now
+                others = [one for one in tokens if one.name != name]
+                tokens[:] = [*others, NamedToken(name=name, sha256="", created=created)]
+            else:
+                del tokens[_place(name, tokens)]
 
 
 def _place(name: str, tokens: Sequence[NamedToken]) -> int:
     for place, one in enumerate(tokens):
-        if one.name == name:
+        if one.name == name and not one.is_of_person:
             return place
-    known = ", ".join(one.name for one in tokens)
+    known = ", ".join(one.name for one in tokens if not one.is_of_person)
     there = f"there are: {known}" if known else "there are none"
     raise TokenError(f"there is no token {name!r}; {there}")
 
@@ -218,14 +233,14 @@ class TokenFile(NamedTokens):
         except (OSError, msgspec.DecodeError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
             raise TokenError(f"{self.path} cannot be used: {reason}; no named token is accepted") from error
-        tokens, left, told = dict[str, NamedToken](), list[msgspec.Raw](), list[str]()
+        tokens, left, told, counted = dict[str, NamedToken](), list[msgspec.Raw](), list[str](), 0
         for number, entry in enumerate(entries, 1):
             try:
                 token = msgspec.json.decode(entry, type=NamedToken)
-                _check(token.name, token.role, token.servers, token.classes)
+                _check(token)
                 if token.name in tokens:
                     raise TokenError(f"another one is named {token.name!r}")
-                if len(tokens) >= MOST_TOKENS:
+                if not token.is_of_person and (counted := counted + 1) > MOST_TOKENS:
                     raise TokenError(f"it comes after {MOST_TOKENS} others")
             except (TokenError, msgspec.DecodeError) as error:
                 left.append(entry)
@@ -278,7 +293,7 @@ class SharedTokens(NamedTokens):
             if found.content is not None:
                 try:
                     token = msgspec.json.decode(found.content, type=NamedToken)
-                    _check(token.name, token.role, token.servers, token.classes)
+                    _check(token)
                 except (TokenError, msgspec.DecodeError) as error:
                     logger.debug("token %s is not accepted: %s", name, error)
                     continue
@@ -341,16 +356,15 @@ def tokens_of(config: Config, shared: SharedCredentials | None) -> NamedTokens:
 _WITHOUT_LIMITS: Final = {"admin": "everything", "metrics": "the metrics alone"}
 
 
-def _check(
-    name: str, role: RoleName, servers: Sequence[str] | None, classes: Sequence[ToolClass] | None
-) -> None:
+def _check(token: NamedToken) -> None:
     """Check the name and the limits of a token; raises `TokenError` if there is no such token."""
-    if not NAME.fullmatch(name) or name == OWNER:
+    name, role = token.name, token.role
+    if not token.is_of_person and (not NAME.fullmatch(name) or name == OWNER):
         raise TokenError(
             f"a token cannot be named {name[:NAME_SHOWN]!r}: write 1 to 64 letters, digits, '_', '.' or '-', "
             f"beginning with a letter or digit; {OWNER!r} is the proxy's own token"
         )
-    if role in _WITHOUT_LIMITS and (servers is not None or classes is not None):
+    if role in _WITHOUT_LIMITS and (token.servers is not None or token.classes is not None):
         reached = _WITHOUT_LIMITS[role]
         raise TokenError(f"a token with the role {role} reaches {reached}: leave out the servers and classes")
 
@@ -361,13 +375,18 @@ def digest(token: str) -> str:
 
 
 class TokenBook:
-    """The named tokens that a running proxy accepts: follows where they are kept, and the time."""
+    """The named tokens that a running proxy accepts, and the people whose tokens it refuses.
+
+    Follows where they are kept, and the time.
+    """
 
     def __init__(self, kept: NamedTokens | None, clock: Callable[[], float] = time.time) -> None:
         """Accept none until `load` or `run`; where none are kept, never any."""
         self._kept, self._clock = kept, clock
         self._tokens: dict[str, NamedToken] = {}
         """Tokens, and former ones that their names still have, by SHA-256."""
+        self._people: Mapping[str, float] | None = {} if kept is None else None
+        """The time up to which tokens of a person are refused, by name; None until that is known."""
         self._fault = ""
         self.changed: list[Callable[[], None]] = []
         """Called on the event loop when a token may no longer be accepted."""
@@ -383,6 +402,10 @@ class TokenBook:
         known = self._tokens.get(token.sha256)
         return known is not None and known.is_valid(self._clock()) and known.principal == token.principal
 
+    def refuses(self, person: str | None, made: float) -> bool | None:
+        """Return whether a token that an issuer made for a person was revoked; None if that is not known."""
+        return None if self._people is None else made <= self._people.get(person or "", -math.inf)
+
     def load(self) -> None:
         """Read the tokens. Blocks; if that cannot be, it is logged, and none is accepted."""
         if self._kept is None:
@@ -392,7 +415,9 @@ class TokenBook:
         except TokenError as error:
             tokens, fault = (), str(error)
         former = (replace(one, sha256=one.former, expires=one.former_expires) for one in tokens if one.former)
-        self._tokens = {one.sha256: one for one in (*former, *tokens)}
+        self._tokens = {one.sha256: one for one in (*former, *tokens) if one.sha256}
+        if not fault:
+            self._people = {one.name: one.created for one in tokens if one.is_of_person}
         if fault and fault != self._fault:
             logger.warning("%s", fault)
         self._fault = fault
@@ -403,9 +428,10 @@ class TokenBook:
             return
         while True:
             before = [one for one in self._tokens.values() if one.is_valid(self._clock())]
+            people = self._people
             await anyio.sleep(LOOK_SECONDS)
             await in_thread(self.load)
-            if any(not self.accepts(one) for one in before):
+            if people != self._people or any(not self.accepts(one) for one in before):
                 for changed in self.changed:
                     changed()
 

@@ -266,6 +266,8 @@ def test_host_that_keeps_its_variables_is_told_those_of_the_servers_of_all_hosts
     run("install", "--yes", "--no-check")
     ours = tomllib.loads(codex.read_text("utf-8"))["mcp_servers"]["context-proxy"]
     assert ours["env_vars"] == ["DESK_KEY", "MAIL_KEY"]
+    # Codex starts a server without a variable that is not set.
+    assert '\ninherit = ["MAIL_KEY"]\n' in (home / "mcp-context-proxy" / "config.toml").read_text("utf-8")
     assert "env" not in json.loads(cursor.read_text("utf-8"))["mcpServers"]["context-proxy"]
     run("uninstall", "--yes")
     assert codex.read_text("utf-8") == before

@@ -53,6 +53,17 @@ def test_a_token_is_shown_once_and_listed_renewed_and_revoked_by_its_name(run: R
     assert TokenFile(tokens_path(load(config, environ={}))).read() == ()
 
 
+def test_the_list_of_tokens_names_the_people_whose_tokens_were_revoked(run: Run, config: Path) -> None:
+    person = "jwt:" + "5f" * 32
+    revoked = run("token", "revoke", person, "--config", config)
+    listed = run("token", "list", "--config", config)
+    data = json.loads(run("token", "list", "--json", "--config", config).stdout)
+
+    assert revoked.stdout == f"Revoked the tokens until now of {person}.\n"
+    assert f"Tokens of {person} from before" in " ".join(listed.stdout.split())
+    assert (data["tokens"], list(data["revoked"])) == ([], [person])
+
+
 def test_the_list_of_tokens_names_the_profile_that_a_token_is_bound_to(run: Run, workshop: Workshop) -> None:
     state = {"path": str(workshop.folder / "state" / "store.db")}
     config = workshop.config(store=state, clients={"chat": {"tokens": ["carl"], "servers": ["desk"]}})

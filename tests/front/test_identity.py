@@ -18,6 +18,7 @@ from support.raw_client import ACCEPT, HANDSHAKE, MODERN, OWN, PATIENCE, PREFIX,
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.front.auth import WRONG_AT_ONCE
+from mcp_context_proxy.front.issuer import principal_name
 from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
 
 META = {
@@ -399,6 +400,46 @@ async def test_a_revoked_token_ends_a_call_under_way_and_its_server_and_its_clie
         assert json.loads(last)["id"] == body["id"]
         assert "may or may not have run" in json.loads(last)["error"]["message"]
     assert (await client.get("/api/v1/requests", headers=who)).status_code == 401
+
+
+async def test_the_tokens_of_a_person_are_revoked_with_what_is_open_and_a_later_one_is_accepted(
+    client: httpx2.AsyncClient, server: Server, names: TokenFile, issuer: Issuer
+) -> None:
+    now, ended = int(time.time()), list[int]()
+    old, new = (bearer(issuer.token("paul", iat=now - ago)) for ago in (100, 0))
+    other = bearer(issuer.token("quinn", iat=now - 100))
+    opened = await client.post("/mcp", json=message("initialize", **WHO), headers=ACCEPT | old)
+    session = {"mcp-session-id": opened.headers["mcp-session-id"], "mcp-protocol-version": HANDSHAKE}
+    hung = len(server.ledger.calls("hang"))
+
+    async def listen() -> None:
+        headers = {"accept": "text/event-stream"} | session | old
+        async with client.stream("GET", "/mcp", headers=headers) as events:
+            ended.append(events.status_code)
+            async for _ in events.aiter_bytes():
+                pass
+
+    async def hang() -> None:
+        headers = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "work__hang"}
+        body = message("tools/call", name="work__hang", arguments={}, _meta=META)
+        ended.append((await client.post("/mcp", json=body, headers=ACCEPT | old | headers)).status_code)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(listen)
+            group.start_soon(hang)
+            await server.ledger.until(lambda ledger: len(ledger.calls("hang")) > hung)
+            names.revoke(principal_name(issuer.url, "paul"), now=now - 50)
+
+    async def ping(who: dict[str, str]) -> httpx2.Response:
+        return await client.post("/mcp", json=message("ping"), headers=ACCEPT | session | who)
+
+    refused = await ping(old)
+    assert sorted(ended) == [200, 401]
+    assert refused.status_code == 401
+    assert "was revoked here" in refused.text
+    assert (await ping(new)).status_code == 200
+    assert (await client.get("/api/v1/requests", headers=other)).status_code == 200
 
 
 @pytest.mark.slow

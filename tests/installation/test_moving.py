@@ -519,6 +519,15 @@ def test_variable_in_the_notation_of_editors_makes_no_other_server(put: Place, m
     }
 
 
+def test_a_server_that_one_host_hands_a_variable_by_name_and_another_as_a_value_is_configured_once(
+    put: Place, machine: Machine
+) -> None:
+    put("claude-code", b'{"mcpServers": {"desk": {"command": "desk", "env": {"DESK_KEY": "${DESK_KEY}"}}}}')
+    put("codex", b'[mcp_servers.desk]\ncommand = "desk"\nenv_vars = ["DESK_KEY"]\n')
+    machine.install("claude-code", "codex")
+    assert list(tomllib.loads(machine.file.read_text("utf-8"))["servers"]) == ["desk"]
+
+
 @each(
     ("written", "configured", "same"),
     [

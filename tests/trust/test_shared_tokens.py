@@ -87,6 +87,15 @@ def test_a_token_that_is_added_or_revoked_at_one_replica_counts_at_all(join: Joi
     assert [replica.accepts(token) for replica in (one, other) for token in (again, renewed)] == [True] * 4
 
 
+def test_tokens_of_a_person_that_are_revoked_at_one_replica_are_refused_at_all(join: Join) -> None:
+    one, other = join(), join()
+    one.tokens.revoke(person := "jwt:" + "5f" * 32)
+
+    for replica in (one, other):
+        replica.accepts("any")
+        assert replica.book.refuses(person, 0.0)
+
+
 def test_a_running_replica_notices_by_itself_within_a_second(join: Join) -> None:
     one = join()
     now = [0.0]

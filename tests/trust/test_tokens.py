@@ -1,6 +1,7 @@
 """Named tokens: hashed, limited, revoked and expired, and followed by a running front."""
 
 import json
+import math
 import os
 import stat
 import time
@@ -136,6 +137,33 @@ async def test_a_token_that_replaces_another_of_the_same_name_is_the_same_princi
 
     assert await front.says(new) == (200, "anna False")
     assert (await front.says(old))[0] == 401
+
+
+def test_tokens_of_a_person_are_refused_up_to_the_time_at_which_they_were_revoked(file: TokenFile) -> None:
+    person = "jwt:" + "5f" * 32
+    file.revoke(person, now=100.0)
+    file.revoke(person, now=200.0)
+    (book := TokenBook(file)).load()
+
+    assert [book.refuses(person, made) for made in (-math.inf, 200.0, 201.0)] == [True, True, False]
+    assert book.refuses("jwt:" + "60" * 32, 150.0) is False
+    with pytest.raises(TokenError, match="there is no token"):
+        file.renew(person, 60.0)
+
+
+def test_nobody_knows_whose_tokens_were_revoked_until_the_file_is_read(file: TokenFile) -> None:
+    person = "jwt:" + "5f" * 32
+    file.revoke(person)
+    right = file.path.read_bytes()
+    file.path.write_bytes(b"{")
+    (book := TokenBook(file)).load()
+    before = book.refuses(person, 0.0)
+    file.path.write_bytes(right)
+    book.load()
+    file.path.write_bytes(b"{")
+    book.load()
+
+    assert (before, book.refuses(person, 0.0)) == (None, True)
 
 
 async def test_an_expired_token_is_refused(file: TokenFile) -> None:
