@@ -415,12 +415,9 @@ def members_of_notification(params: Raw | UnsetType) -> Members:
 
 
 def _members(params: Raw | UnsetType) -> Members:
-    if not isinstance(params, Raw):
+    if not isinstance(params, Raw) or envelope.holds_a_flood(params):
         return {}
-    try:
-        return {} if envelope.holds_a_flood(params) else envelope.members(params)
-    except ValueError:
-        return {}
+    return envelope.members_of(params)
 
 
 def _scalar(raw: Raw | None) -> float | str | None:
