@@ -289,6 +289,9 @@ def test_servers_of_projects_move_when_they_are_asked_for(run: Run, home: Path) 
     file.write_text(json.dumps({"projects": {"/p/one": {"mcpServers": {"desk": entry}}}}), "utf-8")
     before = file.read_bytes()
     assert "1 server of 1 project stay" in run("install", "claude-code", "--dry-run").stdout
+    connected = run("install", "claude-code", "--yes").stdout
+    assert "0 servers behind the proxy, for 1 host; 1 stays in its host" in connected
+    assert "No server is behind the proxy yet: 'mcp-context-proxy install --project all'" in connected
     for hosts in (["claude-code"], ["cursor"]):
         wrong = run("install", *hosts, "--project", "/p/two", "--dry-run")
         assert wrong.returncode != 0
