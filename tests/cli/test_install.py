@@ -286,8 +286,8 @@ def test_uninstall_tells_of_a_prompt_hook_that_stays(run: Run, home: Path, curso
 def test_servers_of_a_host_that_cannot_be_changed_are_in_that_host_alone(
     run: Run, home: Path, cursor: Path
 ) -> None:
-    goose = home / ".config" / "goose" / "config.yaml"
-    goose.parent.mkdir(parents=True)
+    goose = home / "goose" / "config.yaml"
+    goose.parent.mkdir()
     goose.write_text("extensions: {lamp: {type: stdio, cmd: npx, args: [lamp], enabled: true}}\n", "utf-8")
 
     done = run("install", "cursor", "goose", "--yes", "--no-check")
