@@ -440,7 +440,7 @@ def import_command(
         places: list[Place | None] = [host.place_in(text) if host else _place_in(file, text)]
         has_projects = form == "json" and isinstance(entries("json", text, ()).get("projects"), dict)
     if has_projects:
-        places += project_places(console, text, projects)
+        places += project_places(console, text, projects)[0]
     for place in places:
         assert place is not None
         found = servers_in(file, text, form, place, os.environ, rules)
