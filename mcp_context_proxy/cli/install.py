@@ -153,7 +153,7 @@ def install_command(
             f"--project {projects[0]}: only Claude Code has servers for projects; it is not among the hosts"
         )
     configuration = read_configuration(file)
-    plans, failed = _plans(console, chosen, configuration, projects)
+    plans, failed, left = _plans(console, chosen, configuration, projects)
     changes = [one.change for one in plans if one.change]
     if configuration.change:
         console.section("Configuration")
@@ -164,10 +164,14 @@ def install_command(
         ctx.exit(bool(failed))
     moved = dict.fromkeys(name for one in plans for name in one.names.values())
     hosts_changed = dict.fromkeys(one.host.title for one in plans if one.change)
-    stay = sum(len(one.staying) for one in plans)
+    stay = left + sum(len(one.staying) for one in plans)
     console.section(
         f"{counted(len(moved), 'server')} behind the proxy, for {counted(len(hosts_changed), 'host')}"
-        + (f"; {stay} {'stays' if stay == 1 else 'stay'} in their hosts, as said above" if stay else "")
+        + (
+            f"; {stay} {'stays in its host' if stay == 1 else 'stay in their hosts'}, as said above"
+            if stay
+            else ""
+        )
     )
     if dry_run:
         console.say("Nothing was changed: --dry-run.")
@@ -182,6 +186,9 @@ def install_command(
         console.section("What is left to do")
         console.columns([(host.title, host.restart) for host in connected], indent=2, whole=True)
         console.say()
+        if not configuration.servers:
+            begin = "install --project all' moves them" if left else "add NAME -- COMMAND...' adds one"
+            console.note(f"No server is behind the proxy yet: '{APP} {begin}.", style="bold yellow")
         console.say(f"Back to how it was: {APP} uninstall {' '.join(names)}".rstrip())
     for line in failed:
         console.note(line, style="bold red")
@@ -212,10 +219,12 @@ def _connect(console: Terminal, plans: Sequence[HostPlan], failed: list[str]) ->
 
 def _plans(
     console: Terminal, hosts: Iterable[HostPlace], configuration: Configuration, projects: Sequence[str]
-) -> tuple[list[HostPlan], list[str]]:
-    """Plan and show each host; return the plans, and a sentence for each host that cannot be changed."""
-    plans: list[HostPlan] = []
-    failed: list[str] = []
+) -> tuple[list[HostPlan], list[str], int]:
+    """Plan and show each host.
+
+    Return the plans, a sentence for each host that cannot be changed, and how many servers of projects stay.
+    """
+    plans, failed, left = list[HostPlan](), list[str](), 0
     command = own_command(configuration.file)
     hosts = list(hosts)
     variables = _variables(hosts, configuration)
@@ -227,7 +236,8 @@ def _plans(
                 text = read_text(file)
                 steps: list[Place | None] = [None]
                 if host.name == "claude-code":
-                    steps += project_places(console, text or "", projects)
+                    places, left = project_places(console, text or "", projects)
+                    steps += places
                 for place in steps:
                     one = plan(host, file, text, configuration, command, os.environ, place, variables)
                     plans.append(one)
@@ -238,7 +248,7 @@ def _plans(
         except EditError as error:
             failed.append(f"{host.title}: {error}")
             console.note(f"{error}", style="bold red")
-    return plans, failed
+    return plans, failed, left
 
 
 def _variables(hosts: Sequence[HostPlace], configuration: Configuration) -> dict[str, bool]:
@@ -253,8 +263,8 @@ def _variables(hosts: Sequence[HostPlace], configuration: Configuration) -> dict
     return trial.variables(os.environ)
 
 
-def project_places(console: Terminal, text: str, wanted: Sequence[str]) -> list[Place | None]:
-    """Return the places of the servers that Claude Code keeps for projects; tell of those that stay."""
+def project_places(console: Terminal, text: str, wanted: Sequence[str]) -> tuple[list[Place], int]:
+    """Return the places of the servers of Claude Code for projects; tell and count those that stay."""
     known: dict[str, int] = {}
     for name, project in entries("json", text, ("projects",)).items() if text.strip() else ():
         if isinstance(project, dict) and isinstance(servers := project.get("mcpServers"), dict) and servers:
@@ -264,12 +274,13 @@ def project_places(console: Terminal, text: str, wanted: Sequence[str]) -> list[
         if one not in known:
             some = ", ".join(known) or "no project"
             raise InstallError(f"Claude Code has no servers for {one}; it has some for: {some}")
-    if left := [name for name in known if name not in asked]:
-        count = sum(known[name] for name in left)
+    left = [name for name in known if name not in asked]
+    count = sum(known[name] for name in left)
+    if left:
         stay, them = ("stays", "it") if count == 1 else ("stay", "them")
         places = counted(len(left), "project")
         console.say(f"{counted(count, 'server')} of {places} {stay}; --project PATH or all moves {them}")
-    return [("projects", one, "mcpServers") for one in asked]
+    return [("projects", one, "mcpServers") for one in asked], count
 
 
 def _show_plan(console: Terminal, one: HostPlan) -> None:

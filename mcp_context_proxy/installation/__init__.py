@@ -227,7 +227,7 @@ _HOSTS: Final = (
     HostPlace(
         name="goose",
         title="Goose",
-        files=("~/.config/goose/config.yaml",),
+        files=("{xdg}/goose/config.yaml",),
         files_on={"win32": ("{config}/Block/goose/config/config.yaml",)},
         place=("extensions",),
         form="yaml",

@@ -458,17 +458,6 @@ def plan(
     place = place or host.place_in(text or "")
     rules = rules_of(host, text or "", environ)
     found = servers_in(file, text or "", host.form, place, environ, rules)
-    names = names_for(found.moving)
-    added = {name: configuration.add(names[name], table, host.name) for name, table in found.moving.items()}
-    for name, ours in added.items():
-        known = configuration.servers[ours]
-        if more := [key for key in _LIMITS if key in known and key not in found.moving[name]]:
-            found.notes.append(f"{name}: {ours} stays as the configuration has it, with {' and '.join(more)}")
-        for other in configuration.with_other_limits(ours):
-            found.notes.append(
-                f"{name}: {other} runs the same with other tools turned off; behind the proxy each host has "
-                f"the tools of both, so turn off in both what no host may have"
-            )
     before = _ours(found, command, environ)
     entry_name = before or SERVER
     if entry_name in found.staying:
@@ -487,6 +476,18 @@ def plan(
         after = edited(host.form, text or host.new_text, place, leaving, insert, listed=host.listed)
     if own:
         after = allowing(host, after, entry_name)
+    # Last: servers of a host that cannot be changed stay there alone.
+    names = names_for(found.moving)
+    added = {name: configuration.add(names[name], table, host.name) for name, table in found.moving.items()}
+    for name, ours in added.items():
+        known = configuration.servers[ours]
+        if more := [key for key in _LIMITS if key in known and key not in found.moving[name]]:
+            found.notes.append(f"{name}: {ours} stays as the configuration has it, with {' and '.join(more)}")
+        for other in configuration.with_other_limits(ours):
+            found.notes.append(
+                f"{name}: {other} runs the same with other tools turned off; behind the proxy each host has "
+                f"the tools of both, so turn off in both what no host may have"
+            )
     change = None
     if after != (text or ""):
         # An entry of ours that was there before comes back with the moved ones.

@@ -36,7 +36,8 @@ NAMED_SHARE = 1 / 4
 with `FEWEST_TOOLS` have 2/3 or more; tools that are called ``helper_17`` and the like have none."""
 
 FEWEST_TOOLS = 5
-"""Described tools: of four, chance or one odd name may decide."""
+"""Descriptions that differ in more than their numbers: of four, chance or one odd name may decide. Tools such
+as ``relay_1`` to ``relay_8`` say the same, and claim no more than one of them would."""
 
 SHORTEST_WORD = 3
 """Letters of a word of a name that counts: shorter ones are found in every text."""
@@ -65,6 +66,7 @@ _SENTENCE = pattern(r"[.!?…;\n](?:(?<=\n)\s*|(?<=[.!?…])[\"')\]]*\s+|(?<=;)\
 """The end of a sentence. The pattern begins with its characters, which is four times as fast."""
 _LETTER = pattern(r"[^\W\d_]")
 _WORD = pattern(r"[^\W\d_]+")
+_NUMBER = pattern(r"\d+")
 _ASKING = (pattern(r"I(?=[ '’][a-z])(?<=\bI)"), pattern(r"me\b(?<=[\s\"'(“‘]me)(?![-/])"))
 """The words I and me, but not World War I, I/O or /users/me. The patterns begin with the letters, which is
 ten times as fast: every description is searched."""
@@ -78,8 +80,8 @@ class Evidence(Struct, frozen=True, eq=False):
 
     sentences: NDArray[np.int32]
     """[items, 2]: number of sentences of each description, and how many of them are requests."""
-    is_described: NDArray[np.bool_]
-    """True for each item whose description has a letter."""
+    described: NDArray[np.int64]
+    """Hash of each description without its numbers; 0 where it has no letter."""
     letters: NDArray[np.int32]
     """[items, 2]: number of letters of each description, and how many of its words are `_ENGLISH`; zeros
     where a word of the name is found in it."""
@@ -95,13 +97,13 @@ class Evidence(Struct, frozen=True, eq=False):
         """Read tools with their titles; other items have no evidence."""
         sentences, letters = list[tuple[int, int]](), list[tuple[int, int]]()
         names, counts, found = list[int](), list[int](), list[bool]()
-        is_described = list[bool]()
+        described = list[int]()
         for item, title in zip(items, titles, strict=True):
             text = item.description[:DESCRIPTION_LIMIT] if isinstance(item, Tool) else ""
             parts, of_title = _sentences(text), _sentences(title)
             asking = (_requests(one) for one in (*parts, *of_title))
             sentences.append((len(parts) + len(of_title), sum(asking) if _asks(f"{text} {title}") else 0))
-            is_described.append(bool(parts))
+            described.append(hash(_NUMBER.sub("", text)) if parts else 0)
             lower, own = text.lower(), _beginnings(item.name) if parts else set()
             own_found = [_has_word(lower, word) for word in own]
             names += map(hash, own)
@@ -111,7 +113,7 @@ class Evidence(Struct, frozen=True, eq=False):
             letters.append((sum(map(len, words)), sum(map(_ENGLISH.__contains__, words))))
         return cls(
             np.array(sentences, np.int32).reshape(-1, 2),
-            np.array(is_described, np.bool_),
+            np.array(described, np.int64),
             np.array(letters, np.int32).reshape(-1, 2),
             np.array(names, np.int64),
             np.array(counts, np.int64),
@@ -122,7 +124,7 @@ class Evidence(Struct, frozen=True, eq=False):
     def joined(cls, parts: Sequence[Evidence]) -> Evidence:
         return cls(
             np.concatenate([np.zeros((0, 2), np.int32), *(one.sentences for one in parts)]),
-            np.concatenate([np.zeros(0, np.bool_), *(one.is_described for one in parts)]),
+            np.concatenate([np.zeros(0, np.int64), *(one.described for one in parts)]),
             np.concatenate([np.zeros((0, 2), np.int32), *(one.letters for one in parts)]),
             np.concatenate([np.zeros(0, np.int64), *(one.names for one in parts)]),
             np.concatenate([np.zeros(0, np.int64), *(one.name_counts for one in parts)]),
@@ -136,7 +138,7 @@ class Evidence(Struct, frozen=True, eq=False):
         at = np.arange(counts.sum()) + shift
         return Evidence(
             self.sentences[places],
-            self.is_described[places],
+            self.described[places],
             self.letters[places],
             self.names[at],
             counts,
@@ -153,10 +155,11 @@ class Evidence(Struct, frozen=True, eq=False):
     def _names_match(self) -> bool:
         """Return whether names and descriptions have words in common, as far as can be told."""
         # Of names such as "ls" and "mv" nothing can be told.
-        number = int((self.is_described & (self.name_counts > 0)).sum())
-        if number < FEWEST_TOOLS:
+        judged = self.described[(self.described != 0) & (self.name_counts > 0)]
+        if len(set(judged.tolist())) < FEWEST_TOOLS:
             return True
-        tools = np.repeat(np.arange(self.is_described.size), self.name_counts)
+        number = judged.size
+        tools = np.repeat(np.arange(self.described.size), self.name_counts)
         _, which, occurrences = np.unique(self.names, return_inverse=True, return_counts=True)
         # A word that most names of a server have in common says nothing of any of its tools.
         is_distinctive = 2 * occurrences[which] <= number

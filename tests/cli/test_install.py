@@ -283,12 +283,29 @@ def test_uninstall_tells_of_a_prompt_hook_that_stays(run: Run, home: Path, curso
     assert "hook" not in run("uninstall", "--yes").stdout
 
 
+def test_servers_of_a_host_that_cannot_be_changed_are_in_that_host_alone(
+    run: Run, home: Path, cursor: Path
+) -> None:
+    goose = home / "goose" / "config.yaml"
+    goose.parent.mkdir()
+    goose.write_text("extensions: {lamp: {type: stdio, cmd: npx, args: [lamp], enabled: true}}\n", "utf-8")
+
+    done = run("install", "cursor", "goose", "--yes", "--no-check")
+
+    assert done.returncode == 1
+    assert "its servers are written on one line" in done.stderr + done.stdout
+    assert list(configured(home)["servers"]) == ["desk"]  # type: ignore[call-overload]
+
+
 def test_servers_of_projects_move_when_they_are_asked_for(run: Run, home: Path) -> None:
     file = home / ".claude.json"
     entry = {"type": "stdio", "command": CALCULATOR[0], "args": CALCULATOR[1:], "env": {}}
     file.write_text(json.dumps({"projects": {"/p/one": {"mcpServers": {"desk": entry}}}}), "utf-8")
     before = file.read_bytes()
     assert "1 server of 1 project stay" in run("install", "claude-code", "--dry-run").stdout
+    connected = run("install", "claude-code", "--yes").stdout
+    assert "0 servers behind the proxy, for 1 host; 1 stays in its host" in connected
+    assert "No server is behind the proxy yet: 'mcp-context-proxy install --project all'" in connected
     for hosts in (["claude-code"], ["cursor"]):
         wrong = run("install", *hosts, "--project", "/p/two", "--dry-run")
         assert wrong.returncode != 0

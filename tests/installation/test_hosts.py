@@ -121,6 +121,7 @@ def test_lines_that_stay_keep_their_ends(put: Place, machine: Machine) -> None:
         ("opencode", "XDG_CONFIG_HOME", "opencode/opencode.json"),
         ("kilo-code", "XDG_CONFIG_HOME", "kilo/kilo.jsonc"),
         ("crush", "XDG_CONFIG_HOME", "crush/crush.json"),
+        ("goose", "XDG_CONFIG_HOME", "goose/config.yaml"),
         ("crush", "CRUSH_GLOBAL_CONFIG", "crush.json"),
     ],
 )

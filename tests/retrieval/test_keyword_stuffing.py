@@ -142,6 +142,14 @@ def test_servers_with_few_tools_are_not_judged(count: int) -> None:
     assert suspicion(named(dict(list(OPAQUE.items())[:count]))) is None
 
 
+@pytest.mark.parametrize("description", ["Switches relay {}.", "Switches one of the relays of the board."])
+def test_tools_that_differ_in_their_number_alone_count_as_one(description: str) -> None:
+    relays = named({f"switch_relay_{at}": description.format(at) for at in range(30)})
+
+    assert suspicion(relays) is None
+    assert suspicion([*relays, *named(OPAQUE)]) == "names"
+
+
 def test_tools_without_descriptions_are_not_counted() -> None:
     assert suspicion(named({f"do_{at}": "" for at in range(20)} | dict(list(OPAQUE.items())[:4]))) is None
 
