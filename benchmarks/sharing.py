@@ -44,7 +44,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--calls", type=int, default=300)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="sharing-") as folder, ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="sharing-", ignore_cleanup_errors=True) as folder,
+        ExitStack() as stack,
+    ):
         os.environ["XDG_RUNTIME_DIR"] = folder
         del os.environ["MCP_CONTEXT_PROXY_OWN"]
         bench = Workbench(Path(folder))

@@ -48,7 +48,7 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, StoreError
 from mcp_context_proxy.front import ASKED_KEY, last_event
 from mcp_context_proxy.front.auth import principal_of, rights_of
-from mcp_context_proxy.front.http_requests import JSON_TYPE, error_response, replay
+from mcp_context_proxy.front.http_requests import JSON_TYPE, STOPPING, error_response, replay
 from mcp_context_proxy.front.http_sessions import MESSAGES_PATH, SESSION_HEADER, EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp, is_modern, session_not_found
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId, error_reply
@@ -56,7 +56,7 @@ from mcp_context_proxy.protocol.headers import VERSION_HEADER
 from mcp_context_proxy.results.result_store import KeptResults
 from mcp_context_proxy.results.shortening import READ_RESULT
 from mcp_context_proxy.server.consent import PendingInput
-from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.gateway import SHUTTING_DOWN, Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.store.credentials import Seal
 from mcp_context_proxy.store.opening import Store
@@ -136,7 +136,12 @@ class Homes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request here, or have its home serve it."""
-        await in_task()
+        try:
+            await in_task()
+        except anyio.get_cancelled_exc_class():
+            # The replica ends, and this request has not begun: a balancer gives it to another one.
+            await _unavailable(STOPPING, SHUTTING_DOWN)(scope, receive, send)
+            return
         sent = dict(scope["headers"])
         body = await _body(scope, receive)
         relayed = RELAY_HEADER in sent
@@ -239,7 +244,7 @@ class Homes:
                     break
                 home = keep_latest(self._moved, session_id, found, MOVED_KEPT)
             if found is not None:
-                refusal = _undecided() if isinstance(found, str) else found
+                refusal = _unavailable(UNDECIDED) if isinstance(found, str) else found
                 await refusal(scope, receive, send)
                 return
         elif relayed and (b'"method"' in body or scope["method"] == "GET") and await self._let_go(session_id):
@@ -272,7 +277,7 @@ class Homes:
                     return not_here() if relayed else row.home
                 if await self._adopt(session_id, row, scope):
                     return None
-            return _undecided()
+            return _unavailable(UNDECIDED)
 
     async def _row_of(self, session_id: str, scope: Scope) -> ContextRow | Response:
         """Return the row of a session, or the refusal.
@@ -286,7 +291,7 @@ class Homes:
             try:
                 row = await in_thread(self._contexts.table.get, hash_of(session_id))
             except StoreError:
-                return _undecided()
+                return _unavailable(UNDECIDED)
             # Of another principal there is none.
             owner = principal_of(scope) or NOBODY
             if row is None or row.kind != SESSION or row.principal != owner:
@@ -384,8 +389,8 @@ def _request_id(body: bytes) -> RequestId | None:
         return None
 
 
-def _undecided() -> Response:
-    response = error_response(HTTPStatus.SERVICE_UNAVAILABLE, None, UNDECIDED, INTERNAL_ERROR)
+def _unavailable(text: str, code: int = INTERNAL_ERROR) -> Response:
+    response = error_response(HTTPStatus.SERVICE_UNAVAILABLE, None, text, code)
     response.headers["Retry-After"] = "1"
     return response
 

@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import signal
+from collections import Counter
 from contextlib import AsyncExitStack, ExitStack
+from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -419,6 +421,29 @@ async def test_a_replica_of_a_cluster_serves_for_some_seconds_after_it_is_told_t
         # A second signal ends the wait.
         leaving.process.terminate()
         leaving.process.wait(60)
+
+
+async def test_no_request_at_the_end_of_a_replica_is_an_internal_error(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer
+) -> None:
+    """A balancer gives a request that did not run to another replica by its 503, and never by a 500."""
+    statuses = Counter[int]()
+
+    async def keep_asking(url: str) -> None:
+        with contextlib.suppress(httpx2.TransportError):
+            async with httpx2.AsyncClient(timeout=30) as http:
+                while True:
+                    statuses[(await http.post(url, json=ping())).status_code] += 1
+
+    with http_proxy(configured(tmp_path / "i", postgres, "i", cluster.port)) as leaving:
+        until_ready(leaving.base)
+        async with anyio.create_task_group() as group:
+            for _ in range(24):
+                group.start_soon(keep_asking, f"{leaving.base}/mcp")
+            await until(lambda: statuses.total() > 100)
+            leaving.process.terminate()
+
+    assert not statuses[HTTPStatus.INTERNAL_SERVER_ERROR], statuses
 
 
 async def test_behind_haproxy_no_request_fails_while_a_replica_is_replaced(
