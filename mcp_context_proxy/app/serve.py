@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import BaseRoute
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from mcp_context_proxy.cluster.member import Member
     from mcp_context_proxy.front.http import LocalApi, Readiness
@@ -265,9 +265,13 @@ class Pages:
     the socket; it has a token of its own, which is nowhere but here and in the answer.
     """
 
-    def __init__(self, proxy: Proxy, group: TaskGroup) -> None:
-        """Serve the pages of a proxy in a task group, and at once if the configuration names a port."""
+    def __init__(self, proxy: Proxy, group: TaskGroup, unused_seconds: float = UNUSED_SECONDS) -> None:
+        """Serve the pages of a proxy in a task group, and at once if the configuration names a port.
+
+        A port that a person has asked for is closed after `unused_seconds` without a request.
+        """
         self._proxy, self._group, self._opening = proxy, group, anyio.Lock()
+        self._unused_seconds = unused_seconds
         self._place: tuple[int, str | None] | None = None
         """Port that is open, and its token if that is its own."""
         if proxy.config.http.api_port is not None:
@@ -304,19 +308,32 @@ class Pages:
             logger.warning("the API is not served on port %d: %s", port, error)
             return
         self._place = bound.getsockname()[1], own
-        self._group.start_soon(self._serve, routes, bound, credentials, UNUSED_SECONDS if own else math.inf)
+        unused = self._unused_seconds if own else math.inf
+        self._group.start_soon(self._serve, routes, bound, credentials, unused)
 
     async def _serve(
         self, routes: Sequence[BaseRoute], bound: socket.socket, credentials: BearerToken, unused: float
     ) -> None:
-        from mcp_context_proxy import web  # noqa: PLC0415 - a stdio front alone needs none of it
+        """Serve a port until it had no request for `unused` seconds."""
+        from mcp_context_proxy.front import auth, http  # noqa: PLC0415 - a stdio front alone needs none of it
 
-        proxy, within = self._proxy, _within_profiles(self._proxy)
+        proxy, (host, port) = self._proxy, bound.getsockname()
+        message = "serving http://%s:%d/api/v1 and /ui%s"
+        logger.log(credentials.level, message, host, port, credentials.whereabouts)
         async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
-            access = partial(replace, named=tokens, refused=proxy.audit.token_refused)
-            await web.serve(
-                routes, bound, credentials, proxy.config.limits, proxy.health, access, within, unused
-            )
+            own = auth.policy(host, port, (), credentials.token)
+            policy = replace(own, named=tokens, refused=proxy.audit.token_refused)
+            within, limits = _within_profiles(proxy), proxy.config.limits
+            guarded = http.guarded(routes, policy, proxy.health, limits, within=within)
+            with anyio.CancelScope(deadline=anyio.current_time() + unused) as idle:
+
+                async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+                    idle.deadline = anyio.current_time() + unused
+                    await guarded(scope, receive, send)
+
+                await http.serve(noting, bound, limits)
+        if idle.cancelled_caught:
+            logger.info("the page on port %d is closed, as nobody has looked at it for a while", port)
         self._place = None
 
 

@@ -132,7 +132,7 @@ def _without_misread(definition: Members) -> Members | None:
 
     Such a host would show and do what nobody has judged, such as a ``Description`` beside the description.
     """
-    hints = _members(definition.get("annotations"))
+    hints = envelope.members_of(definition.get("annotations"))
     if envelope.misread(definition) is None and envelope.misread(hints) is None:
         return None
     kept = {name: raw for name, raw in definition.items() if envelope.misread((name,)) is None}
@@ -249,7 +249,7 @@ def markers_of(definition: Members) -> Markers:
     A tool that says that it reads and that it destroys destroys.
     """
     # Member by member, so that one that cannot be decoded takes no other with it.
-    hints, meta = _members(definition.get("annotations")), meta_of(definition)
+    hints, meta = envelope.members_of(definition.get("annotations")), meta_of(definition)
     hinted = None
     if bytes(hints.get("destructiveHint", b"")) == b"true":
         hinted = ToolClass.DESTRUCTIVE
@@ -261,7 +261,7 @@ def markers_of(definition: Members) -> Markers:
     page, *others = (uri if is_page(uri) else "" for uri in (envelope.text(one) or "" for one in named))
     other_pages = tuple(filter(None, dict.fromkeys(others))) if meta else ()
     visibility = bytes(app_of(meta).get("visibility", b""))
-    task = bytes(_members(definition.get("execution")).get("taskSupport", b""))
+    task = bytes(envelope.members_of(definition.get("execution")).get("taskSupport", b""))
     for_models = b"".join(visibility.split()) != b'["app"]'
     length = int(min(max(size, 0), RESULT_CHARACTERS))
     return Markers(hinted, interactive, length, page, other_pages, for_models, task == b'"required"')
@@ -274,7 +274,7 @@ def is_page(uri: str) -> bool:
 
 def app_of(meta: Members) -> Members:
     """Return the part of a tool's ``_meta`` about MCP Apps; empty if there is none, or an unreadable one."""
-    return _members(meta.get(APP))
+    return envelope.members_of(meta.get(APP))
 
 
 def visible_to(definition: Raw, *whom: str) -> Raw:
@@ -300,7 +300,7 @@ def class_of(name: str, definition: bytes) -> ToolClass:
 def restrained(tool: Tool, hints: Hints) -> Tool:
     """Return a tool with the hints that were approved before its definition changed."""
     members = envelope.members(tool.definition)
-    own = {key: raw for key, raw in _members(members.get("annotations")).items() if key not in HINTS}
+    own = envelope.members_of(members.get("annotations"))
     own["readOnlyHint"] = envelope.raw(hints.tool_class is ToolClass.READ)
     own["destructiveHint"] = envelope.raw(hints.tool_class is ToolClass.DESTRUCTIVE)
     members["annotations"] = envelope.raw(own)
@@ -314,17 +314,6 @@ def restrained(tool: Tool, hints: Hints) -> Tool:
         class_reason="a person has approved it as that" if stricter else tool.class_reason,
         interactive=tool.interactive or hints.interactive,
     )
-
-
-HINTS: Final = frozenset({"readOnlyHint", "destructiveHint"})
-"""Annotations that state the class of a tool."""
-
-
-def _members(raw: Raw | None) -> Members:
-    try:
-        return {} if raw is None else envelope.members(raw)
-    except msgspec.DecodeError:
-        return {}
 
 
 def fingerprint(server: str, definition: bytes) -> str:

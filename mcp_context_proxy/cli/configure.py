@@ -179,7 +179,6 @@ async def _log_in(
 def _print_offer(config: ServerConfig, offer: LoginOffer, before: OAuthCredentials | None) -> bool:
     """Print where a login leads and its scopes; return whether a person would not expect that."""
     from mcp_context_proxy.oauth.token_endpoint import REASON_SHOWN, scopes_beyond
-    from mcp_context_proxy.protocol.strangers import one_line
 
     issuer = one_line(offer.issuer, REASON_SHOWN)
     scopes = f"the scopes {one_line(offer.scope, REASON_SHOWN)}" if offer.scope else "no particular scope"

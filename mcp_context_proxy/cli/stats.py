@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -85,7 +86,7 @@ def _read(config: Config, period: str) -> dict[str, Figures]:
     import msgspec
 
     from mcp_context_proxy.statistics import seconds_of
-    from mcp_context_proxy.statistics.report import UNUSED_AFTER_DAYS, Reports
+    from mcp_context_proxy.statistics.report import Reports
 
     try:
         seconds = seconds_of(period)
@@ -94,18 +95,7 @@ def _read(config: Config, period: str) -> dict[str, Figures]:
     now = time.time()
     with open_configured_store(config) as store:
         reports, since = Reports(store.statistics), now - seconds
-        never = reports.unused(reports.known(lambda server, tool: _is_offered(config, server, tool)), now)
-        tools = [
-            {"server": one.server, "name": one.tool, "tokens": one.tokens, "first_seen": one.first}
-            for one in never.tools
-        ]
-        unused = {
-            "tools": tools,
-            "count": len(tools),
-            "tokens": sum(one.tokens for one in never.tools),
-            "newer": never.newer,
-            "days": UNUSED_AFTER_DAYS,
-        }
+        unused = reports.unused(partial(_offered, config), now)
         found = {
             "searches": reports.searches(since),
             "tools": {"tools": reports.tools(since), "unused": unused},
@@ -117,14 +107,14 @@ def _read(config: Config, period: str) -> dict[str, Figures]:
     return figures
 
 
-def _is_offered(config: Config, server: str, tool: str) -> bool:
+def _offered(config: Config, server: str, tool: str) -> str | None:
     from mcp_context_proxy.catalog.names import include_of, turned_off_by
     from mcp_context_proxy.items import IncludeMode
 
     known = config.servers.get(server)
     if known is None or not known.enabled or turned_off_by(known, tool, None) is not None:
-        return False
-    return include_of(known, tool) is not IncludeMode.MANUAL
+        return None
+    return tool if include_of(known, tool) is not IncludeMode.MANUAL else None
 
 
 def _show_searches(console: Terminal, report: Figures, period: str) -> None:

@@ -148,10 +148,7 @@ class SharedContexts:
         """Write all that is not written yet, as far as the store can be reached."""
         for context in list(self._dirty):
             self._dirty.discard(context)
-            try:
-                await self._save(context)
-            except StoreError:
-                self._dirty.add(context)
+            if not await self._save_or_note(context):
                 return
 
     async def keep_up(self, idle_seconds: float) -> None:
@@ -219,10 +216,7 @@ class SharedContexts:
             result = _with_home(asking, self._replica) or result
         for handle in list(self._fresh):
             self._kept.setdefault(handle, _StoredContext(hash_of(handle.secret)))
-            try:
-                await self._save(handle)
-            except StoreError:
-                self._note(handle)
+            if not await self._save_or_note(handle):
                 unsaved = unsaved or handle.secret.encode() in result
             if handle in self._fresh:
                 self._fresh.remove(handle)
@@ -240,11 +234,7 @@ class SharedContexts:
         if is_call(params) or not _must_wait(context, kept):
             self._note(context, at_once=not isinstance(context, Session))
             return result
-        try:
-            await self._save(context)
-        except StoreError as error:
-            logger.debug("a context is kept by this replica only for now: %s", error)
-            self._note(context)
+        await self._save_or_note(context)
         return result
 
     def _note(self, context: SessionContext, *, at_once: bool = False) -> None:
@@ -258,11 +248,8 @@ class SharedContexts:
     async def opened(self, session_id: str, session: Session) -> None:
         """Write the row of a session that has just begun here, before its client learns its id."""
         kept = self._kept[session] = _StoredContext(hash_of(session_id))
-        try:
-            await self._save(session)
-        except StoreError as error:
-            logger.warning("a session is known to this replica only, because the store is away: %s", error)
-            self._note(session)
+        if not await self._save_or_note(session):
+            logger.warning("a session is known to this replica only, because the store is away")
         self._used.add(kept.id_hash)
 
     def adopted(self, session: Session, row: ContextRow) -> None:
@@ -272,10 +259,7 @@ class SharedContexts:
     async def written(self, session: Session) -> bool:
         """Write the state of a session; return whether its row has all of it."""
         self._dirty.discard(session)
-        try:
-            await self._save(session)
-        except StoreError:
-            self._note(session)
+        await self._save_or_note(session)
         return session in self._kept and session not in self._dirty
 
     def forget(self, session: Session) -> None:
@@ -326,6 +310,16 @@ class SharedContexts:
         else:
             restore(theirs, context)
         kept.revision, kept.epoch, kept.state = row.revision, row.epoch, theirs
+
+    async def _save_or_note(self, context: SessionContext) -> bool:
+        """Write the state of a context as `_save` does; return False if that has to be done later."""
+        try:
+            await self._save(context)
+        except StoreError as error:
+            logger.debug("a context is kept by this replica only for now: %s", error)
+            self._note(context)
+            return False
+        return True
 
     async def _save(self, context: SessionContext) -> None:
         """Write the state of a context, if it has changed.

@@ -1,7 +1,6 @@
 """Context engine: builds request contexts, adds recalled interactions, keeps sessions, explains records.
 
 The record of a request names the interactions; their text is in the answer alone, one line each.
-
 It runs on the event loop; blocking work goes to the threads of the searcher.
 """
 
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Final
 
@@ -148,8 +147,7 @@ def _line(one: Recollection, now: float) -> str:
 def age(time: float, now: float) -> str:
     """Return how long ago a time was, as in ``3 days ago``."""
     for seconds, unit in _STEPS:
-        number = int((now - time) / seconds)
-        if number:
+        if number := int((now - time) / seconds):
             return f"{number:,} {unit}{'' if number == 1 else 's'} ago"
     return "just now"
 
@@ -236,6 +234,7 @@ class ContextEngine:
         owner: str | None = None,
         deliver: Deliver = "nothing",
         write: Callable[[SearchAnswer], str] | None = None,
+        finish: Callable[[SearchAnswer], Awaitable[SearchAnswer]] | None = None,
         given: Given | None = None,
         within: float = math.inf,
     ) -> SearchAnswer:
@@ -259,6 +258,7 @@ class ContextEngine:
             deliver: Amount that the caller gives to a model of the documents in the context. The record and
                 the session note it.
             write: Writes the answer as a text, in the same thread: to begin another one takes time.
+            finish: Returns the answer with the context that is recorded: of less, if less of it is given.
             given: Documents that a client without a session was given, if that is known; kept up to date.
             within: Seconds for which the search waits at most for servers and for indexing.
 
@@ -313,6 +313,8 @@ class ContextEngine:
         if self.recollector is not None and options.interactions_top_n and origin == "context":
             rights = ACTING.get() if session is None else session.rights
             answer = await self.recollector.complete(answer, rights.owner)
+        if finish is not None:
+            answer = await finish(answer)
         if remember:
             self.records.add(answer.context)
             if session is not None:
@@ -361,9 +363,8 @@ class ContextEngine:
         filters = await self._searcher.check(filters, snapshot := await self._searcher.ready(catalog))
         scope = Scope(None if then.kinds is None else frozenset(then.kinds), filters)
         selection = Selection(query=then.query, origin=then.origin, options=then.options, scope=scope)
-        asked = then.rerank is not None and then.rerank.used
-        answer = await self._complete(selection, snapshot, self.rerank_mode if asked else "never", None)
-        return answer.context
+        rerank = self.rerank_mode if then.rerank is not None and then.rerank.used else "never"
+        return (await self._complete(selection, snapshot, rerank, None)).context
 
     async def explain(
         self,
@@ -472,8 +473,7 @@ class ContextEngine:
     ) -> Item:
         """Return an item that a model may change, or that a person has decided on."""
         item = context_session.resolve_in(session, self._catalog.snapshot, kind, name, server)
-        decide = context_session.check_model_may if by_model else context_session.decided
-        decide(session, item)
+        (context_session.check_model_may if by_model else context_session.decided)(session, item)
         return item
 
     async def requests(self, session: str | None = None, limit: int = 50) -> list[RequestContext]:

@@ -141,11 +141,6 @@ class SessionContext(Struct, eq=False, weakref=True):
         """The name under which its client introduced itself; None where that is not known."""
         return None
 
-    @property
-    def changed(self) -> bool:
-        """True if its tool list can differ from the list without a session."""
-        return bool(self.shown or self.added or self.removed)
-
     def asked(self, request_id: str, query: str) -> None:
         """Note that a request context was built for a query."""
         self.query, self.latest_request = query, request_id

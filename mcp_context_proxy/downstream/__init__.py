@@ -71,6 +71,10 @@ class Party(msgspec.Struct, frozen=True, eq=False):
     """True if the user may see the calls of others."""
 
 
+def allowed() -> None:
+    """Judge a request that may be sent whatever has changed."""
+
+
 @dataclass(eq=False)
 class Outgoing(Sender):
     """Everything that goes with one request beside its method and params."""
@@ -91,7 +95,7 @@ class Outgoing(Sender):
     """Answers requests that the server makes of the client meanwhile; None if the client cannot be asked."""
     on_counted: Callable[[], None] | None = None
     """Called once the request counts as pending, of which there is a bounded number."""
-    judge: Callable[[], None] | None = None
+    judge: Callable[[], None] = allowed
     """Called before the request is sent over a connection that was opened meanwhile; raises if it may not be
     sent any more."""
     link: Link | None = None

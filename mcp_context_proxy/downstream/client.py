@@ -218,8 +218,7 @@ class DownstreamClient(ServerLifecycle):
                     with anyio.move_on_after(self.config.connect_timeout):
                         await self._wait_lost(connected)
                     connected = await self._connected(outgoing)
-                    if outgoing.judge is not None:
-                        outgoing.judge()
+                    outgoing.judge()
                     result = await connected.link.request(method, params, outgoing)
                 else:
                     result = await self._send_apart(method, params, outgoing)
@@ -267,8 +266,7 @@ class DownstreamClient(ServerLifecycle):
                         outgoing.link = connected.link
                     else:
                         outgoing.link = await stack.enter_async_context(self._acquire_dedicated(outgoing))
-                        if outgoing.judge is not None:
-                            outgoing.judge()
+                        outgoing.judge()
                 except DownstreamError as error:
                     raise await self._shown_error(error) from None
                 yield
@@ -375,8 +373,7 @@ class DownstreamClient(ServerLifecycle):
                     notify(PROGRESS, waiting_facts(seconds, standing))
 
             await self.wait_connected(tell)
-            if outgoing.judge is not None:
-                outgoing.judge()
+            outgoing.judge()
         if self.connected is None:
             raise self.unavailable()
         return self.connected
@@ -419,8 +416,7 @@ class DownstreamClient(ServerLifecycle):
         """Send over a connection that serves the party of a request alone."""
         await in_task()
         async with self._acquire_dedicated(outgoing) as link:
-            if outgoing.judge is not None:
-                outgoing.judge()
+            outgoing.judge()
             return await link.request(method, params, outgoing)
 
     def admitted(self, method: str, params: Members) -> Members | None:

@@ -40,7 +40,6 @@ from mcp_context_proxy.protocol.eras import (
     URI_CHARACTERS,
     Era,
     client_capabilities,
-    covers,
     most_verbose,
 )
 from mcp_context_proxy.protocol.strangers import (
@@ -352,10 +351,6 @@ class ClientSubscriptions:
     def watched(self) -> frozenset[str]:
         """URIs of the resources that a client has subscribed to."""
         return frozenset(self._watchers)
-
-    def covers(self, uri: str | None) -> bool:
-        """Return whether a client has subscribed to a resource, or to one that contains it."""
-        return uri is not None and covers(self._watchers, uri)
 
     def has_room_for(self, uri: str) -> bool:
         """Return whether one more client can watch a resource."""

@@ -36,7 +36,7 @@ from mcp_context_proxy.protocol.eras import HANDSHAKE
 from mcp_context_proxy.protocol.framing import Oversized
 from mcp_context_proxy.protocol.strangers import quoted
 from mcp_context_proxy.system.process import Bucket
-from mcp_context_proxy.system.threads import Reply, in_task, in_thread_if
+from mcp_context_proxy.system.threads import Reply, in_task, in_thread_if, keep_latest
 
 logger = logging.getLogger(__name__)
 
@@ -167,9 +167,7 @@ class Peer:
         finally:
             del self._pending.by_id[pending.id]
             if (party := outgoing.party) is not None:
-                self._callers[party.principal] = self._pending.now()
-                if len(self._callers) > CALLERS_KEPT:
-                    del self._callers[next(iter(self._callers))]
+                keep_latest(self._callers, party.principal, self._pending.now(), CALLERS_KEPT)
 
     def _note_timeout(self, seconds: float) -> None:
         """Ask a program for a sign of life after a timeout; give it up some timeouts later if there was none.
@@ -417,12 +415,9 @@ def members_of_notification(params: Raw | UnsetType) -> Members:
 
 
 def _members(params: Raw | UnsetType) -> Members:
-    if not isinstance(params, Raw):
+    if not isinstance(params, Raw) or envelope.holds_a_flood(params):
         return {}
-    try:
-        return {} if envelope.holds_a_flood(params) else envelope.members(params)
-    except ValueError:
-        return {}
+    return envelope.members_of(params)
 
 
 def _scalar(raw: Raw | None) -> float | str | None:

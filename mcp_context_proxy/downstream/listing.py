@@ -44,8 +44,8 @@ else:
 
 logger = logging.getLogger(__name__)
 
-REFRESH_SECONDS = 1.0
-"""Least time between two fetches after change notices: a flapping server costs at most one a second."""
+REFRESH_SECONDS, ENTRIES_PER_SECOND = 1.0, 1_000
+"""Least time between two fetches after change notices; longer with more entries, which take more work."""
 
 SETTLE_SECONDS = 0.05
 """Time that a change notice waits for the others that usually come with it."""
@@ -89,8 +89,7 @@ LONG_LIST = 500
 """Tools from which on a new list is read ahead. Fewer take less than a tenth of a second."""
 
 FILED_BYTES = 256 * 1024
-"""Size of a list of tools from which on it is kept in a file: some 170 of them. Fewer would save little, and
-each file is one more that a process has open."""
+"""Size of a list of tools, some 170 of them, from which on it is in a file: each is one more that is open."""
 
 SAVED_SECONDS = 3600.0
 """Age up to which an equal cached listing is not written again."""
@@ -335,7 +334,7 @@ class Lists:
         self.mark_stale({"skills"})
 
     async def refresh(self, connected: Connected, on_fetched: Callable[[], Awaitable[None]]) -> None:
-        """Fetch stale lists, at most once a second, until cancelled; retry failures with longer waits."""
+        """Fetch stale lists again, with pauses, until cancelled; retry failures with longer waits."""
         self._rests = False
         try:
             if self._notice.is_set():
@@ -369,7 +368,8 @@ class Lists:
             if failed != names:
                 await on_fetched()
             self._rests = True
-            await anyio.sleep(REFRESH_SECONDS)
+            entries = sum(len(getattr(self.current, name)) for name in names)
+            await anyio.sleep(max(REFRESH_SECONDS, entries / ENTRIES_PER_SECOND))
             self._rests = False
 
     async def _fetched(

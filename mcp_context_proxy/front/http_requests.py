@@ -25,7 +25,6 @@ from http import HTTPStatus
 from typing import Final
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup
 from msgspec import UNSET, Raw
 from starlette.responses import PlainTextResponse, Response
@@ -260,11 +259,9 @@ def error_response(
 def _is_response(message: Envelope) -> bool:
     if isinstance(message.result, Raw):
         return message.error is UNSET and envelope.starts_with(message.result, b"{")
-    try:
-        error = envelope.members(message.error)  # type: ignore[arg-type]
-        return type(envelope.value(error["code"])) is int and envelope.text(error["message"]) is not None
-    except (msgspec.DecodeError, KeyError):
-        return False
+    error = envelope.members_of(message.error)  # type: ignore[arg-type]
+    is_code = type(envelope.value_or_none(error.get("code", b"null"))) is int
+    return is_code and envelope.text(error.get("message")) is not None
 
 
 class InProfile:

@@ -473,11 +473,7 @@ def _check_era(message: Envelope, header: str | None) -> None:
     """Refuse a request that says in its body that it is of the modern era, and not in its header."""
     if not isinstance(message.id, int | str) or not isinstance(message.params, Raw):
         return
-    try:
-        meta = eras.meta_of(envelope.members(message.params))
-    except msgspec.DecodeError:
-        return
-    version = envelope.text(meta.get(eras.VERSION_KEY))
+    version = envelope.text(eras.meta_of(envelope.members_of(message.params)).get(eras.VERSION_KEY))
     if version is not None and header != version:
         text = f"the header {VERSION_HEADER} must say {version!r}, as the body does"
         raise BadMessageError(message.id, text, HEADER_MISMATCH)

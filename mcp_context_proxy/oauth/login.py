@@ -361,6 +361,9 @@ class LoginProvider(OAuthClientProvider):
         metadata = self.context.oauth_metadata
         if metadata is None:
             raise OAuthFlowError("it publishes no authorization server (RFC 8414)")
+        # Also that of a server without metadata, which is one itself.
+        if not self._may_be(str(metadata.issuer)):
+            raise OAuthFlowError(f"its authorization server is {metadata.issuer}, not {self.settings.issuer}")
         page = str(metadata.authorization_endpoint)
         check_encrypted(page)
         if (parts := httpx2.URL(page)).userinfo or parts.fragment:
@@ -383,12 +386,12 @@ class LoginProvider(OAuthClientProvider):
         return metadata
 
     def _select_authorization_server(self, advertised: list[str]) -> str:
-        if self.settings.issuer is None:
-            return advertised[0]
-        for server in advertised:
-            if server.rstrip("/") == self.settings.issuer.rstrip("/"):
-                return server
-        raise OAuthFlowError(f"it names the authorization server {advertised[0]}, not {self.settings.issuer}")
+        return next(filter(self._may_be, advertised), advertised[0])
+
+    def _may_be(self, issuer: str) -> bool:
+        """Return whether an authorization server is the one that the configuration names, if it does."""
+        wanted = self.settings.issuer
+        return wanted is None or issuer.rstrip("/") == wanted.rstrip("/")
 
     async def _perform_authorization_code_grant(self) -> tuple[str, str]:
         metadata, client = self.check_issuer(), self.context.client_info

@@ -374,6 +374,14 @@ def decoded(raw: Raw, kind: type[T], otherwise: Callable[[Raw], Raw | None]) -> 
     return decoded(meant, kind, otherwise)
 
 
+def members_of(raw: bytes | Raw | None) -> Members:
+    """Decode the members of a JSON object of a peer; none if it is absent, no object, or cannot be read."""
+    try:
+        return {} if raw is None else members(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+
+
 def object_of(raw: bytes | Raw | None) -> dict[str, Any]:
     """Decode a JSON object of a peer; empty if it is absent, no object, or cannot be read."""
     decoded = None if raw is None else value_or_none(raw)
@@ -382,7 +390,7 @@ def object_of(raw: bytes | Raw | None) -> dict[str, Any]:
 
 def schema_of(definition: bytes) -> Any:
     """Return the input schema of a tool's definition, decoded; empty if it cannot be."""
-    return value_or_none(members(definition).get("inputSchema", b"{}")) or {}
+    return value_or_none(members_of(definition).get("inputSchema", b"{}")) or {}
 
 
 REFERENCE_CHARACTERS: Final = 500

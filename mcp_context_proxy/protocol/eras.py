@@ -209,21 +209,15 @@ def meta_of(params: Members) -> Meta:
 
 
 def _read_meta(raw: bytes | Raw) -> Meta:
-    try:
-        return Meta(envelope.members(raw))
-    except msgspec.DecodeError:
-        return NO_META
+    return Meta(envelope.members_of(raw))
 
 
 _known_meta = lru_cache(maxsize=64)(_read_meta)
 
 
-def name_of(client_info: Raw | None) -> str | None:
+def name_of(client_info: bytes | Raw | None) -> str | None:
     """Return the name by which a client introduces itself; None if it gives none."""
-    try:
-        return envelope.text(envelope.members(client_info or b"{}").get("name")) or None
-    except msgspec.DecodeError:
-        return None
+    return envelope.text(envelope.members_of(client_info).get("name")) or None
 
 
 def client_capabilities(declared: Raw | None) -> Mapping[str, Any]:

@@ -184,9 +184,7 @@ def mark_untrusted(server: str, result: bytes) -> bytes:
         return raw if text is None else envelope.raw(before + text.translate(_WRITTEN_OUT) + after)
 
     def marked_block(raw: Raw) -> Raw:
-        try:
-            block = envelope.members(raw)
-        except msgspec.DecodeError:
+        if not (block := envelope.members_of(raw)):
             return marked(raw)
         for name, value in block.items():
             if (letters := envelope.letters_of(name)) in _SAID:

@@ -140,6 +140,10 @@ def parsed_rows(text: bytes) -> Raw | None:
     if lines[0].startswith("{"):
         return parsed(f"[{','.join(lines)}]".encode())
     mark = next((mark for mark in "|\t;," if mark in lines[0]), ",")
+    # Each row is taken apart as a whole, and may have millions of cells.
+    cells = sum(line.count(mark) for line in lines)
+    if max(cells, len(lines[0].encode()) // COLUMN_BYTES * len(lines)) > CELLS:
+        return None
     # With those two nobody writes quotes around a cell, and a single one would take in all that follows.
     rows: Iterator[list[str]] = (line.split(mark) for line in lines)
     if mark in ";,":
@@ -147,8 +151,7 @@ def parsed_rows(text: bytes) -> Raw | None:
         rows = csv.reader(ended, delimiter=mark, skipinitialspace=True, strict=True)
     try:
         names = [name.strip() for name in next(rows)]
-        is_large = max(len(names), len(lines[0].encode()) // COLUMN_BYTES) * len(lines) > CELLS
-        if is_large or not 1 < len(set(names)) == len(names) or not all(map(_COLUMN.fullmatch, names)):
+        if not 1 < len(set(names)) == len(names) or not all(map(_COLUMN.fullmatch, names)):
             return None
         # One by one, as texts: all cells together would take several times as much.
         return envelope.raw([envelope.raw(dict(zip(names, map(_cell, row), strict=True))) for row in rows])

@@ -151,7 +151,8 @@ class Result(Struct, frozen=True):
     """Amount added because the tool does what the query wants done, or serves its general purpose; below 0
     where it does something else."""
     instructions: float = 0.0
-    """Amount added because the query names its server, or because its instructions have its words."""
+    """Amount added because the instructions of its server have words of the query; negative where the query
+    names another server."""
     novelty: float = 0.0
     """Amount added because the tool is new and was not used yet."""
     exact: bool = False

@@ -345,6 +345,7 @@ class Engine:
             if known.index is index and known.question == question:
                 return known.query, known.words
         # Most of what it takes to read a query is not needed before the first one.
+        from mcp_context_proxy.retrieval.needs import address_of  # noqa: PLC0415
         from mcp_context_proxy.retrieval.queries import read_query  # noqa: PLC0415
 
         # A model of one's own may know other languages.
@@ -352,8 +353,12 @@ class Engine:
         has, catalog = self._has(index, snapshot), index.words
         if snapshot.hidden:  # no word is corrected to one that only hidden items have, and none left for one
             catalog = cache(partial(index.words_of, index.allowed(Filters(without=snapshot.hidden))))
-        understood = read_query(query, has, catalog, self.stands_for, translates)
-        read = _Understood(index, question, understood, QueryWords.of(understood, index))
+        address = address_of(query, index.calls())
+        wanted = query if address is None else address.wanted
+        understood = read_query(wanted, has, catalog, self.stands_for, translates)
+        if address is not None:
+            understood = understood.addressing(address.name, query)
+        read = _Understood(index, question, understood, QueryWords.of(understood, index, address))
         # Assigned at once: another thread may read meanwhile, and at worst one of two readings is lost.
         self._latest = (read, *self._latest[: QUERIES_KEPT - 1])
         return read.query, read.words

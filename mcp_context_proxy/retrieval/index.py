@@ -27,14 +27,16 @@ from mcp_context_proxy.retrieval.bm25 import (
     TermCounts,
     grouped,
 )
-from mcp_context_proxy.retrieval.forms import FIRST_OF_QUERY, WordList
-from mcp_context_proxy.retrieval.item_metadata import ORDERS, item_text, metadata_of
+from mcp_context_proxy.retrieval.forms import WordList
+from mcp_context_proxy.retrieval.item_metadata import item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, suspected
-from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, name_key
+from mcp_context_proxy.retrieval.scoring import ADDRESSED, ADDRESSED_ALONE, ADDRESSED_OTHERWISE
+from mcp_context_proxy.retrieval.text import identifier_words, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool, best, small_numbers, spans
-from mcp_context_proxy.system.later import NDArray, np, pattern
+from mcp_context_proxy.system.later import NDArray, np
 
 if TYPE_CHECKING:
+    from mcp_context_proxy.retrieval.needs import Address, Called
     from mcp_context_proxy.retrieval.purposes import Purpose
     from mcp_context_proxy.retrieval.queries import ReadQuery
 
@@ -51,19 +53,6 @@ MASKS_KEPT = 64
 
 NAMES_KEPT = 8_192
 """Hashed names of tools that are cached, for filters have much the same ones from search to search."""
-
-CALLED_SHORTLY = {"prod": "production", "dev": "development", "stg": "staging"}
-"""Short forms in names of servers that nothing else is called by, each with the word that people say."""
-
-NO_NAMES = STOP_WORDS | ORDERS | {"mcp", "server", "api", "tools"}
-"""Words in names of servers by which none is addressed."""
-
-_ADDRESSED = pattern(
-    r"\b(?:in|on|from|to|into|via|with|using|at|of|for)\s+(?:(?:our|my|the|your|this)\s+)?(?P<after>[A-Za-z][\w-]*)"
-    r"|(?<=[a-z] )(?P<name>[A-Z]\w*)"
-    r"|\b(?:the|our|my|your) (?P<kept>[A-Za-z][\w-]*)(?= (?:database|db|wiki|workspace|account|cluster)\b)"
-)
-"""Words by which a server may be addressed: "in our Notion", "a Jira ticket", "the sales database"."""
 
 Identity: TypeAlias = tuple[str, str]
 """Key of a source and kind of its items: a server, too, may be called ``rules``."""
@@ -308,8 +297,8 @@ class Index(Struct, frozen=True, eq=False, dict=True):
     """Cached results of `serving`."""
     instructions: list[dict[str, list[int]]] = field(default_factory=list)
     """Cached for `instructed`: by term, the sources whose instructions have it."""
-    called: list[dict[str, dict[int, bool]]] = field(default_factory=list)
-    """Cached for `addressed`: by word, the sources that are called so, and whether by the word itself."""
+    called: list[Called] = field(default_factory=list)
+    """The cached result of `calls`."""
     twins: dict[int, dict[int, Tool]] = field(default_factory=dict)
     """Cached for tools with shared names: those with an equal definition, by position."""
     word_lists: list[WordList] = field(default_factory=list)
@@ -360,21 +349,13 @@ class Index(Struct, frozen=True, eq=False, dict=True):
             shares[sources] += rarity
         return shares / np.float32(sum(idf.values()))
 
-    def addressed(self, query: str) -> dict[int, bool]:
-        """Return the sources that a query names, by words of their names that are no verbs.
+    def calls(self) -> Called:
+        """Return the words by which the sources are called."""
+        from mcp_context_proxy.retrieval.needs import called  # noqa: PLC0415 - for searches only
 
-        Each with whether the name has the word itself, and not only a short form of it.
-        """
-        found = (match[match.lastgroup or 0] for match in _ADDRESSED.finditer(query[:FIRST_OF_QUERY]))
-        words = (word for one in found for word in one.lower().split("-"))
         if not self.called:
-            collected: dict[str, dict[int, bool]] = {}
-            for at, key in enumerate(self.keys):
-                for word in identifier_words(key).split():
-                    for said in {word, CALLED_SHORTLY.get(word, word)} - NO_NAMES:
-                        collected.setdefault(said, {})[at] = said == word
-            self.called.append(collected)
-        return {at: own for word in words for at, own in self.called[0].get(word, {}).items()}
+            self.called.append(called(self.keys, [kind == Kind.TOOL for _, kind in self.parts]))
+        return self.called[0]
 
     def sketched(self, sketch: Sketch) -> Sketches:
         """Return the sketches of items, in turn of every source, as the first searches need them."""
@@ -507,18 +488,25 @@ class QueryWords(Struct, frozen=True, eq=False):
     lexical: LexicalScores
     instructed: NDArray[np.float32] | None
     """By source, the share of the query that the instructions of the server have."""
-    addressed: dict[int, bool]
-    """Sources that the query names, each with whether by a word of its name."""
+    addressed: Mapping[int, float]
+    """Sources that the query names, each with the amount by which the items of others count less."""
     named: list[int]
     """Items whose name the query is."""
 
     @classmethod
-    def of(cls, query: ReadQuery, index: Index) -> QueryWords:
+    def of(cls, query: ReadQuery, index: Index, address: Address | None) -> QueryWords:
+        from mcp_context_proxy.retrieval.needs import addressed  # noqa: PLC0415 - for searches only
+
         lexical = index.lexical.score(query.counted)
+        if address is None:
+            named = addressed("".join(query.texts[:1]), index.calls())
+            preferred = {at: ADDRESSED if own else ADDRESSED_OTHERWISE for at, own in named.items()}
+        else:
+            preferred = dict.fromkeys(address.servers, ADDRESSED_ALONE)
         return cls(
             lexical,
             index.instructed({t: lexical.idf[t] for t in query.asked if t in lexical.idf}),
-            index.addressed("".join(query.texts[:1])),
+            preferred,
             index.meant(name_key(query.written)),
         )
 

@@ -10,6 +10,8 @@ A query goes through these steps (`queries.read_query`):
    how much tools of each action gain by that word.
 5. `denied` finds what is not to be done, `cores`, `asked_in_story` and `asked_alone` what is not only told.
 
+Before these, `address_of` tells the name of a server from what is wanted of it.
+
 Words are in tables (``vocabulary.txt``), forms of sentences in the patterns of each step. Strangers write
 queries: every pattern takes time in the length of the text.
 """
@@ -18,16 +20,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import islice
 from typing import Final
 
-from mcp_context_proxy.retrieval.forms import SOMEBODY
+from msgspec import Struct
+
+from mcp_context_proxy.retrieval.forms import FIRST_OF_QUERY, SOMEBODY
 from mcp_context_proxy.retrieval.item_metadata import ASKS_FOR_FACTS, CHANGING, ORDERS, additions
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
     Span,
     clauses,
+    identifier_words,
     listed,
     quotations,
     sentences,
@@ -394,3 +399,159 @@ def _only_tells(sentence: str) -> bool:
     if _TELLS.match(sentence) is None or sentence.endswith("?") or _WISHES.search(sentence) is not None:
         return False
     return not any(asks(sentence[start:]) for start in (0, *clauses(sentence, MOST_PARTS)))
+
+
+# The servers that a query names.
+#
+# The name of a server says where to look, and not what for: of its tools, those that have it in their texts
+# are meant no more than others. So where a query says what is wanted without the name, the words of that are
+# compared with tools, and those of the server are preferred.
+
+CALLED_SHORTLY: Final = {"prod": "production", "dev": "development", "stg": "staging"}
+"""Short forms in names of servers that nothing else is called by, each with the word that people say."""
+
+NO_NAMES: Final = STOP_WORDS | ORDERS | {"mcp", "server", "api", "tools"}
+"""Words in names of servers by which none is addressed."""
+
+_ADDRESSED: Final = pattern(
+    r"\b(?:in|on|from|to|into|via|with|using|at|of|for)\s+(?:(?:our|my|the|your|this)\s+)?(?P<after>[A-Za-z][\w-]*)"
+    r"|(?<=[a-z] )(?P<name>[A-Z]\w*)"
+    r"|\b(?:the|our|my|your) (?P<kept>[A-Za-z][\w-]*)(?= (?:database|db|wiki|workspace|account|cluster)\b)"
+)
+"""Words by which a server may be addressed: "in our Notion", "a Jira ticket", "the sales database"."""
+
+_NAME_WORD: Final = pattern(r"[A-Za-z0-9]+")
+_USED: Final = pattern(
+    r"(?:(?:please|now|then)\s+)?(?:(?:use|using|with|via|through|ask|open|call|in|on|from|at)\s+)?"
+    r"(?:(?:the|my|our|your)\s+)?",
+    re.IGNORECASE,
+)
+"""Words before a name that opens a query."""
+_THEN: Final = pattern(
+    r"(?P<kind>(?:\s+(?:mcp|servers?|tools?|api|app|account|workspace))*)(?P<mark>\s*[:,;>|]|\s+[-–—]+)?\s+"
+    r"(?P<link>(?:to|for|that|which|and|then)\b\s*)?",
+    re.IGNORECASE,
+)
+"""Words and marks after it."""
+_AT_END: Final = pattern(
+    r"(?:\s+(?:mcp|servers?|tools?|api|app|account|workspace))*[\s.?!)\]]*$", re.IGNORECASE
+)
+_BEFORE_END: Final = pattern(
+    r"(?:[\s,;]+(?:in|on|from|to|into|via|with|using|at|inside|through|within|for)(?:\s+(?:the|my|our|your|this))?\s+"
+    r"|\s*[(\[]\s*)$",
+    re.IGNORECASE,
+)
+"""Words and marks around a name that ends a query."""
+
+BEFORE_END: Final = 40
+"""Characters before such a name in which these are looked for."""
+
+LEAST_LEFT, LEAST_BESIDE_A_NOUN = 2, 3
+"""Telling words of what is wanted: of fewer, the name may be a part of it. So it may sooner where it ends the
+query and is written like any other noun, as in "write the content in the word document"."""
+
+
+class Called(Struct, frozen=True):
+    """The words by which servers are called."""
+
+    by_word: Mapping[str, Mapping[int, bool]]
+    """By word, the places of the servers, and whether their names have the word itself and not only a short
+    form of it."""
+    lengths: Sequence[int]
+    """Number of such words in each name; 0 for what is no server, such as the user's rules."""
+
+
+class Address(Struct, frozen=True):
+    """A query that names servers beside what it wants."""
+
+    name: str
+    """The name as it was written."""
+    wanted: str
+    """The rest of the query."""
+    servers: tuple[int, ...]
+    """Places of the servers."""
+
+
+class _Name(Struct, frozen=True):
+    """Words of a query that name servers."""
+
+    start: int
+    end: int
+    servers: frozenset[int]
+    length: int
+    """Number of words."""
+
+
+def called(names: Sequence[str], are_servers: Sequence[bool]) -> Called:
+    """Return the words by which sources of these names are called."""
+    by_word: dict[str, dict[int, bool]] = {}
+    for at, name in enumerate(names):
+        for word in identifier_words(name).split():
+            for said in {word, CALLED_SHORTLY.get(word, word)} - NO_NAMES:
+                by_word.setdefault(said, {})[at] = said == word
+    words = ({*identifier_words(name).split()} - NO_NAMES for name in names)
+    return Called(
+        by_word, [len(own) if is_one else 0 for own, is_one in zip(words, are_servers, strict=True)]
+    )
+
+
+def addressed(query: str, words: Called) -> dict[int, bool]:
+    """Return the servers that a query names, by words of their names that are no verbs.
+
+    Each with whether the name has the word itself, and not only a short form of it.
+    """
+    found = (match[match.lastgroup or 0] for match in _ADDRESSED.finditer(query[:FIRST_OF_QUERY]))
+    said = (word for one in found for word in one.lower().split("-"))
+    return {at: own for word in said for at, own in words.by_word.get(word, {}).items()}
+
+
+def address_of(query: str, words: Called) -> Address | None:
+    """Return what a query wants of servers that it names at its beginning or its end; None for most.
+
+    If it names several that have nothing in common, each may be for a part of it.
+    """
+    names = list(_names(query[:FIRST_OF_QUERY], words)) if sum(map(bool, words.lengths)) > 1 else []
+    if not names or not frozenset.intersection(*(one.servers for one in names)):
+        return None
+    first, last = names[0], names[-1]
+    opening, then = _USED.fullmatch(query[: first.start]), _THEN.match(query, first.end)
+    if opening is not None and then is not None:
+        wanted = query[then.end() :]
+        is_told = bool(then["link"] and (opening.group() or then["kind"]))
+        is_told = is_told or (_is_whole(first, words) and asks(wanted))
+        is_told = bool(then["mark"]) or (is_told and _is_one(wanted))
+        if is_told and len(telling_places(wanted)) >= LEAST_LEFT:
+            return Address(query[first.start : first.end], wanted, tuple(sorted(first.servers)))
+    before = query[max(last.start - BEFORE_END, 0) : last.start]
+    if (ending := _BEFORE_END.search(before)) is not None and _AT_END.match(query, last.end):
+        wanted = query[: last.start - (len(before) - ending.start())]
+        least = LEAST_BESIDE_A_NOUN if query[last.start].islower() else LEAST_LEFT
+        if _is_whole(last, words) and len(telling_places(wanted)) >= least and _is_one(wanted):
+            return Address(query[last.start : last.end], wanted, tuple(sorted(last.servers)))
+    return None
+
+
+def _is_one(wanted: str) -> bool:
+    """Return whether it is one need: of several, each may be for another server."""
+    return len(needs_of(wanted)) == 1
+
+
+def _is_whole(name: _Name, words: Called) -> bool:
+    """Return whether it is the whole name of a server, and not a word of it that may mean anything."""
+    return name.length == min(words.lengths[at] for at in name.servers)
+
+
+def _names(query: str, words: Called) -> Iterator[_Name]:
+    """Yield the longest runs of words that name servers together."""
+    run: _Name | None = None
+    for match in _NAME_WORD.finditer(query):
+        found = words.by_word.get(match.group().lower(), {})
+        named = frozenset(at for at, own in found.items() if own and words.lengths[at])
+        if run is not None and run.servers & named and query[run.end : match.start()] in (" ", "-", "_"):
+            run = _Name(run.start, match.end(), run.servers & named, run.length + 1)
+            continue
+        if run is not None:
+            yield run
+        run = _Name(match.start(), match.end(), named, 1) if named else None
+    if run is not None:
+        yield run

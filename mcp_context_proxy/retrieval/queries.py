@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.retrieval.forms import (
     ARITHMETIC,
@@ -143,8 +144,8 @@ class ReadQuery(Struct, frozen=True):
     """The texts that are embedded, each once: all of it as it was understood, then its needs as chunks. Empty
     for an empty query."""
     beside: tuple[str, ...]
-    """Texts whose vectors are averaged with that of the whole: its telling words, if it is long, and its
-    orders without what they carry."""
+    """Texts whose vectors are averaged with that of the whole: its telling words, if it is long, its orders
+    without what they carry, and a query with the name of a server."""
     asked: Mapping[str, str]
     """Index terms of the query, each with the word that gave it."""
     added: Mapping[str, str]
@@ -193,6 +194,16 @@ class ReadQuery(Struct, frozen=True):
     def read_as(self) -> str | None:
         """The query as it was understood, for a person; None where it is as it was written."""
         return None if not self.texts or self.texts[0] == self.written else self.texts[0]
+
+    def addressing(self, server: str, written: str) -> ReadQuery:
+        """Return it as the rest of a query that names a server, too.
+
+        The words are those of the rest; the vector is the mean of both, because a name may say what is meant,
+        as in "opportunities in salesforce".
+        """
+        cores = tuple(f"{server}: {core}" for core in self.cores)
+        alone = None if self.alone is None else f"{server}: {self.alone}"
+        return replace(self, written=written, beside=(*self.beside, written), cores=cores, alone=alone)
 
     def unlike(self, query: str) -> str | None:
         """Return a query that is understood as other words than its own; None for most."""

@@ -20,8 +20,6 @@ from mcp_context_proxy.retrieval.bm25 import K1, lexical_reasons
 from mcp_context_proxy.retrieval.index import KINDS, Index, QueryWords
 from mcp_context_proxy.retrieval.item_metadata import READING, TAKEN_FROM_WHOLE, Contained
 from mcp_context_proxy.retrieval.scoring import (
-    ADDRESSED,
-    ADDRESSED_OTHERWISE,
     EVIDENCE_OF_ADDRESS,
     INSTRUCTIONS,
     LEXICAL_FACTOR,
@@ -211,9 +209,11 @@ class QueryScores:
                 of_source = np.zeros(len(index.keys), np.float32)
                 if query.words.instructed is not None:
                     of_source += INSTRUCTIONS * query.words.instructed
-                for at, by_word in query.words.addressed.items():
-                    of_source[at] += ADDRESSED if by_word else ADDRESSED_OTHERWISE
-                self.instructed = of_source[index.sources[self.items]]
+                preferred = np.zeros(len(index.keys), np.float32)
+                for at, amount in query.words.addressed.items():
+                    preferred[at] = amount
+                sources = index.sources[self.items]
+                self.instructed = of_source[sources] + preferred[sources] - preferred[sources].max(initial=0)
                 fused = np.round(fused + self.instructed, DECIMALS)
         self.plain = add_novelty(fused, self.novel)
         """Scores before `share_places`."""

@@ -29,6 +29,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.system.threads import keep_latest
 from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Profile
 
 logger = logging.getLogger(__name__)
@@ -183,9 +184,7 @@ class Profiles:
         key = principal, principal.launched, principal.presets, said
         known = self._found.get(key)
         if known is None:
-            if len(self._found) >= NAMES_KNOWN:
-                self._found.clear()
-            known = self._found[key] = self._of(principal, said)
+            known = keep_latest(self._found, key, self._of(principal, said), NAMES_KNOWN)
         return known
 
     async def admit(self, caller: Caller) -> Caller:

@@ -61,11 +61,7 @@ SERVER_WORDS: Final = ("server", "server_name", "serverName")
 
 def _in_our_words(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw | None:
     """Return arguments as they are named and formed here; None if that changes none of them."""
-    try:
-        given = dict(envelope.members(raw))
-    except msgspec.DecodeError:
-        return None
-    words = OWN_WORDS.get(kind, {})
+    given, words = envelope.members_of(raw), OWN_WORDS.get(kind, {})
     changed = _of_call(given, servers) if kind is CallArguments else _of_other(given, words)
     return None if changed == given else envelope.raw(changed)
 
@@ -167,10 +163,7 @@ def otherwise(raw: Raw, kind: type[Struct], servers: Container[str]) -> Raw | No
 
 def _without_nulls(raw: Raw) -> Raw | None:
     """Return arguments without those that are null, as in their filters; None if that changes none."""
-    try:
-        given = envelope.members(raw)
-    except msgspec.DecodeError:
-        return None
+    given = envelope.members_of(raw)
     kept = {name: value for name, value in given.items() if not is_null(value)}
     filters = _without_nulls(kept["filters"]) if "filters" in kept else None
     kept |= {} if filters is None else {"filters": filters}

@@ -371,10 +371,7 @@ class Consent(Struct, frozen=True, kw_only=True, eq=False):
 async def _verdict(caller: Caller, ask: Ask, question: Members) -> bytes:
     """Ask, and return ``accept`` or the reason why not."""
     answer = await ask_client(caller, ask, ELICITATION, question)
-    try:
-        action = envelope.text(envelope.members(answer).get("action"))
-    except msgspec.DecodeError:
-        action = None
+    action = envelope.text(envelope.members_of(answer).get("action"))
     if action == "accept":
         return _ACCEPTED
     if action == "decline":

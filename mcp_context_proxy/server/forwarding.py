@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
-from mcp_context_proxy.downstream import Ask, Notify, Outgoing, Party
+from mcp_context_proxy.downstream import Ask, Notify, Outgoing, Party, allowed
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.inbound import LOG_MESSAGE, PROGRESS, waiting_facts
 from mcp_context_proxy.errors import (
@@ -104,7 +104,7 @@ class _Request(Outgoing):
         *,
         caller: Caller,
         subject: str,
-        judge: Callable[[], None] | None,
+        judge: Callable[[], None],
     ) -> None:
         """Send `params` with names as the server knows them; `caller` has their ``_meta``, decoded.
 
@@ -199,7 +199,7 @@ class Forwarder:
         params: Members,
         caller: Caller,
         subject: str,
-        judge: Callable[[], None] | None = None,
+        judge: Callable[[], None] = allowed,
         *,
         as_task: bool = False,
     ) -> bytes:

@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
-import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.context.engine import ContextEngine
@@ -498,10 +497,7 @@ def params_fault(
 
 
 def _reference_fault(params: Members) -> str | None:
-    try:
-        reference, argument = envelope.members(params["ref"]), envelope.members(params["argument"])
-    except msgspec.DecodeError:
-        return "completion/complete needs ref and argument, objects"
+    reference, argument = envelope.members_of(params["ref"]), envelope.members_of(params["argument"])
     needed = _REFERENCES.get(envelope.text(reference.get("type")) or "")
     if needed is None or not _is(reference.get(needed), STRING):
         return "ref must be of type ref/prompt with a name, or of type ref/resource with a uri"

@@ -155,10 +155,7 @@ def answer_word(answer: bytes | Raw) -> str:
     """Return how a client answered a request, in one word, without anything of the answer."""
     if len(answer) > BLOCKING_BYTES:
         return "answered"
-    try:
-        action = envelope.text(envelope.members(answer).get("action"))
-    except (msgspec.DecodeError, RecursionError):
-        return "answered"
+    action = envelope.text(envelope.members_of(answer).get("action"))
     return action if action in ANSWERS else "answered"
 
 
@@ -167,10 +164,7 @@ def answers_in(params: Members) -> list[str]:
     raw = params["inputResponses"]
     if len(raw) > BLOCKING_BYTES:
         return ["answered"]
-    try:
-        return [answer_word(each) for each in envelope.members(raw).values()][:ANSWERS_NOTED]
-    except (msgspec.DecodeError, RecursionError):
-        return []
+    return [answer_word(each) for each in envelope.members_of(raw).values()][:ANSWERS_NOTED]
 
 
 async def input_required(result: bytes) -> Members | None:

@@ -503,11 +503,7 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
         if len(given) > envelope.TAKEN_APART_BYTES:
             text = f"arguments of prompt {CONTEXT_PROMPT!r} have {len(given):,} bytes"
             raise RequestError(INVALID_PARAMS, f"{text}; {envelope.TAKEN_APART_BYTES:,} are allowed")
-        try:
-            arguments = envelope.members(given)
-        except (KeyError, msgspec.DecodeError):
-            arguments = {}
-        query = envelope.text(arguments.get("query"))
+        query = envelope.text(envelope.members_of(given).get("query"))
         if query is None or not query.strip():
             raise RequestError(
                 INVALID_PARAMS, f"prompt {CONTEXT_PROMPT!r} needs a query: what you want to do"

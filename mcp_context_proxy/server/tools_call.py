@@ -70,7 +70,7 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store.memory import CALL, SEARCH, Interaction
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if
+from mcp_context_proxy.system.threads import in_task, in_thread, in_thread_if, keep_latest
 from mcp_context_proxy.trust import person_in
 from mcp_context_proxy.trust.audit import AuditedCall, AuditLog
 
@@ -122,7 +122,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
     """Always listed, so a use of one of its tools says nothing about a request."""
     elsewhere: Callable[[Unattributed], None] | None = None
     """Takes calls that may belong to a request of another replica; None where there is none."""
-    _settled: set[tuple[str, str | None, str | None, str, str | None]] = field(default_factory=set)
+    _settled: dict[tuple[str, str | None, str | None, str, str | None], None] = field(default_factory=dict)
     """Calls that were attributed since `_settled_since`: tool, session, principal, owner and goal."""
     _settled_since: float = 0.0
 
@@ -257,9 +257,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         if call in self._settled:
             # A request of another replica may be newer than those that are known here.
             return self.elsewhere is None
-        if len(self._settled) >= SETTLED_KEPT:
-            self._settled.clear()
-        self._settled.add(call)
+        keep_latest(self._settled, call, None, SETTLED_KEPT)
         return False
 
     def _teach(

@@ -34,7 +34,7 @@ from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results.result_store import KeptResults
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, RECALL
-from mcp_context_proxy.system.threads import assigned, in_thread_if
+from mcp_context_proxy.system.threads import assigned, in_thread_if, keep_latest
 from mcp_context_proxy.trust import ACTING, Principal, Role, reaches
 
 BYTES_PER_TOKEN = 4
@@ -178,9 +178,7 @@ class ToolList:
             listed = [snapshot.tools[name] for name in names]
             size = sum(len(tool.written) for tool in listed)
             tools = await encoded_list(first, define, listed, last, size)
-            if len(self._cached) >= BASES_KEPT:
-                self._cached.clear()
-            self._cached[room, caller.rights, apps] = state, tools
+            keep_latest(self._cached, (room, caller.rights, apps), (state, tools), BASES_KEPT)
         told = caller.session is None and self._results.listed_for_all
         if told or (self._results.by_id and self._results.owns(caller.owner)):
             # At the end, so that what a prompt cache has of the list stays.
@@ -295,10 +293,7 @@ class ToolList:
             meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
         own = {whole: _with_result_size(tools, snapshot) for whole, tools in meta_tools.items()}
         base = BaseList(everything, names, standing, own, *self._for_apps(snapshot))
-        if len(self._bases) >= BASES_KEPT:
-            self._bases.clear()
-        self._bases[snapshot.generation] = base
-        return base
+        return keep_latest(self._bases, snapshot.generation, base, BASES_KEPT)
 
     def _for_apps(
         self, snapshot: Snapshot

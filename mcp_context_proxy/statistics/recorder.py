@@ -428,9 +428,7 @@ class SessionRecorder:
         if session is None:
             if passed - self._looked.get(tool, -DAY_LOOK_SECONDS) < DAY_LOOK_SECONDS:
                 return
-            if len(self._looked) >= SESSIONS_SEEN:
-                self._looked.clear()
-            self._looked[tool] = passed
+            keep_latest(self._looked, tool, passed, SESSIONS_SEEN)
         now = self._clock()
         of_session = session or f"day {datetime.fromtimestamp(now, UTC).date().isoformat()}"
         if (tool, of_session) in self._seen:

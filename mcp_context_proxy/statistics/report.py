@@ -32,7 +32,6 @@ from mcp_context_proxy.store.statistics import (
     DAY,
     DOCUMENTS,
     HOUR,
-    DefinitionRow,
     SearchRow,
     SearchUsage,
     StatisticsStore,
@@ -228,13 +227,33 @@ UNUSED_AFTER: Final = UNUSED_AFTER_DAYS * DAY
 needed a newer one yet."""
 
 
-class Uncalled(Struct, frozen=True):
-    """Tools of which no call of the last 30 days is on record."""
+class UnusedTool(Struct, frozen=True):
+    """A tool without a call of late."""
 
-    tools: list[DefinitionRow]
-    """Those that are known for long enough."""
+    name: str
+    server: str
+    exposed_name: str
+    tokens: int
+    first_seen: float
+    """Seconds since 1970."""
+
+
+class Unused(Struct, frozen=True):
+    """Tools that nobody has called of late, and their cost."""
+
+    known: int
+    """Number of tools whose cost is known, used or not."""
+    count: int
+    """Number of tools without a call in the last ``days``, and known for as long."""
     newer: int
-    """Number of those that are not."""
+    """Number of tools that were not called yet, but are not known for so long."""
+    days: int
+    tokens: int
+    """Tokens of these together."""
+    since: float | None
+    """Time since which all of them could have been used; null if there are none."""
+    tools: list[UnusedTool]
+    """The most expensive ones first."""
 
 
 class Latency(Struct, frozen=True):
@@ -488,14 +507,25 @@ class Reports:
             for start in range(UsageSlot.of(begin, seconds).start, math.ceil(until), seconds)
         ]
 
-    def known(self, offered: Callable[[str, str], bool]) -> list[DefinitionRow]:
-        """Return the tools of the last count for which `offered(server, tool)` is true."""
-        return [row for row in self._store.definitions() if offered(row.server, row.tool)]
+    def unused(self, exposed: Callable[[str, str], str | None], now: float) -> Unused:
+        """Return the tools without a call of late, those with most tokens first.
 
-    def unused(self, known: Iterable[DefinitionRow], now: float) -> Uncalled:
-        """Return the tools without a call of late, those with most tokens first."""
+        `exposed(server, tool)` is the name that hosts see; None for a tool that searches cannot find.
+        """
         used = {one.key for one in self._store.tools(now - UNUSED_AFTER)}
-        found = [row for row in known if row.key not in used]
-        old = [row for row in found if row.first <= now - UNUSED_AFTER]
-        by_cost = sorted(old, key=lambda row: (-row.tokens, row.server, row.tool))
-        return Uncalled(by_cost, len(found) - len(old))
+        known = [
+            UnusedTool(row.tool, row.server, name, row.tokens, row.first)
+            for row in self._store.definitions()
+            if row.server != DOCUMENTS and (name := exposed(row.server, row.tool)) is not None
+        ]
+        found = [one for one in known if (one.server, one.name) not in used]
+        old = [one for one in found if one.first_seen <= now - UNUSED_AFTER]
+        return Unused(
+            known=len(known),
+            count=len(old),
+            newer=len(found) - len(old),
+            days=UNUSED_AFTER_DAYS,
+            tokens=sum(one.tokens for one in old),
+            since=max((one.first_seen for one in old), default=None),
+            tools=sorted(old, key=lambda one: (-one.tokens, one.server, one.name)),
+        )

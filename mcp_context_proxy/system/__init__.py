@@ -89,8 +89,6 @@ LEFT_SECONDS: Final = 3600.0
 
 def remove_left(file: Path, begin: str, end: str = "", seconds: float = LEFT_SECONDS) -> None:
     """Remove files that killed processes have left beside a file: those of its name, `begin` and `end`."""
-    from contextlib import suppress  # noqa: PLC0415 - a prompt hook needs none of it
-
     try:
         beside = [*file.parent.iterdir()]
     except OSError:

@@ -249,7 +249,7 @@ another: ``get_delete_status`` deletes nothing. Verbs that say nothing, such as 
 NAME_CHARACTERS: Final = 256
 """Longest name that is read; no honest one is longer."""
 
-_WORD: Final = pattern(r"[A-Z]++(?![a-z])|[A-Z]?[a-z]++|[^A-Za-z0-9_ -]++")
+_WORD: Final = pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]++|[^A-Za-z0-9_ -]++")
 """A word, or what stands between two names, such as a dot."""
 
 _JOINS: Final = frozenset({"and", "or", "then"})

@@ -34,6 +34,7 @@ from mcp_context_proxy.config.secrets import Secret, redact_logs
 from mcp_context_proxy.config.tables import KIB, MIB
 from mcp_context_proxy.errors import NOTICE
 from mcp_context_proxy.items import JSON, Tool
+from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import nests_deeper
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, clean
 from mcp_context_proxy.store.opening import IN_MEMORY, default_path
@@ -400,11 +401,8 @@ def _cut_text(text: str | None) -> str | None:
 
 
 def _client_name(redact: Callable[[str], str], client_info: bytes) -> str | None:
-    try:
-        name = msgspec.json.decode(client_info).get("name")
-    except (msgspec.DecodeError, AttributeError, RecursionError):
-        return None
-    return _cut_text(redact(clean(name))[:NAME_CHARACTERS]) if isinstance(name, str) else None
+    name = eras.name_of(client_info)
+    return None if name is None else _cut_text(redact(clean(name))[:NAME_CHARACTERS])
 
 
 def declared_names(definition: bytes) -> frozenset[str]:
@@ -412,10 +410,7 @@ def declared_names(definition: bytes) -> frozenset[str]:
 
     Other names in arguments may be values: of an object whose keys are addresses, for example.
     """
-    try:
-        waiting = [msgspec.json.decode(definition).get("inputSchema")]
-    except (msgspec.DecodeError, AttributeError, RecursionError):
-        return frozenset()
+    waiting = [envelope.schema_of(definition)]
     found = set[str]()
     while waiting and len(found) < DECLARED_NAMES:
         schema = waiting.pop()

@@ -3,7 +3,7 @@
 The values are known exactly, those of the configuration and of logins, so they are looked for as they are, in
 everything that a client sends to a server: arguments of tools and prompts, URIs, completions, answers to
 questions. Encodings that a model writes by itself count as well: escapes of JSON, percent-encoding, base64,
-hexadecimal digits, also one around another and over several lines. Nothing is guessed from its look.
+hexadecimal digits, also over several lines, and escapes around these. Nothing is guessed from its look.
 
 A value that occurs in innocent text is left out (`is_secret`), as are the variables that the configuration
 calls public.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 import re
 import secrets
@@ -404,7 +403,10 @@ class TokenBook:
 
     def refuses(self, person: str | None, made: float) -> bool | None:
         """Return whether a token that an issuer made for a person was revoked; None if that is not known."""
-        return None if self._people is None else made <= self._people.get(person or "", -math.inf)
+        if self._people is None:
+            return None
+        until = self._people.get(person or "")
+        return until is not None and made <= until
 
     def load(self) -> None:
         """Read the tokens. Blocks; if that cannot be, it is logged, and none is accepted."""

@@ -12,10 +12,7 @@ send it to every port of a host, and so to any other program that serves pages o
 from __future__ import annotations
 
 import json
-import logging
-import math
 import re
-import socket
 import typing
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
@@ -28,7 +25,6 @@ from string import Template
 from types import MethodType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-import anyio
 import msgspec
 from msgspec import Meta, Struct
 from starlette.applications import Starlette
@@ -36,12 +32,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.config import Limits
 from mcp_context_proxy.errors import StoreError, UnknownFilterError, UnknownItemError
-from mcp_context_proxy.front import auth, http
+from mcp_context_proxy.front import http
 from mcp_context_proxy.front.auth import is_proven, rights_of
 from mcp_context_proxy.front.http import HEADERS, ROOT_PATH
 from mcp_context_proxy.front.http_requests import AGENT_HEADER, JSON_TYPE, PROBLEM_TYPE
@@ -53,9 +48,6 @@ from mcp_context_proxy.system.later import packaged_text
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import THE_USER, Principal, Role
 from mcp_context_proxy.trust.audit import AuditLog
-from mcp_context_proxy.trust.tokens import BearerToken
-
-logger = logging.getLogger(__name__)
 
 MOST_VALUES = 10_000
 """Values in a body: no request needs a tenth of them, and building more would hold up the event loop."""
@@ -567,34 +559,3 @@ def routes(
 async def _on_fault(_request: Request, _error: Exception) -> Response:
     # The error goes on to the log, with its details.
     return refused(HTTPStatus.INTERNAL_SERVER_ERROR, "The proxy failed; its log has the details.")
-
-
-async def serve(
-    routes: Sequence[BaseRoute],
-    bound: socket.socket,
-    credentials: BearerToken,
-    limits: Limits,
-    health: http.Health,
-    access: Callable[[auth.Policy], auth.Policy] = lambda policy: policy,
-    within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
-    unused_seconds: float = math.inf,
-) -> None:
-    """Serve the API and the pages on a socket of this machine beside another front.
-
-    It ends when it is cancelled, or has had no request for `unused_seconds`. `access` adds to the policy who
-    else may connect; requests for ``/healthz`` are served `within` the limits of their clients.
-    """
-    host, port = bound.getsockname()
-    policy = access(auth.policy(host, port, (), credentials.token))
-    message = "serving http://%s:%d/api/v1 and /ui%s"
-    logger.log(credentials.level, message, host, port, credentials.whereabouts)
-    guarded = http.guarded(routes, policy, health, limits, within=within)
-    with anyio.CancelScope(deadline=anyio.current_time() + unused_seconds) as unused:
-
-        async def noting(scope: Scope, receive: Receive, send: Send) -> None:
-            unused.deadline = anyio.current_time() + unused_seconds
-            await guarded(scope, receive, send)
-
-        await http.serve(noting, bound, limits)
-    if unused.cancelled_caught:
-        logger.info("the page on port %d is closed, as nobody has looked at it for a while", port)

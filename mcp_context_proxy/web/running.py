@@ -23,14 +23,16 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.catalog.names import EXPOSED
-from mcp_context_proxy.context import DomainOverrides, Overrides
+from mcp_context_proxy.context import SESSION_MODES, Delivery, DomainOverrides, Overrides, RequestContext
+from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import failure_and_remedy
-from mcp_context_proxy.items import Document, Kind, Snapshot, Tool, ToolClass, key_of
+from mcp_context_proxy.items import Document, ItemKey, Snapshot, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
@@ -416,20 +418,35 @@ class PromptsApi(Api):
         self, wanted: PromptWanted, host: ConnectedHost | None, rights: Principal
     ) -> PromptAnswer:
         proxy, session = self._proxy, None if host is None else host.session
+        told = list[Result]()
         answer = await proxy.contexts.select(
             wanted.prompt[:QUERY_CHARACTERS],
             session,
             Overrides(DomainOverrides(top_n=PROMPT_TOOLS + FURTHER), DomainOverrides(top_n=DOCUMENTS)),
             rerank="never",
             owner=rights.name,
+            finish=partial(self._finish, wanted.tokens, told),
             within=PROMPT_SECONDS,
         )
         if self._log is not None:
             name = wanted.host if host is None else host.name
             self._log.searched(answer.context.query, name, rights.owner)
+        items = [one.item for one in told]
+        return PromptAnswer(
+            answer.text or "",
+            [item.exposed_name for item in items if isinstance(item, Tool)],
+            answer.context.id,
+            None if session is None else session.id,
+        )
+
+    async def _finish(self, tokens: int, told: list[Result], answer: SearchAnswer) -> SearchAnswer:
+        """Return an answer with its text, and with the context that the text gives of it; add what it tells.
+
+        What is not told is no part of the record: a model cannot leave aside what it never read.
+        """
         found = answer.found
         # Where a model reads all tools in any case, it needs no second list.
-        listed = proxy.tool_list.lists_all(found.snapshot)
+        listed = self._proxy.tool_list.lists_all(found.snapshot)
         is_silent = listed or found.near_misses or not fits_a_prompt(found.tools)
         tools = [] if is_silent else near_the_best(found.tools.results)
         # Of what was brought, only documents for a file that the prompt names: all the rest came with other
@@ -447,17 +464,33 @@ class PromptsApi(Api):
             first = sum(one in brought for one in found.brought[: found.foremost])
             tools[BEFORE_BROUGHT:BEFORE_BROUGHT] = brought[first:]
             tools = brought[:first] + tools
-        count = proxy.contexts.costs.count
-        write = partial(prompt_text, tools, documents, found.snapshot, count, wanted.tokens, answer.recalled)
-        text: str = await in_thread(write)
-        names = {item.name for item in answer.context.of(Kind.TOOL)}
-        told: list[Any] = [one.item for one in tools]
-        return PromptAnswer(
-            text,
-            [tool.exposed_name for tool in told if tool.exposed_name in names],
-            answer.context.id,
-            None if session is None else session.id,
+        count = self._proxy.contexts.costs.count
+        text = await in_thread(
+            partial(prompt_text, tools, documents, found.snapshot, count, tokens, answer.recalled)
         )
+        told += [*tools, *documents]
+        read = [*told, *found.tools.results] if listed else told
+        ranked = sum(one in found.tools.results for one in read)
+        return replace(answer, context=as_told(answer.context, read, ranked, text), text=text)
+
+
+def as_told(context: RequestContext, told: Sequence[Result], ranked: int, text: str) -> RequestContext:
+    """Return a context with the items of its session and those told; a document that the text has is given.
+
+    A replay looks for as many tools as were ``ranked``.
+    """
+    keys = (key_of(item) for one in told for item in (one.item, *one.twins))
+    forms: dict[ItemKey, Delivery | None] = dict.fromkeys(keys)
+    for one in told:
+        if isinstance(one.item, Document) and "\n  ".join(one.item.text.strip().splitlines()) in text:
+            forms[key_of(one.item)] = Delivery.WHOLE
+    items = (
+        replace(item, delivered=forms.get((item.type, item.name)))
+        for item in context.items
+        if item.include_mode in SESSION_MODES or (item.type, item.name) in forms
+    )
+    tools = replace(context.options.tools, top_n=max(1, ranked))
+    return replace(context, items=tuple(items), options=replace(context.options, tools=tools))
 
 
 def fits_a_prompt(found: Ranking) -> bool:

@@ -35,7 +35,6 @@ from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.statistics import DEFAULT_PERIOD, seconds_of
 from mcp_context_proxy.statistics.recorder import TIMING_BOUNDS, Counters, Timings
 from mcp_context_proxy.statistics.report import (
-    UNUSED_AFTER_DAYS,
     DocumentStatistics,
     Reports,
     SearchCounted,
@@ -43,6 +42,7 @@ from mcp_context_proxy.statistics.report import (
     Stretch,
     ToolStatistics,
     Trial,
+    Unused,
     UnusedDocument,
 )
 from mcp_context_proxy.system.process import time_of_day
@@ -80,36 +80,11 @@ class SearchesWanted(Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=LISTED_MOST)] = 50
 
 
-class UnusedTool(Struct, frozen=True):
-    """A tool without a call of late."""
-
-    name: str
-    server: str
-    exposed_name: str
-    tokens: int
-    first_seen: float
-    """Seconds since 1970."""
-
-
-class Unused(Struct, frozen=True):
-    """Tools that nobody has called of late, and their cost."""
-
-    known: int
-    """Number of tools whose cost is known, used or not."""
-    count: int
-    """Number of tools without a call in the last ``days``, and known for as long."""
-    newer: int
-    """Number of tools that were not called yet, but are not known for so long."""
-    days: int
-    tokens: int
-    """Tokens of these together."""
-    since: float | None
-    """Time since which all of them could have been used; null if there are none."""
-    listed: bool
-    """True if every host reads them with every request; else they cost only in searches that find them."""
-    tools: list[UnusedTool]
-    """The most expensive ones."""
-
+UnusedAnswer: Final = answer_form(
+    "Unused", "Tools that nobody has called of late, and their cost.", Unused, listed=bool
+)
+"""``listed``: whether every host reads them with every request; else they cost only in searches that find
+them. ``tools`` has the most expensive ones."""
 
 _OF_PERIOD: Final[dict[str, Any]] = {"enabled": bool, "period": str, "since": float}
 """Facts of every report: whether anything is counted now, the period, and its start in seconds since 1970."""
@@ -121,7 +96,7 @@ ToolsAnswer: Final = answer_form(
     "How tools did, the most called first.",
     **_OF_PERIOD,
     tools=list[ToolStatistics],
-    unused=Unused,
+    unused=UnusedAnswer,
 )
 
 DocumentsAnswer: Final = answer_form(
@@ -234,27 +209,13 @@ class UsageApi(Api):
             await self._usage.flush()
         return await in_thread(read)
 
-    def _unused(self, snapshot: Snapshot) -> Unused:
+    def _unused(self, snapshot: Snapshot) -> dict[str, Any]:
         tools = {
             tool.key: name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
         }
-        known = self._reports.known(lambda server, tool: (server, tool) in tools)
-        never = self._reports.unused(known, time_of_day())
-        unused = never.tools
-        shown = [
-            UnusedTool(one.tool, one.server, tools[one.key], one.tokens, one.first)
-            for one in unused[:UNUSED_SHOWN]
-        ]
-        return Unused(
-            known=len(known),
-            count=len(unused),
-            newer=never.newer,
-            days=UNUSED_AFTER_DAYS,
-            tokens=sum(one.tokens for one in unused),
-            since=max((one.first for one in unused), default=None),
-            listed=self._listed_whole(snapshot),
-            tools=shown,
-        )
+        unused = self._reports.unused(lambda *key: tools.get(key), time_of_day())
+        shown, listed = unused.tools[:UNUSED_SHOWN], self._listed_whole(snapshot)
+        return {**msgspec.structs.asdict(unused), "tools": shown, "listed": listed}
 
 
 def metrics_route(

@@ -1,5 +1,7 @@
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from support.chat import chat_service
@@ -18,6 +20,20 @@ def test_a_working_setup_is_confirmed_with_exit_code_0(run: Run, workshop: Works
     assert "good: 1 tool, ready in" in done.stdout
     assert "output on stdout that is no message is skipped | stdout: Welcome!" in flat(done.stdout)
     assert done.stdout.endswith("All is well: 2 servers.\n")
+
+
+def test_a_server_that_says_the_same_as_an_older_one_is_named_with_it(run: Run, workshop: Workshop) -> None:
+    file, says = workshop.folder / "store.db", "Create a note with a title and a body"
+    workshop.server("notes", tools=[tool("create_note", says)])
+    run("check", "--config", workshop.config(store={"path": str(file)}))
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE approved_versions SET time = time - ?", (30 * 24 * 3600,))
+    workshop.server("again", tools=[tool("create_note", f"{says}."), tool("get_time", "Tell the time")])
+    done = run("check", "--config", workshop.config(store={"path": str(file)}))
+
+    copied = "again__create_note as notes__create_note"
+    assert f"again: says nearly the same as notes, which was there before: {copied}" in flat(done.stdout)
+    assert "get_time as" not in done.stdout
 
 
 def test_offline_a_file_is_checked_where_none_of_its_values_and_programs_are(

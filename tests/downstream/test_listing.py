@@ -6,6 +6,7 @@ import tempfile
 import tracemalloc
 from pathlib import Path
 
+import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, command, host_of, inside
@@ -116,6 +117,22 @@ async def test_a_flood_of_change_notices_leads_to_few_fetches(workshop: Workshop
         await Host(proxy, "handshake").call("flapping__flap")
 
         assert len(server.ledger.messages("tools/list")) <= 3
+
+
+async def test_a_large_list_is_fetched_less_often(workshop: Workshop) -> None:
+    """Each fetch keeps the processor busy, and a server may say at any moment that it has changed."""
+    tools = [tool("flap"), *(tool(f"tool{number}") for number in range(2_500))]
+    notice = {"announce": {"method": "notifications/tools/list_changed"}}
+    server = workshop.server("large", tools=tools, calls={"flap": [notice]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        await host.call("large__flap")
+        await server.ledger.until(lambda ledger: len(ledger.messages("tools/list")) == 2)
+        began = anyio.current_time()
+        await host.call("large__flap")
+        await server.ledger.until(lambda ledger: len(ledger.messages("tools/list")) == 3)
+
+        assert anyio.current_time() - began > 2.0
 
 
 async def test_a_changed_list_that_cannot_be_fetched_leaves_the_old_one(workshop: Workshop) -> None:

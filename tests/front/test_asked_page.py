@@ -4,23 +4,23 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import httpx2
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
 from support.commands import real_command
 from support.ledger import until
 from support.machine import Machine
+from support.proxies import inside
 from support.raw_client import PATIENCE
-from support.servers import Server
+from support.servers import Server, Workshop
 from support.wires import stdio
 
-from mcp_context_proxy import web
-from mcp_context_proxy.config import Limits
-from mcp_context_proxy.front import http
-from mcp_context_proxy.trust.tokens import BearerToken
+from mcp_context_proxy.app.serve import Pages
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
 
@@ -169,10 +169,12 @@ async def test_without_a_proxy_ui_says_when_there_is_a_page(machine: Machine, se
     assert machine.proxies() == []
 
 
-async def test_a_page_at_which_nobody_looks_is_closed() -> None:
-    with closing(http.listen("127.0.0.1", 0)) as bound:
-        base = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        token = BearerToken("a-token-of-many-letters", "")
+async def test_a_page_at_which_nobody_looks_is_closed(workshop: Workshop) -> None:
+    async with inside(workshop.config()) as proxy:
         with anyio.fail_after(PATIENCE):
-            await web.serve([], bound, token, Limits(), lambda: {"status": "ok"}, unused_seconds=0.01)
-        assert await is_closed(base)
+            async with anyio.create_task_group() as group:
+                asked = Starlette(routes=[Route("/page", Pages(proxy, group, unused_seconds=0.01).ask)])
+                api = httpx2.ASGITransport(asked)
+                async with httpx2.AsyncClient(transport=api, base_url="http://localhost") as client:
+                    port = (await client.get("/page")).json()["port"]
+        assert await is_closed(f"http://127.0.0.1:{port}")

@@ -18,7 +18,7 @@ from pydantic import AnyUrl
 from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected, protected_server
 from support.certificates import Authority
 
-from mcp_context_proxy.config import ServerConfig, load
+from mcp_context_proxy.config import OAuthConfig, ServerConfig, load
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
 from mcp_context_proxy.oauth import CredentialFile, login
 
@@ -412,6 +412,24 @@ async def test_a_client_secret_is_never_sent_to_another_issuer(protected: Protec
         await fetched(server_config(protected, **settings, issuer="https://mine.example"))
 
     assert protected.issuer.granted == []
+
+
+async def test_no_server_without_metadata_gets_the_secret_that_is_for_the_configured_issuer(
+    protected: Protected,
+) -> None:
+    """Such a server is an authorization server itself, as in the oldest version of the protocol."""
+    evil = protected.issuer
+    settings = {"client_id": "mine", "client_secret": "my-s3cr3t-value", "issuer": "http://127.0.0.1:1"}
+    config = ServerConfig(name="locked", url=f"{evil.url}/mcp", oauth=OAuthConfig(**settings))
+    async with login.listening(config.name, 0) as waiting:
+        evil.clients["mine"] = OAuthClientInformationFull(
+            client_id="mine", redirect_uris=[AnyUrl(waiting.redirect_uri)], token_endpoint_auth_method="none"
+        )
+        with pytest.raises(AuthorizationError, match=r"not http://127\.0\.0\.1:1"):
+            await login.log_in(config, waiting, shown)
+
+    assert evil.resources == []
+    assert evil.sent == ""
 
 
 @pytest.mark.parametrize(

@@ -147,9 +147,9 @@ TRUST = (
     Promise(
         "A secret of the configuration or of a login goes in no request to a server that was not "
         "given it: not in arguments of tools and prompts, URIs, completions or answers to "
-        "questions, in escapes, percent-encoding, base64 and hexadecimal digits neither, in lines "
-        "or one around another. The refusal names the variable, never the value. `[guards]` turns "
-        "that off.",
+        "questions, in escapes, percent-encoding, base64 and hexadecimal digits neither, also in "
+        "lines, or with escapes or percent-encoding around them. The refusal names the variable, "
+        "never the value. `[guards]` turns that off.",
         "trust/test_guard.py::test_a_secret_is_found_in_the_name_of_a_param_too",
         "trust/test_guard.py::test_a_refusal_names_no_server_that_its_principal_does_not_reach",
         GUARD + "test_no_form_of_a_secret_goes_to_another_server",

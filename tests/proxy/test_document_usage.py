@@ -1,5 +1,6 @@
 """Use of rules and references is counted as that of tools is: found, given, read, or never used."""
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -91,7 +92,6 @@ async def test_documents_that_nobody_used_for_a_month_are_suggested_for_removal(
 async def test_the_cost_of_documents_stays_out_of_the_figures_of_tools(proxy: Proxy) -> None:
     assert proxy.usage is not None
     proxy.usage.inventory.count(lambda: None)
-    reports = Reports(proxy.store.statistics)
-    known = reports.known(lambda server, tool: bool(server))
+    unused = Reports(proxy.store.statistics).unused(lambda _, tool: tool, time.time() + 31 * DAY)
 
-    assert {row.tool for row in known} == {"echo", "list_notes"}
+    assert {one.name for one in unused.tools} == {"echo", "list_notes"}

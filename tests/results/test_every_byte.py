@@ -102,6 +102,30 @@ def test_shortened_structured_content_has_the_members_and_types_that_it_had(
     assert same_kind(structured, json.loads(msgspec.json.encode(data)))
 
 
+def test_a_shorter_copy_has_the_beginning_of_each_long_text_and_of_the_first_element() -> None:
+    data = {"note": "begin " * 2000, "items": [{"text": "first " * 2000}, {"text": "other"}]}
+    for schema in ({"type": "object"}, None):
+        short = shortened({"content": [], "structuredContent": data}, schema)
+        assert short is not None
+        result = json.loads(short.result)
+        shown = (
+            result["content"][0]["text"].partition("\n\nShape of the whole: ")[0] if result["content"] else ""
+        )
+        copy = result["structuredContent"] if schema else json.loads(shown)
+
+        assert copy["note"].startswith("begin begin")
+        assert copy["note"].endswith("more bytes]")
+        assert copy["items"][0]["text"].startswith("first first")
+        assert copy["items"][1:] == ([] if schema else ["... 1 more elements"])
+
+
+def test_an_object_with_a_schema_stays_whole_where_a_shorter_copy_would_lack_members() -> None:
+    data = {f"member {number}": number for number in range(5_000)}
+
+    assert shortened({"content": [], "structuredContent": data}, {"type": "object"}) is None
+    assert shortened({"content": [], "structuredContent": data}) is not None
+
+
 def same_kind(part: Any, whole: Any) -> bool:
     if isinstance(whole, dict):
         return part.keys() == whole.keys() and all(same_kind(part[key], whole[key]) for key in whole)

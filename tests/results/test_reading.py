@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import tracemalloc
 
 import pytest
 from support.growth import costs_more
@@ -316,6 +317,18 @@ def test_a_match_after_lines_without_one_keeps_its_number_whatever_stands_betwee
     assert b"200008: a then b" in found.text
     assert b"400009: a b" in found.text
     assert "2 places match" in found.note
+
+
+def test_a_row_of_millions_of_cells_is_not_taken_apart() -> None:
+    size = 8_000_000
+    text = b"id,name\n1,a\n" + b"," * size + b"\n2,b\n"
+    tracemalloc.start()
+    try:
+        with pytest.raises(ReadError, match="no JSON or table"):
+            read(text, 1, "name", None)
+        assert tracemalloc.get_traced_memory()[1] < 4 * size
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_field_that_a_path_names_often_is_taken_once() -> None:

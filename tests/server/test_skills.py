@@ -265,6 +265,32 @@ async def test_a_dynamic_skill_is_passed_on_with_a_finding_and_keeps_to_its_fold
         await until_found(proxy, "is dynamic: its files cannot be checked")
 
 
+async def test_a_folder_of_a_dynamic_skill_is_listed_by_its_server_under_the_names_of_hosts(
+    workshop: Workshop, era: str
+) -> None:
+    given = [
+        {"uri": f"{REFUNDS}/scripts/{name}", "name": name, "mimeType": "text/plain"}
+        for name in ("check.py", "a\u200bb.py", "../SKILL.md", "inner/c.py", "..")
+    ]
+    server = shop(
+        workshop,
+        skills=[entry(REFUNDS, {}) | {"resources": "dynamic"}],
+        capabilities={"tools": {}, "resources": {}, "extensions": {EXTENSION: {"directoryRead": True}}},
+        on={"resources/directory/read": [{"result": {"resources": [*given, "no object", {"name": "x"}]}}]},
+    )
+    async with host_of(workshop.config(), era) as host:
+        await listed(host)
+        result = await host.request("resources/directory/read", {"uri": f"{SERVED}/scripts"})
+        for outside in (f"{SERVED}/../other", f"{SERVED}/a//b"):
+            assert (await refusal(host, "resources/directory/read", outside)).code == -32602
+
+    (sent,) = server.ledger.messages("resources/directory/read")
+    assert sent["params"]["uri"] == f"{REFUNDS}/scripts"
+    assert [(one["uri"], one["name"]) for one in result["resources"]] == [
+        (f"{SERVED}/scripts/check.py", "check.py")
+    ]
+
+
 # Search
 
 

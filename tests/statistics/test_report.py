@@ -91,12 +91,14 @@ def test_tools_without_a_call_in_30_days_are_listed_by_cost(store: Store) -> Non
     store.statistics.put_definitions("s", [*rows, DefinitionRow("s", "hidden", "hidden", 99, NOON)])
     store.statistics.add([(UsageSlot.of(NOON), usage("c", 1))], {}, [])
     reports = Reports(store.statistics)
-    known = reports.known(lambda server, tool: (server, tool) != ("s", "hidden"))
-    never = [reports.unused(known, NOON + days * DAY) for days in (29.9, 30, 31)]
+    exposed = {"a": "s__a", "b": "s__b", "c": "s__c", "new": "s__new"}
+    days = (29.9, 30, 31)
+    never = [reports.unused(lambda _, tool: exposed.get(tool), NOON + day * DAY) for day in days]
 
-    assert sorted(row.tool for row in known) == ["a", "b", "c", "new"]
-    assert [[row.tool for row in each.tools] for each in never] == [[], ["b", "a"], ["c", "new", "b", "a"]]
-    assert [each.newer for each in never] == [3, 1, 0]
+    assert [each.known for each in never] == [4, 4, 4]
+    assert [[one.name for one in each.tools] for each in never] == [[], ["b", "a"], ["c", "new", "b", "a"]]
+    assert [(each.count, each.tokens, each.newer) for each in never] == [(0, 0, 3), (2, 6, 1), (4, 22, 0)]
+    assert never[1].tools[0].exposed_name == "s__b"
 
 
 def test_retention_merges_old_hours_into_days_and_deletes_older_days(store: Store) -> None:

@@ -52,6 +52,8 @@ def test_the_strictest_witness_counts_and_none_loosens_another(
         ("list_posts", "list"),
         ("posts", None),
         ("rm_rf", "rm"),
+        ("DELETEUser", "delete"),
+        ("readAndRMFile", "rm"),
         ("d\u0435lete_all", "delete"),
         ("\uff44\uff45\uff4c\uff45\uff54\uff45All", "delete"),
         ("D\u0415LETE_ALL", "delete"),

@@ -146,7 +146,7 @@ def test_tokens_of_a_person_are_refused_up_to_the_time_at_which_they_were_revoke
     (book := TokenBook(file)).load()
 
     assert [book.refuses(person, made) for made in (-math.inf, 200.0, 201.0)] == [True, True, False]
-    assert book.refuses("jwt:" + "60" * 32, 150.0) is False
+    assert [book.refuses("jwt:" + "60" * 32, made) for made in (-math.inf, 150.0)] == [False, False]
     with pytest.raises(TokenError, match="there is no token"):
         file.renew(person, 60.0)
 

@@ -88,6 +88,40 @@ async def test_a_prompt_that_names_a_file_is_told_its_rule_and_the_tools_that_th
     assert "work__greet" not in told["tools"]
 
 
+async def test_the_record_of_a_prompt_has_the_items_that_its_text_tells_and_no_others(
+    workshop: Workshop,
+) -> None:
+    furnaces = [
+        tool(f"heat_{number}", f"Heat up furnace {number} of the table factory") for number in range(9)
+    ]
+    workshop.server("work", tools=[tool("rename", "Rename the column of a table"), *furnaces])
+    (workshop.folder / "rules").mkdir()
+    rule = "# Columns\n\nColumns of a table are renamed in small letters."
+    (workshop.folder / "rules" / "columns.md").write_text(rule, encoding="utf-8")
+    config = workshop.config(expose={"mode": "search"}, documents=[{"path": "rules", "kind": "rule"}])
+    async with hosted(config, "--own", "--api-port", "0") as (host, log):
+        await host.until_listed("search_available_tools")
+        url = f"{await base_of(log)}/api/v1"
+        async with httpx2.AsyncClient(headers=AUTHORIZED, timeout=PATIENCE) as client:
+            prompt = {"prompt": "rename the column of the orders table"}
+            with anyio.fail_after(PATIENCE):
+                while (
+                    "columns"
+                    not in (told := (await client.post(f"{url}/prompt", json=prompt)).json())["text"]
+                ):
+                    pass
+            record = (await client.get(f"{url}/requests/{told['request']}")).json()
+            replay = (await client.get(f"{url}/requests/{told['request']}/replay")).json()
+
+    assert "in small letters." in told["text"]
+    assert told["tools"] == ["work__rename"]
+    assert [(one["name"], one["delivered"]) for one in record["items"]] == [
+        ("work__rename", None),
+        ("columns", "whole"),
+    ]
+    assert {one["change"] for one in replay["items"]} == {"same"}
+
+
 async def test_a_prompt_waits_for_no_server_that_hangs(workshop: Workshop) -> None:
     workshop.server("works", tools=[tool("rename", "Rename the column of a table")])
     workshop.server("hangs", on={"initialize": [{"silent": True}], "server/discover": [{"silent": True}]})
