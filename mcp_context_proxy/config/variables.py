@@ -59,7 +59,7 @@ _EVERYWHERE: Final[Mapping[str, Callable[[], str]]] = {
 }
 """Variables of editors that mean the same in every program of a user, with their values."""
 
-_HOST_VARIABLE: Final = pattern(r"workspaceFolder\w*|cwd|file([A-Z]\w*)?|config:.*|command:.*")
+_HOST_VARIABLE: Final = pattern(r"workspaceFolder(\w*|:.*)|cwd|file([A-Z]\w*)?|config:.*|command:.*")
 """References that only the editor of a host can replace."""
 
 

@@ -192,7 +192,8 @@ def servers_in(
                 for one in found_wrong
                 if one.path[:2] == ("servers", key)
             ]
-            wrong += _needs_host(table, environ, found.notes, name)
+            unset = list[str]()
+            wrong += _needs_host(table, environ, unset, name)
             wrong += _only_there(entry)
             wrong += _mistakes(table)
             if not wrong and "*" in table.get("deny", ()):
@@ -203,6 +204,7 @@ def servers_in(
                 found.staying[name] = "; ".join(wrong)
                 continue
             found.moving[name] = table
+            found.notes += unset
             found.notes += (f"{name}: {remark}" for remark in source.remarks[key])
             found.notes += (
                 f"{name}: turned off in the project {path}, and on there behind the proxy"
@@ -272,12 +274,18 @@ def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:
             continue
         # A bare name is looked up on the PATH.
         if isinstance(value, str) and (key == "cwd" or re.search(r"[/\\]", value)) and not _FULL.match(value):
-            yield f"{key}: {value} counts from the folder that its host has open; write the full path"
+            yield f"{key}: {value} {_FROM_ITS_FOLDER}"
+    if not table.get("cwd"):
+        arguments = (pair for pair in _texts(table) if pair[0][0] == "args")
+        yield from (f"{dotted(at)}: {one} {_FROM_ITS_FOLDER}" for at, one in arguments if _HERE.match(one))
     found: list[Mistake] = []
     read_value(ServerConfig, table, (), found)
     yield from (f"{dotted(one.path)}: {one.message}" for one in found)
 
 
+_FROM_ITS_FOLDER: Final = "counts from the folder that its host has open; write the full path"
+_HERE: Final = re.compile(r"(?:--?[\w-]+=)?\.\.?(?:[/\\]|$)")
+"""Beginning of an argument that is the folder in which the server starts, or a path from there."""
 _FULL: Final = re.compile(r"[/~\\]|[A-Za-z]:|\$\{")
 """Beginning of a path that means the same everywhere, or of a variable."""
 

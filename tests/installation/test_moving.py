@@ -157,12 +157,16 @@ def test_other_server_of_the_same_name_gets_the_name_of_its_host(put: Place, mac
               "both": {"command": "x", "url": "https://example.com"},
               "cwd": {"command": "x", "cwd": "./d"},
               "path": {"command": "./x"},
+              "dot": {"command": "npx", "args": ["-y", "server-filesystem", "."]},
+              "data": {"command": "x", "args": ["--db=../d.db"], "env": {"A": "${UNSET_THERE}"}},
+              "named": {"command": "x", "args": ["${workspaceFolder:shop}"]},
               "ws": {"type": "ws", "url": "https://example.com"},
               "half": {"command": "x", "env": {"A": "\\ud83d"}},
               "other half": {"command": "x", "env": {"A": "a\\udc00b"}},
               "hidden": {"command": "/bin/to\\u200bol"},
               "turned": {"command": "x", "args": ["--safe\\u202e"]},
-              "fine": {"command": "/bin/fine"}}}""",
+              "set": {"command": "x", "args": ["./a"], "cwd": "/srv"},
+              "fine": {"command": "/bin/fine", "args": [".c", "...", "-e", "a/.."]}}}""",
             {
                 "here": "workspaceFolder",
                 "asks": "",
@@ -174,6 +178,9 @@ def test_other_server_of_the_same_name_gets_the_name_of_its_host(put: Place, mac
                 "both": "both a command and a url",
                 "cwd": "cwd: ./d counts from the folder",
                 "path": "command: ./x counts from the folder",
+                "dot": "args[2]: . counts from the folder",
+                "data": "args[0]: --db=../d.db counts from the folder",
+                "named": "only the editor knows ${workspaceFolder:shop}",
                 "ws": "transport: must be stdio, http or sse",
                 "half": "half of a character",
                 "other half": "half of a character",
@@ -262,6 +269,7 @@ def test_server_that_would_not_work_behind_the_proxy_stays(
     assert done.staying.keys() == staying.keys()
     assert done.names.keys() == before.keys() - staying.keys()
     assert all(reason in done.staying[name] for name, reason in staying.items())
+    assert not any("is not set here" in note for note in done.notes)
     after = entries(form, file.read_text("utf-8"), place)
     assert "context-proxy" in after
     others = [one for name, one in after.items() if name != "context-proxy"]
