@@ -17,7 +17,7 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -144,6 +144,22 @@ def configuration_path(ctx: click.Context, config_path: Path | None) -> Path:
     from mcp_context_proxy.bridge import configuration_file
 
     return Path(configuration_file(named_path(ctx, config_path), os.environ))
+
+
+def with_servers(config: Config, names: Collection[str]) -> Config:
+    """Return a configuration with some of its servers alone, and without documents.
+
+    Raises `click.ClickException` if there is no server of a name.
+    """
+    from msgspec.structs import replace
+
+    known = (*config.servers, *config.off)
+    if unknown := [name for name in names if name not in known]:
+        there = ", ".join(known) or "none"
+        raise click.ClickException(f"there is no server {unknown[0]!r}; those configured are: {there}")
+    servers = {name: server for name, server in config.servers.items() if name in names}
+    off = {name: why for name, why in config.off.items() if name in names}
+    return replace(config, servers=servers, off=off, documents=())
 
 
 def load_config(

@@ -32,6 +32,7 @@ from mcp_context_proxy.cli import (
     pins,
     run,
     terminal,
+    with_servers,
 )
 from mcp_context_proxy.cli.install import show_change
 from mcp_context_proxy.cli.pins import (
@@ -96,6 +97,7 @@ STYLES: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow",
 
 
 @click.command("check")
+@click.argument("names", metavar="[SERVER...]", nargs=-1)
 @config_option
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings, too.")
 @click.option("--host", metavar="NAME", help="Say what this host cuts, drops or refuses, such as cursor.")
@@ -112,6 +114,7 @@ STYLES: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow",
 @click.pass_context
 def check_command(
     ctx: click.Context,
+    names: tuple[str, ...],
     config_path: Path | None,
     strict: bool,
     host: str | None,
@@ -121,17 +124,17 @@ def check_command(
     offline: bool,
     as_json: bool,
 ) -> None:
-    """Check the configuration, the model, the store and the documents, and start each server once.
+    """Check the configuration, the model, the store and the documents, and start each SERVER once; else all.
 
-    With --host, say also what that host makes of the names, descriptions, lists and results. With --offline,
-    check the configuration and the documents alone, on a machine that has none of the values and programs,
-    such as one that reviews a change of the file. Exits with 1 if there are problems to fix. Warnings do not
-    count, except with --strict.
+    With --host, say also what that host makes of names, descriptions, lists and results. --offline looks at
+    the configuration and the documents alone. Exits with 1 on problems, with --strict also on warnings.
     """
     if host_file and not pin:
         raise click.UsageError("--host-file needs --pin, which it lets write into the file of a host")
     if offline and (pin or host):
         raise click.UsageError("--offline starts no server, so that there is nothing for --pin and --host")
+    if names and (host or offline):
+        raise click.UsageError("--host and --offline are about all servers")
     console, profile = Terminal(io.StringIO()) if as_json else results(), _profile(host, server_name)
     skipped, verdicts, found = list[str](), list[Verdict](), list[Verdict]()
     unknown = dict[str, None]() if offline else None
@@ -139,6 +142,7 @@ def check_command(
     versions: Versions = {}
     try:
         config = load_config(ctx, config_path, complain=False, skipped=skipped, unknown=unknown)
+        config = with_servers(config, names) if names else config
         verdicts += (*_configuration(config), *_dollars(config, offline))
         if unknown:
             message = f"not set here, or not fetched, and assumed to be right: {some_of([*unknown])}"
@@ -156,23 +160,22 @@ def check_command(
             found += _documents(there, load_documents(there.documents, config.limits))
             found += (Verdict(Level.WARNING, name, UNPINNED, TO_PIN) for name in _unpinned(config))
         else:
-            found += run(_check_proxy, config, profile, versions)
+            started = start_once(config, config.servers) if names else None
+            found, versions = started or (run(_check_proxy, config, profile, versions), versions)
             found += _pins(console, config, versions, writing=pin, host_file=host_file)
-    except (ConfigError, StoreError) as error:
-        config, found = None, _failure(error)
+    except StoreError as error:
+        config, found = None, [Verdict(Level.PROBLEM, "store", str(error))]
+    except ConfigError as error:
+        config, found = (
+            None,
+            [Verdict(Level.PROBLEM, "config", str(one), problem=one) for one in error.problems],
+        )
     show(console, found)
     verdicts += found
     status = _summary(console, verdicts, None if offline else config, strict)
     if as_json:
         echo_json(_data(verdicts, config, status))
     ctx.exit(status)
-
-
-def _failure(error: ConfigError | StoreError) -> list[Verdict]:
-    """Return the reasons why there can be no proxy."""
-    if isinstance(error, StoreError):
-        return [Verdict(Level.PROBLEM, "store", str(error))]
-    return [Verdict(Level.PROBLEM, "config", str(one), problem=one) for one in error.problems]
 
 
 def _data(verdicts: Sequence[Verdict], config: Config | None, status: int) -> dict[str, Any]:

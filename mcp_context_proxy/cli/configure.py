@@ -34,6 +34,7 @@ from mcp_context_proxy.cli import (
     json_option,
     run,
     shown,
+    with_servers,
     written_config_option,
 )
 from mcp_context_proxy.cli.install import (
@@ -320,9 +321,7 @@ def add(
     role: RoleName,
 ) -> None:
     """Add a token for NAME and print it. It is shown only now: just its hash is kept."""
-    if unknown := [server for server in servers or () if server not in config.servers]:
-        known = ", ".join(config.servers) or "none"
-        raise click.ClickException(f"there is no server {unknown[0]!r}; those configured are: {known}")
+    with_servers(config, servers or ())
     now = time.time()
     until = None if expires is None else now + expires
     with _tokens(config) as tokens:

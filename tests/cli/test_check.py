@@ -22,6 +22,25 @@ def test_a_working_setup_is_confirmed_with_exit_code_0(run: Run, workshop: Works
     assert done.stdout.endswith("All is well: 2 servers.\n")
 
 
+def test_servers_that_are_named_are_started_alone(run: Run, workshop: Workshop) -> None:
+    desk = workshop.server("desk", tools=[tool("echo")])
+    other = workshop.server("other", tools=[tool("echo")])
+    workshop.server("unset").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
+    config = workshop.config()
+    checked = run("check", "desk", "--config", config)
+    broken = run("check", "unset", "--config", config)
+    unknown = run("check", "disk", "--config", config)
+
+    assert (checked.returncode, broken.returncode, unknown.returncode) == (0, 1, 1)
+    assert "desk: 1 tool" in checked.stdout
+    assert "All is well: 1 server" in checked.stdout
+    assert "NOT_SET_ANYWHERE is not set" in flat(broken.stdout)
+    assert flat(broken.stdout).endswith("1 problem to fix: 0 of 1 server works.")
+    assert (bool(desk.ledger.lines()), bool(other.ledger.lines())) == (True, False)
+    assert "there is no server 'disk'; those configured are:" in unknown.stderr
+    assert "about all servers" in run("check", "desk", "--offline", "--config", config).stderr
+
+
 def test_a_server_that_says_the_same_as_an_older_one_is_named_with_it(run: Run, workshop: Workshop) -> None:
     file, says = workshop.folder / "store.db", "Create a note with a title and a body"
     workshop.server("notes", tools=[tool("create_note", says)])
