@@ -353,12 +353,13 @@ class Engine:
         has, catalog = self._has(index, snapshot), index.words
         if snapshot.hidden:  # no word is corrected to one that only hidden items have, and none left for one
             catalog = cache(partial(index.words_of, index.allowed(Filters(without=snapshot.hidden))))
-        address = address_of(query, index.calls())
+        calls = index.calls(snapshot.hidden)
+        address = address_of(query, calls)
         wanted = query if address is None else address.wanted
         understood = read_query(wanted, has, catalog, self.stands_for, translates)
         if address is not None:
             understood = understood.addressing(address.name, query)
-        read = _Understood(index, question, understood, QueryWords.of(understood, index, address))
+        read = _Understood(index, question, understood, QueryWords.of(understood, index, calls, address))
         # Assigned at once: another thread may read meanwhile, and at worst one of two readings is lost.
         self._latest = (read, *self._latest[: QUERIES_KEPT - 1])
         return read.query, read.words

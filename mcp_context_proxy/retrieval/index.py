@@ -349,13 +349,20 @@ class Index(Struct, frozen=True, eq=False, dict=True):
             shares[sources] += rarity
         return shares / np.float32(sum(idf.values()))
 
-    def calls(self) -> Called:
-        """Return the words by which the sources are called."""
+    def calls(self, hidden: frozenset[tuple[Kind, str]]) -> Called:
+        """Return the words by which the sources are called, but for those with hidden items alone."""
         from mcp_context_proxy.retrieval.needs import called  # noqa: PLC0415 - for searches only
 
-        if not self.called:
-            self.called.append(called(self.keys, [kind == Kind.TOOL for _, kind in self.parts]))
-        return self.called[0]
+        if self.called and not hidden:
+            return self.called[0]
+        names = list(self.keys)
+        if hidden:
+            seen = np.unique(self.sources[self.allowed(Filters(without=hidden))])
+            names = [key if at in seen else "" for at, key in enumerate(names)]
+        words = called(names, [kind == Kind.TOOL for _, kind in self.parts])
+        if not hidden:
+            self.called.append(words)
+        return words
 
     def sketched(self, sketch: Sketch) -> Sketches:
         """Return the sketches of items, in turn of every source, as the first searches need them."""
@@ -494,12 +501,12 @@ class QueryWords(Struct, frozen=True, eq=False):
     """Items whose name the query is."""
 
     @classmethod
-    def of(cls, query: ReadQuery, index: Index, address: Address | None) -> QueryWords:
+    def of(cls, query: ReadQuery, index: Index, calls: Called, address: Address | None) -> QueryWords:
         from mcp_context_proxy.retrieval.needs import addressed  # noqa: PLC0415 - for searches only
 
         lexical = index.lexical.score(query.counted)
         if address is None:
-            named = addressed("".join(query.texts[:1]), index.calls())
+            named = addressed("".join(query.texts[:1]), calls)
             preferred = {at: ADDRESSED if own else ADDRESSED_OTHERWISE for at, own in named.items()}
         else:
             preferred = dict.fromkeys(address.servers, ADDRESSED_ALONE)

@@ -447,8 +447,9 @@ BEFORE_END: Final = 40
 """Characters before such a name in which these are looked for."""
 
 LEAST_LEFT, LEAST_BESIDE_A_NOUN = 2, 3
-"""Telling words of what is wanted: of fewer, the name may be a part of it. So it may sooner where it ends the
-query and is written like any other noun, as in "write the content in the word document"."""
+"""Telling words of what is wanted: of fewer, the name may be a part of it, unless a mark tells it from the
+rest. So it may sooner where it ends the query and is written like any other noun, as in "write the content in
+the word document"."""
 
 
 class Called(Struct, frozen=True):
@@ -517,10 +518,10 @@ def address_of(query: str, words: Called) -> Address | None:
     opening, then = _USED.fullmatch(query[: first.start]), _THEN.match(query, first.end)
     if opening is not None and then is not None:
         wanted = query[then.end() :]
-        is_told = bool(then["link"] and (opening.group() or then["kind"]))
-        is_told = is_told or (_is_whole(first, words) and asks(wanted))
-        is_told = bool(then["mark"]) or (is_told and _is_one(wanted))
-        if is_told and len(telling_places(wanted)) >= LEAST_LEFT:
+        is_marked = bool(then["mark"] or (then["link"] and (opening.group() or then["kind"])))
+        is_told = is_marked or (_is_whole(first, words) and asks(wanted))
+        says_enough = len(telling_places(wanted)) >= (1 if is_marked else LEAST_LEFT)
+        if is_told and says_enough and (then["mark"] or _is_one(wanted)):
             return Address(query[first.start : first.end], wanted, tuple(sorted(first.servers)))
     before = query[max(last.start - BEFORE_END, 0) : last.start]
     if (ending := _BEFORE_END.search(before)) is not None and _AT_END.match(query, last.end):

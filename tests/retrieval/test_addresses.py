@@ -1,9 +1,11 @@
 """Servers that a query names, and what it wants of them."""
 
 import pytest
+from msgspec.structs import replace
 from support.catalogs import snapshot, tool
 from support.tables import each
 
+from mcp_context_proxy.items import Kind
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.needs import Address, address_of, called
 
@@ -29,7 +31,8 @@ def address(query: str) -> Address | None:
         ("github: list the open issues", "list the open issues", ["github"]),
         ("GitHub - list the open issues", "list the open issues", ["github"]),
         ("github list the open issues", "list the open issues", ["github"]),
-        ("github tools for reviewing code", "reviewing code", ["github"]),
+        ("github tools for reviewing", "reviewing", ["github"]),
+        ("github: issues", "issues", ["github"]),
         ("use the github server to list open issues", "list open issues", ["github"]),
         ("Using Slack, send a message", "send a message", ["slack"]),
         ("in notion create a page", "create a page", ["notion-mcp"]),
@@ -109,6 +112,15 @@ def test_a_server_that_is_named_and_may_not_be_searched_changes_nothing_for_the_
     named = engine.search("list all the books on github", hosting, filters).results
 
     assert (named[0].item.name, {one.instructions for one in named}) == ("list_books", {0.0})
+
+
+def test_a_server_of_which_somebody_sees_nothing_is_no_name(engine) -> None:
+    books = tool("list_books", "Lists the books of the library.", server="library")
+    whole = snapshot(books, tool("search_code", "Search for code.", server="github"))
+    part = replace(whole, hidden=frozenset({(Kind.TOOL, "github__search_code")}))
+    seen, unseen = (engine.search("list all the books on GitHub", one) for one in (whole, part))
+
+    assert (seen.read_as, unseen.read_as) == ("list all the books", None)
 
 
 def test_an_exact_name_behind_that_of_its_server_stays_first(engine, hosting) -> None:
